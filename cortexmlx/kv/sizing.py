@@ -1,0 +1,138 @@
+"""How many bytes the KV cache takes, and how many it should get: pure arithmetic, no mlx.
+
+The size of a cache is `(Dk + Dv) * kv_heads * layers * bytes` per token: every layer keeps one key of `Dk` and one
+value of `Dv` numbers per KV head. With `Dk = Dv = d` this is the textbook `2 * L * H * d * T * b` (L=32, H=32, d=128,
+T=8192, b=2: 4 GiB).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cortexmlx.errors import InvalidRequest
+
+TAIL_WIDTH = 16
+"""Columns of the tail: decoded tokens that wait for the next drain, whatever the block size."""
+
+DEFAULT_TOKENS_PER_ROW = 32 * 1024
+"""What one row gets in the default arena, where the model's context allows it."""
+
+DEFAULT_FULL_ROWS = 4
+"""How many rows of that length the default arena holds: memory is shared with every other app."""
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """A number of layers that keep the same keys and values.
+
+    `k_dim` and `v_dim` are numbers per head and token (`v_dim` 0: the value is read from the key's memory, as in latent
+    attention). `window` bounds the tokens such a layer keeps; None keeps them all. `row_bytes` is state per sequence
+    that does not grow with its length (recurrent layers), for all these layers together.
+    """
+
+    layers: int
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None = None
+    row_bytes: int = 0
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, k_dim: int, v_dim: int | None = None, itemsize: int = 2) -> int:
+    """Bytes that one token takes in all `layers`: `(k_dim + v_dim) * kv_heads * layers * itemsize`.
+
+    `v_dim` defaults to `k_dim`. 36 layers, 8 KV heads, d=128 at 2 bytes: 147,456 bytes (144 KiB).
+    """
+    return (k_dim + (k_dim if v_dim is None else v_dim)) * kv_heads * layers * itemsize
+
+
+def shape_bytes_per_token(shapes: Iterable[KVShape], itemsize: int = 2) -> int:
+    """Bytes of one token in every layer group, while it is inside every window."""
+    return sum(kv_bytes_per_token(s.layers, s.kv_heads, s.k_dim, s.v_dim, itemsize) for s in shapes)
+
+
+def shape_bytes(shapes: Iterable[KVShape], tokens: int, itemsize: int = 2) -> int:
+    """Bytes of one sequence of `tokens`: a windowed layer keeps at most its window, a recurrent one its fixed state."""
+    return sum(
+        kv_bytes_per_token(s.layers, s.kv_heads, s.k_dim, s.v_dim, itemsize)
+        * (tokens if s.window is None else min(tokens, s.window))
+        + s.row_bytes
+        for s in shapes
+    )
+
+
+def tokens_that_fit(shapes: Iterable[KVShape], available: int, itemsize: int = 2) -> int | None:
+    """The longest single sequence that fits `available` bytes; None where length costs nothing beyond the windows."""
+    shapes = tuple(shapes)
+    growing = shape_bytes_per_token((s for s in shapes if s.window is None), itemsize)
+    widest = max((s.window for s in shapes if s.window is not None), default=0)
+    beyond = available - shape_bytes(shapes, widest, itemsize)
+    if beyond >= 0:
+        return widest + beyond // growing if growing else None
+    low, high = 0, widest
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if shape_bytes(shapes, middle, itemsize) <= available else (low, middle)
+    return low
+
+
+def tail_bytes(shapes: Iterable[KVShape], rows: int, itemsize: int = 2, width: int = TAIL_WIDTH) -> int:
+    """Bytes of the tail for `rows` active rows: `width` tokens of every layer per row."""
+    return rows * width * shape_bytes_per_token(shapes, itemsize)
+
+
+def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:
+    """Bytes of one step's logits: `[rows, vocab_size]`, in float32 where they are sampled."""
+    return rows * vocab_size * itemsize
+
+
+def default_kv_tokens(context: int, max_rows: int) -> int:
+    """Tokens of the default arena: `min(context, 32k) * min(max_rows, 4)`."""
+    return min(context, DEFAULT_TOKENS_PER_ROW) * min(max_rows, DEFAULT_FULL_ROWS)
+
+
+def default_kv_bytes(bytes_per_token: int, context: int, max_rows: int, working_set: int, reserved: int) -> int:
+    """Bytes of the default arena: `default_kv_tokens`, at most half of what the machine has left.
+
+    `working_set` is what the device recommends to use in all; `reserved` what weights, tails and logits take of it.
+    0 means that nothing is left.
+    """
+    room = max(working_set - reserved, 0) // 2
+    return min(default_kv_tokens(context, max_rows) * bytes_per_token, room)
+
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{p}{s}": 1024**i for i, p in enumerate("kmgt", 1) for s in ("", "ib")},
+    **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of "4GB" (10**9), "4GiB" or "4G" (2**30), "512MB", "1.5GiB" or a plain number of bytes.
+
+    Raises InvalidRequest for anything else, and for sizes below one byte.
+    """
+    match = _SIZE.fullmatch(str(text))
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise InvalidRequest(f"{text!r} is not a size: write 4GB, 512MB, 1.5GiB or a number of bytes")
+    size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size < 1:
+        raise InvalidRequest(f"{text!r} is less than one byte: write 4GB, 512MB, 1.5GiB or a number of bytes")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """A size for people, in binary units and at most three digits after 1000: `144 KiB`, `4 GiB`, `1.25 GiB`, `0 B`."""
+    size = float(size)
+    exponent = 0 if abs(size) < 1024 else min(int(math.log2(abs(size)) / 10), 4)
+    scaled = size / 1024**exponent
+    digits = 0 if exponent == 0 or abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+    number = f"{scaled:.{digits}f}"
+    return f"{number.rstrip('0').rstrip('.') if digits else number} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
