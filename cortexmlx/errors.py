@@ -1,0 +1,37 @@
+"""Every error a user can meet. The message has the numbers and the next step."""
+
+
+class CortexError(Exception):
+    """Base of all errors that cortexmlx raises on purpose: one line that says what happened and what to do next."""
+
+
+class KVCacheFull(CortexError):
+    """The KV arena has no room for what was asked: shorten the prompt, raise the KV memory, or wait."""
+
+
+class KVBlockError(CortexError, ValueError):
+    """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, bad count."""
+
+
+class ModelNotFound(CortexError):
+    """No model under that name: a missing path, an unknown hub id, or no network."""
+
+
+class ModelCorrupt(CortexError):
+    """The model's files are there but cannot be read: truncated, damaged or inconsistent."""
+
+
+class ModelUnsupported(CortexError):
+    """The model's files are fine, but this version cannot run that architecture, tensor type or quantization."""
+
+
+class PromptTooLong(CortexError):
+    """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena."""
+
+
+class InvalidRequest(CortexError, ValueError):
+    """The request itself is wrong: an empty prompt, or sampling parameters out of range."""
+
+
+class EngineClosed(CortexError):
+    """The engine was closed, or its thread failed, before the request could finish."""
