@@ -1,0 +1,600 @@
+"""KVBlockAllocator, judged by a plain list of blocks with an owner each."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from cortexmlx.bench import allocator as bench
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
+from cortexmlx.kv import allocator as allocator_module
+from cortexmlx.kv import freeruns as freeruns_module
+from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Random histories against a list of booleans, which finds runs by walking them."""
+
+    used: list[bool]
+    runs: list[KVHandle]  # what the user holds; no two share a block
+
+    @initialize(total=st.integers(1, 80))
+    def start(self, total: int) -> None:
+        self.allocator = KVBlockAllocator(total)
+        self.used = [False] * total
+        self.runs = []
+
+    def free_run_lengths(self) -> list[int]:
+        return [len(list(blocks)) for used, blocks in itertools.groupby(self.used) if not used]
+
+    def mark(self, start: int, stop: int, used: bool) -> None:
+        assert self.used[start:stop] == [not used] * (stop - start), "blocks changed hands twice"
+        self.used[start:stop] = [used] * (stop - start)
+
+    def draw_run(self, data: st.DataObject) -> KVHandle:
+        return self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
+
+    @rule(data=st.data())
+    def allocate(self, data: st.DataObject) -> None:
+        n = data.draw(st.integers(1, max(self.free_run_lengths(), default=0) + 2))
+        fits = any(length >= n for length in self.free_run_lengths())
+        if fits:
+            run = self.allocator.allocate(n)
+            assert run.count == n
+            self.mark(run.start, run.stop, True)
+            self.runs.append(run)
+        else:
+            with pytest.raises(KVCacheFull):
+                self.allocator.allocate(n)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), n=st.integers(1, 20))
+    def extend(self, data: st.DataObject, n: int) -> None:
+        run = self.draw_run(data)
+        fits = self.used[run.stop : run.stop + n] == [False] * n
+        longer = self.allocator.extend(run, n)
+        if fits:
+            assert longer == KVHandle(run.start, run.count + n)
+            self.mark(run.stop, run.stop + n, True)
+            run = longer
+        else:
+            assert longer is None
+        self.runs.append(run)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        run = self.draw_run(data)
+        keep = data.draw(st.integers(0, run.count))
+        shorter = self.allocator.trim(run, keep)
+        assert shorter == KVHandle(run.start, keep)
+        self.mark(run.start + keep, run.stop, False)
+        if keep:
+            self.runs.append(shorter)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def free_a_whole_run(self, data: st.DataObject) -> None:
+        run = self.draw_run(data)
+        self.allocator.free(run)
+        self.mark(run.start, run.stop, False)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def free_a_part_of_a_run(self, data: st.DataObject) -> None:
+        run = self.draw_run(data)
+        start = data.draw(st.integers(run.start, run.stop - 1))
+        stop = data.draw(st.integers(start + 1, run.stop))
+        self.allocator.free(KVHandle(start, stop - start))
+        self.mark(start, stop, False)
+        rests = (KVHandle(run.start, start - run.start), KVHandle(stop, run.stop - stop))
+        self.runs += [rest for rest in rests if rest.count]
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def free_neighbouring_runs_together(self, data: st.DataObject) -> None:
+        first = self.draw_run(data)
+        by_start = {run.start: run for run in self.runs}
+        stop = first.stop
+        while stop in by_start:
+            neighbour = by_start[stop]
+            self.runs.remove(neighbour)
+            stop = neighbour.stop
+        self.allocator.free(KVHandle(first.start, stop - first.start))
+        self.mark(first.start, stop, False)
+
+    @precondition(lambda self: not all(self.used))
+    @rule(data=st.data(), before=st.integers(0, 5), after=st.integers(1, 6))
+    def blocks_that_are_not_allocated_are_refused(self, data: st.DataObject, before: int, after: int) -> None:
+        hole = data.draw(st.sampled_from([block for block, used in enumerate(self.used) if not used]))
+        start, stop = max(0, hole - before), min(len(self.used), hole + after)
+        handle = KVHandle(start, stop - start)
+        for call in (
+            lambda: self.allocator.free(handle),
+            lambda: self.allocator.trim(handle, 0),
+            lambda: self.allocator.extend(handle, 1),
+        ):
+            with pytest.raises(KVBlockError, match="not allocated"):
+                call()
+
+    @precondition(lambda self: len(self.used) < 200)
+    @rule(n=st.integers(1, 30))
+    def grow(self, n: int) -> None:
+        self.allocator.grow(n)
+        self.used += [False] * n
+
+    @rule(n=st.integers(1, 30))
+    def shrink(self, n: int) -> None:
+        if n < len(self.used) and not any(self.used[-n:]):
+            self.allocator.shrink(n)
+            del self.used[-n:]
+        else:
+            with pytest.raises(KVBlockError):
+                self.allocator.shrink(n)
+
+    @invariant()
+    def agrees_with_the_list(self) -> None:
+        lengths = self.free_run_lengths()
+        free, largest = sum(lengths), max(lengths, default=0)
+        assert self.allocator.block_map() == "".join("X" if used else "." for used in self.used)
+        assert self.allocator.total_blocks == len(self.used)
+        assert (self.allocator.free_blocks, self.allocator.used_blocks) == (free, len(self.used) - free)
+        assert sum(run.count for run in self.runs) == self.allocator.used_blocks
+        assert self.allocator.largest_free_run == largest
+        assert self.allocator.fragmentation() == (1 - largest / free if free else 0)
+        assert [run.count for run in self.allocator.free_runs()] == lengths
+        assert self.allocator.free_blocks_at_end == (lengths[-1] if not self.used[-1] else 0)
+        self.allocator.check_invariants()
+
+
+TestAllocatorMachine = AllocatorMachine.TestCase
+TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.slow
+def test_allocator_agrees_with_the_list_in_long_histories() -> None:
+    run_state_machine_as_test(
+        AllocatorMachine, settings=settings(max_examples=1000, stateful_step_count=100, deadline=None)
+    )
+
+
+def churn(total: int, operations: int, longest: int, seed: int) -> None:
+    """Random calls with every result checked against a bytearray of used blocks; in the end everything is free."""
+    rng = random.Random(seed)
+    allocator = KVBlockAllocator(total)
+    used = bytearray(total)
+    runs: list[KVHandle] = []
+
+    def take(start: int, n: int) -> None:
+        assert used[start : start + n] == bytes(n), "a block has two owners"
+        used[start : start + n] = b"\x01" * n
+
+    def give_back(start: int, n: int) -> None:
+        used[start : start + n] = bytes(n)
+
+    for step in range(operations):
+        choice = rng.random()
+        if choice < 0.5 or not runs:
+            n = rng.randint(1, longest)
+            if bytes(n) in used:
+                run = allocator.allocate(n)
+                take(run.start, n)
+                runs.append(run)
+            else:
+                with pytest.raises(KVCacheFull):
+                    allocator.allocate(n)
+                choice = 1.0  # make room instead
+        if choice >= 0.5 and runs:
+            at = rng.randrange(len(runs))
+            runs[at], runs[-1] = runs[-1], runs[at]
+            run = runs.pop()
+            if choice < 0.65:
+                n = rng.randint(1, longest)
+                longer = allocator.extend(run, n)
+                assert (longer is not None) == (used[run.stop : run.stop + n] == bytes(n))
+                if longer is not None:
+                    take(run.stop, n)
+                runs.append(longer or run)
+            elif choice < 0.75:
+                keep = rng.randint(1, run.count)
+                give_back(run.start + keep, run.count - keep)
+                runs.append(allocator.trim(run, keep))
+            elif choice < 0.85 and run.count > 2:
+                allocator.free(KVHandle(run.start + 1, run.count - 2))
+                give_back(run.start + 1, run.count - 2)
+                runs += [KVHandle(run.start, 1), KVHandle(run.stop - 1, 1)]
+            else:
+                allocator.free(run)
+                give_back(run.start, run.count)
+                with pytest.raises(KVBlockError):
+                    allocator.free(run)
+        if step % 997 == 0:
+            assert allocator.block_map().encode() == bytes(used).translate(bytes.maketrans(b"\x00\x01", b".X"))
+            assert allocator.used_blocks == used.count(1) == sum(run.count for run in runs)
+            allocator.check_invariants()
+    rng.shuffle(runs)
+    for run in runs:
+        allocator.free(run)
+    allocator.check_invariants()
+    assert allocator.free_runs() == [KVHandle(0, total)]
+    assert allocator.free_blocks == allocator.largest_free_run == total
+
+
+def test_twenty_thousand_random_operations_lose_no_block() -> None:
+    churn(total=2048, operations=20_000, longest=64, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("total", "longest"), [(4096, 64), (20_000, 3000)])
+def test_a_million_random_operations_lose_no_block(total: int, longest: int) -> None:
+    churn(total, operations=1_000_000, longest=longest, seed=2)
+
+
+def test_the_shortest_run_that_fits_is_taken_across_groups_of_lengths() -> None:
+    # Lengths on both sides of 1,024 and 2,048, where the coarse bitmap takes over.
+    lengths = [1, 2, 1022, 1023, 1024, 1025, 2047, 2048, 2049, 5000]
+    order = random.Random(3).sample(lengths, len(lengths))
+    allocator = KVBlockAllocator(sum(lengths) + len(lengths))
+    start_of = {}
+    for length in order:
+        run = allocator.allocate(length + 1)
+        start_of[length] = run.start
+    assert allocator.free_blocks == 0
+    for length in order:
+        allocator.free(KVHandle(start_of[length], length))
+    for n in (1, 2, 3, 1022, 1023, 1024, 1025, 1026, 2047, 2048, 2049, 2050, 5000):
+        best = min(length for length in lengths if length >= n)
+        run = allocator.allocate(n)
+        assert run == KVHandle(start_of[best], n)
+        allocator.free(run)
+    with pytest.raises(KVCacheFull):
+        allocator.allocate(5001)
+    allocator.check_invariants()
+
+
+def test_the_same_history_gives_the_same_blocks() -> None:
+    def history() -> list[KVHandle]:
+        rng = random.Random(7)
+        allocator, runs, given = KVBlockAllocator(5000), [], []
+        for _ in range(3000):
+            n = rng.randint(1, 64)
+            if n <= allocator.largest_free_run and rng.random() < 0.55:
+                runs.append(allocator.allocate(n))
+                given.append(runs[-1])
+            elif runs:
+                allocator.free(runs.pop(rng.randrange(len(runs))))
+        return given
+
+    assert history() == history()
+
+
+def lines_run(call: Any, *arguments: Any) -> int:
+    """Lines of the allocator that one call executes: its cost without a clock."""
+    files = {allocator_module.__file__, freeruns_module.__file__}
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(*arguments)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_call_runs_as_many_lines_at_a_million_blocks_as_at_a_thousand() -> None:
+    def cost(total: int) -> list[int]:
+        """Every second block is free, and the last 64: the worst case of a scan."""
+        allocator = KVBlockAllocator(total)
+        allocator.allocate(total)
+        for block in range(0, total - 65, 2):
+            allocator.free(KVHandle(block, 1))
+        allocator.free(KVHandle(total - 64, 64))
+        run = KVHandle(total - 64, 63)
+        return [
+            lines_run(allocator.allocate, 63),
+            lines_run(allocator.extend, run, 1),
+            lines_run(allocator.trim, KVHandle(run.start, 64), 10),
+            lines_run(allocator.free, KVHandle(run.start, 10)),
+            lines_run(lambda: allocator.largest_free_run),
+        ]
+
+    at_a_thousand, at_a_million = cost(1_000), cost(1_000_000)
+    assert at_a_thousand == at_a_million
+    assert max(at_a_million) < 60
+
+
+@pytest.mark.parametrize("total", [1, 2, 1023, 1024, 1025, 1_000_000])
+def test_the_whole_arena_is_one_run(total: int) -> None:
+    allocator = KVBlockAllocator(total)
+    assert allocator.largest_free_run == allocator.free_blocks == total
+    run = allocator.allocate(total)
+    assert run == KVHandle(0, total)
+    assert (allocator.free_blocks, allocator.used_blocks, allocator.largest_free_run) == (0, total, 0)
+    assert allocator.fragmentation() == 0.0
+    allocator.free(run)
+    assert allocator.largest_free_run == total
+
+
+def test_freed_blocks_really_come_back() -> None:
+    # A free list under a name that drifted (free_block, free_blocks) only shows when evicted blocks are needed again.
+    allocator = KVBlockAllocator(96)
+    rng = random.Random(11)
+    for _ in range(50):
+        runs = [allocator.allocate(n) for n in (1, 31, 32, 2, 30)]
+        assert allocator.free_blocks == 0
+        blocks = [block for run in runs for block in range(run.start, run.stop)]
+        assert sorted(blocks) == list(range(96))
+        for freed, block in enumerate(rng.sample(blocks, 96), start=1):
+            allocator.free(KVHandle(block, 1))
+            assert allocator.free_blocks == freed
+        assert allocator.largest_free_run == 96
+
+
+def test_a_misspelled_attribute_cannot_be_set() -> None:
+    allocator = KVBlockAllocator(4)
+    with pytest.raises(AttributeError):
+        allocator.free_block = 3  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        allocator.free_blocks = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 17, 33, 63, 65, 1000])
+def test_a_handle_has_exactly_the_blocks_asked_for(n: int) -> None:
+    allocator = KVBlockAllocator(2000)
+    run = allocator.allocate(n)
+    assert (run.count, run.stop - run.start, allocator.used_blocks) == (n, n, n)
+
+
+def test_handles_are_immutable_and_empty_ones_own_nothing() -> None:
+    allocator = KVBlockAllocator(8)
+    run = allocator.allocate(4)
+    with pytest.raises(AttributeError):
+        run.count = 8  # type: ignore[misc]
+    empty = allocator.trim(run, 0)
+    assert empty == KVHandle(0, 0)
+    assert allocator.used_blocks == 0
+    allocator.free(empty)
+    with pytest.raises(KVBlockError, match="allocate a new run"):
+        allocator.extend(empty, 1)
+    assert allocator.used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [(101, "can never hold it"), (60, "wait for running requests"), (21, "several shorter runs")],
+)
+def test_a_full_arena_says_how_much_was_asked_free_and_in_one_run(asked: int, advice: str) -> None:
+    allocator = KVBlockAllocator(100)
+    allocator.allocate(100)
+    for start in (0, 40):
+        allocator.free(KVHandle(start, 20))
+    with pytest.raises(KVCacheFull, match=f"run of {asked} .* 40 of 100 are free .* has 20: .*{advice}") as caught:
+        allocator.allocate(asked)
+    assert isinstance(caught.value, CortexError)
+    assert allocator.block_map(20) == "\n".join(["." * 20, "X" * 20, "." * 20, "X" * 20, "X" * 20])
+
+
+def test_a_double_free_is_refused_with_the_block_and_changes_nothing() -> None:
+    allocator = KVBlockAllocator(10)
+    run = allocator.allocate(6)
+    allocator.free(KVHandle(2, 1))
+    with pytest.raises(KVBlockError, match="block 2 of the run 0 to 5 is not allocated"):
+        allocator.free(run)
+    assert allocator.block_map() == "XX.XXX...."
+
+
+@pytest.mark.parametrize("handle", [KVHandle(-1, 2), KVHandle(9, 2), KVHandle(10, 1), KVHandle(3, -1)])
+def test_blocks_outside_the_arena_are_refused(handle: KVHandle) -> None:
+    allocator = KVBlockAllocator(10)
+    allocator.allocate(10)
+    for call in (allocator.free, lambda run: allocator.trim(run, 0), lambda run: allocator.extend(run, 1)):
+        with pytest.raises(KVBlockError, match="arena of 10 blocks"):
+            call(handle)
+    assert allocator.used_blocks == 10
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_counts_below_one_are_refused(n: int) -> None:
+    allocator = KVBlockAllocator(10)
+    run = allocator.allocate(4)
+    for call in (
+        allocator.allocate,
+        allocator.grow,
+        allocator.shrink,
+        allocator.block_map,
+        KVBlockAllocator,
+        lambda count: allocator.extend(run, count),
+    ):
+        with pytest.raises(KVBlockError):
+            call(n)
+    for keep in (-1, 5):
+        with pytest.raises(KVBlockError, match="of 4 blocks"):
+            allocator.trim(run, keep)
+    assert (allocator.total_blocks, allocator.used_blocks) == (10, 4)
+
+
+def test_numpy_integers_count_as_integers() -> None:
+    allocator = KVBlockAllocator(np.int32(3000))
+    run = allocator.allocate(np.int64(1500))
+    assert type(run.start) is int and type(run.count) is int
+    longer = allocator.extend(KVHandle(np.int32(0), np.int32(1500)), np.int32(2))
+    assert longer == KVHandle(0, 1502)
+    allocator.free(KVHandle(np.int32(0), np.int32(1502)))
+    allocator.check_invariants()
+    assert allocator.largest_free_run == 3000
+
+
+def test_growing_lengthens_the_last_free_run_and_shrinking_stops_at_the_last_used_block() -> None:
+    allocator = KVBlockAllocator(4)
+    run = allocator.allocate(3)
+    allocator.grow(4)
+    assert allocator.allocate(5) == KVHandle(3, 5)
+    allocator.free(KVHandle(4, 4))
+    assert allocator.free_blocks_at_end == 4
+    with pytest.raises(KVBlockError, match="only the last 4 are free"):
+        allocator.shrink(5)
+    allocator.shrink(4)
+    assert (allocator.total_blocks, allocator.block_map()) == (4, "XXXX")
+    allocator.free(KVHandle(0, 4))
+    with pytest.raises(KVBlockError, match="at least one"):
+        allocator.shrink(4)
+    assert allocator.extend(allocator.allocate(run.count), 1) == KVHandle(0, 4)
+    allocator.check_invariants()
+
+
+def test_invariants_notice_damage() -> None:
+    def damaged(damage: Any) -> KVBlockAllocator:
+        allocator = KVBlockAllocator(20)
+        allocator.allocate(20)
+        for start in (2, 6, 10):
+            allocator.free(KVHandle(start, 2))
+        allocator.check_invariants()
+        damage(allocator)
+        return allocator
+
+    def lose_a_block(allocator: KVBlockAllocator) -> None:
+        allocator._flags[2] = 1
+
+    def miscount(allocator: KVBlockAllocator) -> None:
+        allocator._free_blocks += 1
+
+    def lose_a_run(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs.remove(6)
+
+    def break_a_link(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._previous[2] = 10
+
+    def break_a_tag(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._length[7] = 1
+
+    def break_the_bitmaps(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._fine[0] |= 1 << 5
+
+    for damage in (lose_a_block, miscount, lose_a_run, break_a_link, break_a_tag, break_the_bitmaps):
+        with pytest.raises(AssertionError):
+            damaged(damage).check_invariants()
+
+
+def hammer(allocator: KVBlockAllocator, threads: int, operations: int) -> list[BaseException]:
+    """Threads that allocate, extend, trim and free at random; each stamps its blocks and finds its stamp again."""
+    owner = [0] * allocator.total_blocks
+    failures: list[BaseException] = []
+    together = threading.Barrier(threads)
+
+    def stamp(start: int, stop: int, before: int, after: int) -> None:
+        assert owner[start:stop] == [before] * (stop - start), f"blocks {start} to {stop} have another owner"
+        owner[start:stop] = [after] * (stop - start)
+
+    def work(me: int) -> None:
+        rng, runs = random.Random(me), []
+        try:
+            together.wait()
+            for _ in range(operations):
+                choice = rng.random()
+                if choice < 0.5 or not runs:
+                    try:
+                        runs.append(allocator.allocate(rng.randint(1, 16)))
+                    except KVCacheFull:
+                        continue
+                    stamp(runs[-1].start, runs[-1].stop, 0, me)
+                    continue
+                run = runs.pop(rng.randrange(len(runs)))
+                if choice < 0.65:
+                    longer = allocator.extend(run, 2)
+                    if longer:
+                        stamp(run.stop, longer.stop, 0, me)
+                    runs.append(longer or run)
+                elif choice < 0.75:
+                    keep = rng.randint(1, run.count)
+                    stamp(run.start + keep, run.stop, me, 0)
+                    runs.append(allocator.trim(run, keep))
+                elif choice < 0.8:
+                    assert 0.0 <= allocator.fragmentation() <= 1.0
+                    assert len(allocator.block_map()) == len(owner)
+                    allocator.check_invariants()
+                    runs.append(run)
+                else:
+                    stamp(run.start, run.stop, me, 0)
+                    allocator.free(run)
+            for run in runs:
+                stamp(run.start, run.stop, me, 0)
+                allocator.free(run)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(me,), daemon=True) for me in range(1, threads + 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+        assert not worker.is_alive(), "a thread hangs"
+    return failures
+
+
+@pytest.fixture
+def frantic_switching() -> Any:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frantic_switching")
+def test_hammering_threads_share_no_block_and_lose_none() -> None:
+    allocator = KVBlockAllocator(512)
+    assert hammer(allocator, threads=8, operations=3000) == []
+    allocator.check_invariants()
+    assert allocator.free_runs() == [KVHandle(0, 512)]
+
+
+class NoLock:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.usefixtures("frantic_switching")
+def test_the_hammer_breaks_an_allocator_without_a_lock() -> None:
+    for _ in range(20):
+        allocator = KVBlockAllocator(512)
+        allocator._lock = NoLock()  # type: ignore[assignment]
+        if hammer(allocator, threads=8, operations=800):
+            return
+    pytest.fail("the hammer is too gentle to notice that there is no lock")
+
+
+def test_the_benchmark_measures_every_size_and_contestant() -> None:
+    result = bench.AllocatorBench(
+        bench.measure_churn(sizes=(500, 1000), repeats=2, calls=60), bench.measure_scans(total_blocks=1000, repeats=2)
+    )
+    assert [row.total_blocks for row in result.churn] == [500, 1000]
+    assert all(0.2 < row.fragmentation < 1 and row.median_us > 0 for row in result.churn)
+    assert result.growth == result.churn[1].median_us / result.churn[0].median_us
+    text = bench.report(result)
+    assert all(f"| {name} | " in text for name, _ in bench.SCANS)
+    assert result.scans[0].name == "KVBlockAllocator"
