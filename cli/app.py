@@ -1,0 +1,72 @@
+"""The commands and their order in `cortexmlx --help`."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cortexmlx import __version__
+from cortexmlx.cli.generate import generate
+from cortexmlx.cli.start import exit_codes
+
+EXAMPLES = """\
+\b
+Examples:
+  cortexmlx chat                                  talk to the starter model
+  cortexmlx generate smollm2 -p "Why is the sky blue?"
+  cat notes.txt | cortexmlx generate -p "Summarise this."
+  cortexmlx batch smollm2 questions.jsonl -o answers.jsonl
+  cortexmlx plan mlx-community/Qwen3-8B-4bit      what fits in this machine
+"""
+
+
+class Commands(TyperGroup):
+    """The top command; whatever ends a subcommand becomes an exit code here."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which they were added, not by name."""
+        return list(self.commands)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand."""
+        with exit_codes(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Language models on Apple Silicon, in one process with a paged KV arena.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"cortexmlx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the log.")] = False,
+) -> None:
+    """What holds for all commands."""
+
+
+app.command("generate")(generate)
+
+if importlib.util.find_spec("cortexmlx.bench.command"):
+    from cortexmlx.bench.command import bench
+
+    app.command("bench")(bench)

@@ -1,0 +1,63 @@
+"""Where output goes: results to stdout, everything else to stderr, plain text wherever nobody would see colours."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """True if a person looks at `stream`, and the terminal can do more than print lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def stdout() -> Console:
+    """A rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False)
+
+
+def stderr() -> Console:
+    """A rich console on stderr, for progress and notes."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr, highlight=False)
+
+
+def note(message: str) -> None:
+    """One line for the user that is not a result."""
+    print(f"cortexmlx: {message}", file=sys.stderr)
+
+
+def error(message: str) -> None:
+    """The one or two lines that say what went wrong and what next."""
+    if is_terminal(sys.stderr) and not os.environ.get("NO_COLOR"):
+        print(f"\x1b[1;31merror:\x1b[0m {message}", file=sys.stderr)
+    else:
+        print(f"error: {message}", file=sys.stderr)
+
+
+def harden_streams() -> None:
+    """Characters that the terminal's encoding lacks print as `?` instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def silence_stdout() -> None:
+    """The reader of stdout has gone: let nothing, not even the interpreter's last flush, complain about it."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+def show_cursor() -> None:
+    """Undo what a progress display did to the cursor."""
+    if is_terminal(sys.stderr):
+        os.write(2, b"\x1b[?25h\n")

@@ -1,0 +1,62 @@
+"""Opening an engine for a command: the one place of the command line that leads to mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli import console
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to open the engine; the names and meanings are those of `cortexmlx.Engine`."""
+
+    model: str
+    kv_memory: int | None = None
+    block_size: int = 32
+    max_rows: int = 16
+    attention: str = "auto"
+
+
+@contextmanager
+def open_engine(options: EngineOptions) -> Iterator[Engine]:
+    """Load the model with a progress bar on stderr, and close the engine when the command is done with it."""
+    with loading(options.model) as on_progress:
+        from cortexmlx.engine import Engine
+
+        engine = Engine(
+            options.model,
+            kv_memory=options.kv_memory,
+            block_size=options.block_size,
+            max_rows=options.max_rows,
+            attention=options.attention,
+            on_progress=on_progress,
+        )
+    with engine:
+        yield engine
+
+
+@contextmanager
+def loading(model: str) -> Iterator[Callable[[str, float], None] | None]:
+    """A progress bar that goes away when the model is there. Only where a person looks: a pipe gets nothing."""
+    import sys
+
+    if not console.is_terminal(sys.stderr):
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=console.stderr(), transient=True) as progress:
+        task = progress.add_task(f"loading {model}", total=None)
+
+        def show(what: str, fraction: float) -> None:
+            progress.update(task, description=f"{what} {model}", total=1.0, completed=fraction)
+
+        yield show

@@ -1,0 +1,147 @@
+"""`cortexmlx generate`: one prompt in, one answer out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cortexmlx.cli import console, options
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli.text import clean, gather_prompt
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import Completion, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine, RequestHandle
+
+
+def generate(
+    model: options.Model = None,
+    model_option: options.ModelOption = None,
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 256,
+    temp: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    raw: Annotated[
+        bool, typer.Option("--raw/--chat", help="The prompt as it is, or through the chat template.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    kv_memory: options.KVMemory = None,
+    block_size: options.BlockSize = 32,
+    attention: options.Attention = "auto",
+) -> None:
+    """Answer one prompt, from -p, from stdin, or both.
+
+    The prompt goes through the model's chat template, where it has one. The answer streams to stdout.
+    """
+    params = options.checked(
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temp,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+    )
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    chosen = engines.EngineOptions(
+        model=options.model_name(model, model_option),
+        kv_memory=options.memory_size(kv_memory),
+        block_size=block_size,
+        max_rows=1,
+        attention=attention,
+    )
+    text = gather_prompt(prompt or [])
+    if not text:
+        raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
+    with engines.open_engine(chosen) as engine:
+        handle = engine.submit(conversation(engine, text, system, raw), params)
+        completion = collect(handle) if as_json else stream(handle)
+    if as_json:
+        print(json.dumps(record(completion), ensure_ascii=False))
+    elif console.is_terminal(sys.stderr):
+        console.note(summary(completion))
+    if completion.finish_reason is FinishReason.CANCELLED:
+        raise KeyboardInterrupt
+
+
+def conversation(engine: Engine, text: str, system: str | None, raw: bool) -> str | list[dict[str, object]]:
+    """What to submit: messages for a model with a chat template, else the plain text."""
+    if raw or not engine.info.chat_template:
+        if system is not None:
+            raise InvalidRequest(
+                f"{engine.info.name} has no chat template, so --system has no place: put it into the prompt"
+            )
+        return text
+    messages: list[dict[str, object]] = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
+    return messages
+
+
+def stream(handle: RequestHandle) -> Completion:
+    """Print the answer piece by piece; Ctrl-C ends it where it is."""
+    try:
+        for event in handle:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        handle.cancel()
+    except BrokenPipeError:
+        handle.cancel()
+        raise
+    print(flush=True)
+    return handle.result()
+
+
+def collect(handle: RequestHandle) -> Completion:
+    """Wait for the answer; Ctrl-C keeps what there is."""
+    try:
+        return handle.result()
+    except KeyboardInterrupt:
+        handle.cancel()
+        return handle.result()
+
+
+def record(completion: Completion) -> dict[str, object]:
+    """The completion for `--json`."""
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason.value,
+        "usage": {**asdict(completion.usage), "total_tokens": completion.usage.total_tokens},
+        "timings": asdict(completion.timings),
+    }
+
+
+def summary(completion: Completion) -> str:
+    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
+    usage, timings = completion.usage, completion.timings
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    parts = [
+        f"{usage.completion_tokens} token{'s' * (usage.completion_tokens != 1)}",
+        f"{timings.decode_tokens_per_second:.1f} tok/s",
+        f"TTFT {timings.ttft * 1000:.0f} ms",
+        f"prompt {usage.prompt_tokens} tok{cached}",
+    ]
+    if completion.finish_reason is FinishReason.LENGTH:
+        parts.append("stopped at --max-tokens")
+    return " · ".join(parts)
