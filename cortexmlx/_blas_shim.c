@@ -1,0 +1,30 @@
+/* Forwards the three CBLAS products that MLX's CPU build calls to OpenBLAS under the prefixed names that the
+   scipy-openblas32 package exports. Loaded with RTLD_GLOBAL after that library and before MLX, these definitions are
+   found first and take the place of the reference BLAS that MLX brings along. No Python in here: loaded by ctypes. */
+
+typedef int blasint;
+
+extern void scipy_cblas_sgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, float alpha,
+                              const float *a, blasint lda, const float *b, blasint ldb, float beta, float *c,
+                              blasint ldc);
+extern void scipy_cblas_dgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, double alpha,
+                              const double *a, blasint lda, const double *b, blasint ldb, double beta, double *c,
+                              blasint ldc);
+extern void scipy_cblas_cgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, const void *alpha,
+                              const void *a, blasint lda, const void *b, blasint ldb, const void *beta, void *c,
+                              blasint ldc);
+
+void cblas_sgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, float alpha, const float *a,
+                 blasint lda, const float *b, blasint ldb, float beta, float *c, blasint ldc) {
+    scipy_cblas_sgemm(order, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_dgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, double alpha, const double *a,
+                 blasint lda, const double *b, blasint ldb, double beta, double *c, blasint ldc) {
+    scipy_cblas_dgemm(order, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_cgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, const void *alpha, const void *a,
+                 blasint lda, const void *b, blasint ldb, const void *beta, void *c, blasint ldc) {
+    scipy_cblas_cgemm(order, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}

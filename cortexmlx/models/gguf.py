@@ -1,0 +1,170 @@
+"""A GGUF file into mlx-lm's own model class, its quantized layers staying quantized.
+
+MLX's loader reads the tensor types below and hands out packed weights with scales and biases, which are exactly the
+parameters of MLX's quantized layers (groups of 32): nothing is rounded again. What is left to do is naming, and undoing the
+row order in which converters store the query and key projections of the llama architecture.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models.gguf_config import model_config
+from cortexmlx.models.gguf_file import GGUFHeader, read_header
+from cortexmlx.models.gguf_tokenizer import build_tokenizer
+from cortexmlx.models.tokenizer import Tokenizer
+
+GROUP_SIZE = 32
+QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+FLOAT_TYPES = ("F32", "F16", "BF16")
+
+_GLOBAL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)")
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def load_gguf(path: Path) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:
+    """Model, tokenizer, config and notes of the GGUF file at `path`; weights are evaluated on this thread.
+
+    Raises ModelCorrupt for a damaged file and ModelUnsupported for a tensor type, architecture or pre-tokenizer that is
+    not served, both before any tensor is read.
+    """
+    header = read_header(path)
+    config = model_config(header)
+    _check_tensor_types(header)
+    names = {tensor: _parameter_name(tensor, header) for tensor in header.tensors if tensor != ROPE_FACTORS}
+    tokenizer, notes = build_tokenizer(header, config["vocab_size"])
+    config["eos_token_id"] = sorted(tokenizer.eos_token_ids)
+    return _build_model(header, config, names), tokenizer, config, notes
+
+
+def _check_tensor_types(header: GGUFHeader) -> None:
+    served = {*QUANTIZED_BITS, *FLOAT_TYPES}
+    refused = {info.type_name: name for name, info in header.tensors.items() if info.type_name not in served}
+    if refused:
+        types = ", ".join(sorted(refused))
+        raise ModelUnsupported(
+            f"{header.path.name} holds tensors of type {types} (for example {next(iter(refused.values()))!r}); "
+            f"{', '.join(sorted(served))} are read. Take a file quantized to Q4_0, Q4_1 or Q8_0."
+        )
+
+
+def _parameter_name(tensor: str, header: GGUFHeader) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    stem, _, kind = tensor.rpartition(".")
+    if kind in ("weight", "bias"):
+        if stem in _GLOBAL_NAMES:
+            return f"{_GLOBAL_NAMES[stem]}.{kind}"
+        layer = _LAYER_TENSOR.fullmatch(stem)
+        if layer and layer[2] in _LAYER_NAMES:
+            return f"model.layers.{int(layer[1])}.{_LAYER_NAMES[layer[2]]}.{kind}"
+    architecture = header.metadata["general.architecture"]
+    raise ModelUnsupported(
+        f"{header.path.name} has a tensor {tensor!r} that the {architecture} architecture does not have here."
+    )
+
+
+def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str]) -> Any:
+    import importlib
+
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = arch.Model(arch.ModelArgs.from_dict(config))
+    try:
+        arrays = mx.load(str(header.path))
+    except RuntimeError as error:
+        raise ModelCorrupt(f"{header.path.name} cannot be read: {error}") from error
+    dtype = _activation_dtype(header, mx)
+    rope_factors = arrays.pop(ROPE_FACTORS, None)
+    bits: dict[str, int] = {}
+    weights: dict[str, Any] = {}
+    for tensor, parameter in names.items():
+        info = header.tensors[tensor]
+        module, _, kind = parameter.rpartition(".")
+        parts = {kind: arrays[tensor]}
+        if info.type_name in QUANTIZED_BITS:
+            bits[module] = QUANTIZED_BITS[info.type_name]
+            stem = tensor.removesuffix(".weight")
+            parts |= {name: arrays[f"{stem}.{name}"] for name in ("scales", "biases")}
+        order = _row_order(tensor, config)
+        for name, array in parts.items():
+            value = array if order is None else array[mx.array(order)]
+            weights[f"{module}.{name}"] = value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
+    nn.quantize(model, class_predicate=lambda path, _: path in bits and {"group_size": GROUP_SIZE, "bits": bits[path]})
+    try:
+        model.load_weights(list(weights.items()), strict=True)
+    except ValueError as error:
+        raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {_first_line(error)}") from error
+    if rope_factors is not None:
+        _apply_rope_factors(model, config, rope_factors)
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _activation_dtype(header: GGUFHeader, mx: Any) -> Any:
+    """One dtype for every floating parameter: that of the matrices, float32 where they would lose bits otherwise."""
+    kinds = {info.type_name for info in header.tensors.values() if len(info.shape) == 2}
+    if "F32" in kinds or ("BF16" in kinds and len(kinds) > 1):
+        return mx.float32
+    return mx.bfloat16 if kinds == {"BF16"} else mx.float16
+
+
+def _row_order(tensor: str, config: dict[str, Any]) -> list[int] | None:
+    """Which stored row belongs at each place, or None when rows are stored in order.
+
+    Converters interleave the two halves of each head of llama's query and key projections, so that a rotation of
+    neighbouring pairs does what the original rotation of halves does. The models here rotate halves.
+    """
+    if config["model_type"] != "llama":
+        return None
+    kind = tensor.split(".")[-2]
+    if kind not in ("attn_q", "attn_k"):
+        return None
+    heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+    dim = config["head_dim"]
+    return [head * dim + pair * 2 + half for head in range(heads) for half in (0, 1) for pair in range(dim // 2)]
+
+
+def _apply_rope_factors(model: Any, config: dict[str, Any], factors: Any) -> None:
+    """Give every layer the rope whose wavelengths are stretched by `factors` (how llama 3.1 scaling is stored)."""
+    import mlx.core as mx
+    from mlx_lm.models.rope_utils import Llama3RoPE
+
+    dim = config["head_dim"]
+    if factors.shape != (dim // 2,):
+        raise ModelCorrupt(f"rope factors have shape {factors.shape}, not ({dim // 2},).")
+    plain = {"factor": 1.0, "original_max_position_embeddings": config["max_position_embeddings"]}
+    wavelengths = config["rope_theta"] ** (mx.arange(0, dim, 2, dtype=mx.float32) / dim)
+    stretched = wavelengths * factors.astype(mx.float32)
+    mx.eval(stretched)
+    for layer in model.layers:
+        rope = Llama3RoPE(dim, config["max_position_embeddings"], False, config["rope_theta"], plain)
+        rope._freqs = stretched
+        layer.self_attn.rope = rope

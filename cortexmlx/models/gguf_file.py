@@ -1,0 +1,244 @@
+"""Reading a GGUF file's header: metadata and tensor directory, every length checked against the file.
+
+The header is parsed here, and not only by MLX's loader, for two reasons: a damaged file must end in one clear error and
+never reach native code, and a tensor type that MLX cannot keep packed must be refused by name before anything is loaded.
+Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+
+MAGIC = b"GGUF"
+SUPPORTED_VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMS = 4
+
+# Tensor type numbers of the format: name, values per block, bytes per block.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+
+# Scalar value types of the metadata: struct format by type number. 8 is a string, 9 an array.
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING = 8
+_ARRAY = 9
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of the tensor directory.
+
+    `shape` is row-major (rows first), as MLX and NumPy print it; the file stores the dimensions the other way round.
+    `offset` and `nbytes` say where its data lies in the file, in bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says about itself: `metadata` by key (numbers, strings, booleans, lists) and `tensors` by name."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+class _Reader:
+    """Walks the header. Every read checks what is left, so a wrong length ends in an error that names the offset."""
+
+    def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.size = len(data)
+        self.at = 0
+
+    def fail(self, what: str) -> ModelCorrupt:
+        return ModelCorrupt(
+            f"{self.path.name} is damaged at byte {self.at} of {self.size}: {what}. Download the file again."
+        )
+
+    def take(self, count: int, what: str) -> bytes:
+        if count > self.size - self.at:
+            raise self.fail(f"{what} needs {count} bytes, {self.size - self.at} are left")
+        chunk = self.data[self.at : self.at + count]
+        self.at += count
+        return chunk
+
+    def number(self, fmt: str, what: str) -> Any:
+        return struct.unpack(fmt, self.take(struct.calcsize(fmt), what))[0]
+
+    def string(self, what: str) -> str:
+        length = self.number("<Q", f"the length of {what}")
+        try:
+            return self.take(length, what).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what} is not UTF-8") from error
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """An array of strings; a tight loop, because a vocabulary and its merges are 100,000 of them."""
+        data, at, size = self.data, self.at, self.size
+        unpack = struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            if size - at < 8:
+                self.at = at
+                raise self.fail(f"{what} ends early")
+            (length,) = unpack(data, at)
+            at += 8
+            if length > size - at:
+                self.at = at
+                raise self.fail(f"a string of {what} needs {length} bytes, {size - at} are left")
+            # A vocabulary may hold pieces of characters: keep the bytes.
+            found.append(data[at : at + length].decode("utf-8", "surrogateescape"))
+            at += length
+        self.at = at
+        return found
+
+    def value(self, kind: int, key: str) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind], f"the value of {key!r}")
+        if kind == _STRING:
+            return self.string(f"the value of {key!r}")
+        if kind == _ARRAY:
+            return self.array(key)
+        raise self.fail(f"{key!r} has the unknown value type {kind}")
+
+    def array(self, key: str) -> list[Any]:
+        kind = self.number("<I", f"the element type of {key!r}")
+        count = self.number("<Q", f"the length of {key!r}")
+        if kind == _STRING:
+            if count * 8 > self.size - self.at:
+                raise self.fail(f"{key!r} claims {count} strings")
+            return self.strings(count, repr(key))
+        if kind not in _SCALARS:
+            raise self.fail(f"{key!r} is an array of the unsupported element type {kind}")
+        fmt = _SCALARS[kind]
+        raw = self.take(count * struct.calcsize(fmt), f"the array {key!r}")
+        return list(struct.unpack(f"<{count}{fmt[1]}", raw))
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Parse the header of `path` and check that every tensor lies inside the file.
+
+    Raises ModelNotFound when the file cannot be opened, ModelCorrupt when it is damaged or cut short, ModelUnsupported
+    for another version of the format or an unknown tensor type number.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelNotFound(f"cannot open {path}: {error.strerror}") from error
+    with file:
+        size = path.stat().st_size
+        if size == 0:
+            raise ModelCorrupt(f"{path.name} is empty. Download the file again.")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(_Reader(data, path))
+
+
+def _parse(reader: _Reader) -> GGUFHeader:
+    if reader.take(4, "the magic") != MAGIC:
+        raise ModelCorrupt(f"{reader.path.name} is not a GGUF file: it does not begin with the letters GGUF.")
+    version = reader.number("<I", "the version")
+    if version not in SUPPORTED_VERSIONS:
+        raise ModelUnsupported(
+            f"{reader.path.name} is GGUF version {version}; versions 2 and 3 (little-endian) are read. Convert it again."
+        )
+    tensor_count = reader.number("<Q", "the tensor count")
+    pair_count = reader.number("<Q", "the metadata count")
+    metadata: dict[str, Any] = {}
+    for _ in range(pair_count):
+        key = reader.string("a metadata key")
+        metadata[key] = reader.value(reader.number("<I", f"the type of {key!r}"), key)
+    entries = [_tensor_entry(reader) for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8 or alignment > 1 << 20:
+        raise reader.fail(f"the alignment {alignment!r} is not a positive multiple of 8")
+    data_start = -(-reader.at // alignment) * alignment
+    tensors: dict[str, TensorInfo] = {}
+    for name, shape, type_number, offset in entries:
+        if name in tensors:
+            raise reader.fail(f"tensor {name!r} appears twice")
+        tensors[name] = _placed(reader, name, shape, type_number, data_start, offset)
+    return GGUFHeader(reader.path, metadata, tensors)
+
+
+def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    name = reader.string("a tensor name")
+    dims = reader.number("<I", f"the dimension count of {name!r}")
+    if not 1 <= dims <= MAX_DIMS:
+        raise reader.fail(f"tensor {name!r} has {dims} dimensions")
+    shape = tuple(reader.number("<Q", f"a dimension of {name!r}") for _ in range(dims))
+    if 0 in shape:
+        raise reader.fail(f"tensor {name!r} has an empty dimension {shape}")
+    return (
+        name,
+        shape[::-1],
+        reader.number("<I", f"the type of {name!r}"),
+        reader.number("<Q", f"the offset of {name!r}"),
+    )
+
+
+def _placed(
+    reader: _Reader, name: str, shape: tuple[int, ...], type_number: int, data_start: int, offset: int
+) -> TensorInfo:
+    if type_number not in TENSOR_TYPES:
+        raise ModelUnsupported(f"{reader.path.name}: tensor {name!r} has the unknown type number {type_number}.")
+    type_name, block_values, block_bytes = TENSOR_TYPES[type_number]
+    if shape[-1] % block_values:
+        raise reader.fail(
+            f"tensor {name!r} has rows of {shape[-1]} values, {type_name} needs a multiple of {block_values}"
+        )
+    values = 1
+    for dim in shape:
+        values *= dim
+    nbytes = values // block_values * block_bytes
+    start = data_start + offset
+    if start + nbytes > reader.size:
+        raise ModelCorrupt(
+            f"{reader.path.name} is cut short: tensor {name!r} ends at byte {start + nbytes}, "
+            f"the file has {reader.size}. Download the file again."
+        )
+    return TensorInfo(name, shape, type_name, start, nbytes)

