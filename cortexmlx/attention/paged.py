@@ -1,0 +1,93 @@
+"""`paged_attention`: one function, several backends, the same result.
+
+A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first, then the
+prefill pieces, each a stretch of consecutive tokens of one row. `GroupStep` says, for one layer group, where the keys and values
+of each of them lie; it is built once per step (or once per decode window) and shared by all layers of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.arena import KVArena, Slab
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A prefill piece: flat tokens `begin .. end` are a row's positions `first .. first + end - begin`.
+
+    Its keys and values up to its last position lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
+    """
+
+    begin: int
+    end: int
+    first: int
+    run: KVHandle | None
+    slots: npt.NDArray[np.int32] | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the row that the piece's last query sees, itself included."""
+        return self.first + self.end - self.begin
+
+
+@dataclass
+class GroupStep:
+    """Where one layer group finds the keys and values of a step.
+
+    `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries; padding entries of
+    a table name the null block. `window` is the group's sliding window. `runs` has a row's run where it is a single one.
+    `memo` keeps what a backend derives from these once.
+    """
+
+    tables: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    runs: tuple[KVHandle | None, ...]
+    pieces: tuple[Piece, ...]
+    window: int | None
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many single-token queries the step has."""
+        return len(self.lengths)
+
+
+@dataclass
+class PagedKV:
+    """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
+
+    `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are live in
+    every row; `tail_tokens` 0 means that everything is in the arena.
+    """
+
+    arena: KVArena
+    layer: int
+    step: GroupStep
+    tail: Slab | None
+    tail_tokens: int
+    dtype: mx.Dtype
+    attend: Callable[..., mx.array]
+
+    def astype(self, _: mx.Dtype) -> PagedKV:
+        """Models cast keys to the query's dtype; the backends do that themselves."""
+        return self
+
+
+def paged_attention(
+    queries: mx.array, kv: PagedKV, *, scale: float, sinks: mx.array | None = None, softcap: float | None = None
+) -> mx.array:
+    """Softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values of `kv`.
+
+    Each query sees its row's tokens up to itself (and no further back than the group's window). `sinks` `[query_heads]` are extra
+    logits that take part in the softmax without a value. `softcap` c replaces a logit s by `c * tanh(s / c)`.
+    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
+    """
+    return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap)

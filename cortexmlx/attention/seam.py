@@ -1,0 +1,139 @@
+"""The seam into mlx-lm's models, which are used as they are.
+
+A model asks its cache for `offset` and a mask, hands new keys and values to `update_and_fetch`, and calls its module's
+`scaled_dot_product_attention`. Our cache objects return `PagedKV` handles, and the module-level function is replaced by one that
+recognises a handle and calls `paged_attention`, and calls the original for everything else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base
+from mlx_lm.models.cache import KVCache as PlainCache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+
+from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import KVSpec
+
+_SYMBOL = "scaled_dot_product_attention"
+
+
+class LayerCache:
+    """One layer's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns the handle."""
+
+    def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array], Any]) -> None:
+        self._layer = layer
+        self._fetch = fetch
+        self.offset: mx.array | int = 0
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        """No mask: which tokens a query sees is part of the handle."""
+        return None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Take `[tokens, kv_heads, 1, dim]` keys and values of the step; return the handle in the place of both."""
+        handle = self._fetch(self._layer, keys, values)
+        return handle, handle
+
+
+class _ProbeKV:
+    """The handle of a probe: records the shapes, and that attention was reached through the seam."""
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        self.keys, self.values, self.dtype = keys, values, keys.dtype
+        self.attended = False
+
+    def astype(self, _: mx.Dtype) -> _ProbeKV:
+        return self
+
+
+def install() -> None:
+    """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far. Safe to call again."""
+    original = base.scaled_dot_product_attention
+    if not hasattr(original, "paged"):
+        _replacement = _dispatching(original)
+        base.scaled_dot_product_attention = _replacement
+    for name, module in list(sys.modules.items()):
+        function = getattr(module, _SYMBOL, None) if name.startswith("mlx_lm.models.") else None
+        if function is not None and not hasattr(function, "paged"):
+            setattr(module, _SYMBOL, _dispatching(function))
+
+
+def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: mx.array | None = None,
+        sinks: mx.array | None = None,
+        **others: Any,
+    ) -> mx.array:
+        if isinstance(keys, PagedKV):
+            if mask is not None or others:
+                raise ModelUnsupported("the model adds its own term to attention scores, which paged attention does not do")
+            return paged_attention(queries, keys, scale=scale, sinks=sinks)
+        if isinstance(keys, _ProbeKV):
+            keys.attended = mask is None and not others
+            return mx.zeros((*queries.shape[:-1], keys.values.shape[-1]), queries.dtype)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **others)
+
+    attention.paged = True  # type: ignore[attr-defined]
+    return attention
+
+
+def probe(model: nn.Module) -> list[KVSpec]:
+    """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated.
+
+    Raises ModelUnsupported when a layer keeps something else than keys and values, or attends past the seam.
+    """
+    install()
+    windows = [_window(cache) for cache in make_prompt_cache(model)]
+    seen: dict[int, _ProbeKV] = {}
+
+    def fetch(layer: int, keys: mx.array, values: mx.array) -> _ProbeKV:
+        seen[layer] = _ProbeKV(keys, values)
+        return seen[layer]
+
+    caches = [LayerCache(layer, fetch) for layer in range(len(windows))]
+    for cache in caches:
+        cache.offset = mx.array([0, 0])
+    try:
+        model(mx.zeros((2, 1), mx.int32), cache=caches)
+    except ModelUnsupported:
+        raise
+    except Exception as error:
+        raise ModelUnsupported(f"{_kind(model)}: its attention cannot be paged ({type(error).__name__}: {error})") from error
+    bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
+    if bypassed:
+        raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
+    return [
+        KVSpec(
+            kv_heads=seen[layer].keys.shape[1],
+            key_dim=seen[layer].keys.shape[-1],
+            value_dim=seen[layer].values.shape[-1],
+            dtype=str(seen[layer].keys.dtype).removeprefix("mlx.core."),
+            window=window,
+        )
+        for layer, window in enumerate(windows)
+    ]
+
+
+def _window(cache: Any) -> int | None:
+    """The sliding window that one of mlx-lm's own caches stands for."""
+    if type(cache) is PlainCache:
+        return None
+    if type(cache) is RotatingKVCache:
+        return int(cache.max_size)
+    raise ModelUnsupported(f"the model keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+
+
+def _kind(model: nn.Module) -> str:
+    return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))

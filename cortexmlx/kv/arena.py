@@ -1,0 +1,116 @@
+"""The bytes of the KV cache: one preallocated slab per layer and kind, written in place and read through views.
+
+Layout: a layer's slab is a tuple of arrays (keys, values), each head-major `[kv_heads, slots, dim]`, where slot
+`block * block_size + offset` is the flat coordinate of a token. Consecutive blocks are therefore one strided view
+`[kv_heads, tokens, dim]` of the slab, which matrix products read without a copy.
+
+MLX writes into an array in place only while nobody else holds its buffer: no view, no alias, no operation in flight. So every
+write here must happen *drained* (nothing dispatched and unfinished), and no view may outlive the step that made it.
+
+Two blocks lie behind the ones that are handed out. The *null block* stays zero: padding entries of block tables point to it.
+The *scratch block* takes writes that belong to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.spec import LayerGroup
+
+Slab = tuple[mx.array, ...]
+
+
+class KVArena:
+    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out, in each layer group."""
+
+    def __init__(self, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.blocks = blocks
+        self.group_of: dict[int, int] = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self._slabs: dict[int, Slab] = {}
+        for group in self.groups:
+            spec = group.spec
+            dtype = getattr(mx, spec.dtype)
+            for layer in group.layers:
+                self._slabs[layer] = (
+                    mx.zeros((spec.kv_heads, self.slots, spec.key_dim), dtype),
+                    mx.zeros((spec.kv_heads, self.slots, spec.value_dim), dtype),
+                )
+        mx.eval(self.arrays())
+
+    @property
+    def null_block(self) -> int:
+        """The block of zeros that padding entries of block tables point to."""
+        return self.blocks
+
+    @property
+    def scratch_block(self) -> int:
+        """The block that takes the writes of unused tail columns."""
+        return self.blocks + 1
+
+    @property
+    def slots(self) -> int:
+        """Tokens per slab, the null and the scratch block included."""
+        return (self.blocks + 2) * self.block_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slabs."""
+        return sum(a.nbytes for a in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """Every slab array, for evaluation."""
+        return [a for slab in self._slabs.values() for a in slab]
+
+    def slab(self, layer: int) -> Slab:
+        """The layer's (keys, values), each `[kv_heads, slots, dim]`. Drop the reference before the next write."""
+        return self._slabs[layer]
+
+    def view(self, layer: int, run: KVHandle, tokens: int) -> Slab:
+        """The first `tokens` tokens of a run as (keys, values), each `[kv_heads, tokens, dim]`: a slice, no copy.
+
+        A view that is still alive at the next write makes MLX copy the whole slab.
+        """
+        if not 0 <= tokens <= run.count * self.block_size:
+            raise ValueError(f"a run of {run.count} blocks of {self.block_size} has no {tokens} tokens")
+        start = run.start * self.block_size
+        return tuple(a[:, start : start + tokens] for a in self._slabs[layer])
+
+    def blocks_of(self, layer: int) -> Slab:
+        """The slab as matrices for `gather_mm`: `[kv_heads * all blocks, block_size, dim]`, head h block b at `h * all + b`."""
+        return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
+
+    def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
+        """Write `[kv_heads, tokens, dim]` keys and values to `slots` (`[tokens]` int32, or a slice). Lazy; must be drained."""
+        for array, value in zip(self._slabs[layer], values, strict=True):
+            array[:, slots] = value
+
+    def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy whole blocks within every layer of a group. Must be drained.
+
+        The copies are evaluated before they are written: a pending read of the slab would make the write copy all of it.
+        """
+        source, target = self._block_slots(sources), self._block_slots(targets)
+        for layer in self.groups[group].layers:
+            values = [a[:, source] for a in self._slabs[layer]]
+            mx.eval(values)
+            self.write(layer, target, *values)
+
+    def fill(self, group: int, slots: np.ndarray, value: float) -> None:
+        """Set every number of `slots` (`[n]` int) to `value`: the debug mode that poisons what must never be read."""
+        if not slots.size:
+            return
+        where = mx.array(slots.astype(np.int32))
+        for layer in self.groups[group].layers:
+            for array in self._slabs[layer]:
+                array[:, where] = mx.array(value, array.dtype)
+        mx.eval(self.arrays())
+
+    def _block_slots(self, blocks: np.ndarray) -> mx.array:
+        offsets = np.arange(self.block_size, dtype=np.int32)
+        return mx.array((blocks.astype(np.int32)[:, None] * self.block_size + offsets).reshape(-1))

@@ -1,0 +1,117 @@
+"""The plan of one step: plain data that the scheduler makes and the runner carries out. No mlx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.cache import BlockCopy
+
+IntArray = npt.NDArray[np.int32]
+
+TAIL_COLUMNS = 16
+"""W: decode steps between two drains, and columns of the tail."""
+
+
+class StepKind(Enum):
+    """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the tail."""
+
+    DRAINED = "drained"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`count` consecutive tokens of one request, from position `first`.
+
+    `request` and `generation` name the row's tenant at planning time: a result whose generation is out of date is dropped.
+    `live` False marks a lane of the decode batch whose request is done; it is computed and ignored.
+    """
+
+    request: int
+    generation: int
+    first: int
+    count: int
+    needs_logits: bool
+    live: bool = True
+
+
+@dataclass(frozen=True)
+class ArenaWrite:
+    """Where one layer group's new tokens go: `slots` for the tokens in order, then zeros to `zeros` (the rest of opened blocks).
+
+    `run` is the first slot when all of them are consecutive, so that one slice takes them.
+    """
+
+    slots: IntArray
+    zeros: IntArray
+
+    @property
+    def run(self) -> int | None:
+        every = np.concatenate([self.slots, self.zeros])
+        return int(every[0]) if len(every) and (np.diff(every) == 1).all() else None
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Columns `0 .. columns` of the tail go to the arena: per layer group, `slots` `[rows * columns]`, row by row."""
+
+    columns: int
+    writes: tuple[ArenaWrite, ...]
+
+
+@dataclass(frozen=True)
+class PiecePlace:
+    """Where a prefill piece reads one layer group: a run, or slots, for its row's tokens up to the piece's last."""
+
+    run: KVHandle | None
+    slots: IntArray | None
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One layer group's part of a step: block tables `[rows, blocks]` of the single-token segments (padding: the null block),
+    tokens they have in the arena `[rows]`, the run of each where it is one, and the places of the prefill pieces."""
+
+    tables: IntArray
+    lengths: IntArray
+    runs: tuple[KVHandle | None, ...]
+    pieces: tuple[PiecePlace, ...]
+    write: ArenaWrite | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One forward pass over flat tokens, single-token segments first.
+
+    `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by `source` `[T]` (None:
+    as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had before. `groups` is None within a decode window after its first step: the arena part is unchanged.
+    `column` is the tail column of a DECODE step. Before the step: `copies` (forked blocks), then `flush`.
+    """
+
+    number: int
+    kind: StepKind
+    segments: tuple[Segment, ...]
+    tokens: IntArray | None
+    source: IntArray | None
+    positions: IntArray
+    places: IntArray
+    groups: tuple[GroupPlan, ...] | None
+    column: int
+    flush: Flush | None
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def logit_rows(self) -> IntArray:
+        """Flat indices of the tokens whose logits are needed: the last of each segment that needs them."""
+        ends = np.cumsum([s.count for s in self.segments], dtype=np.int32) - 1
+        return ends[[s.needs_logits for s in self.segments]].astype(np.int32)
+
+    @property
+    def sampled(self) -> tuple[Segment, ...]:
+        """The segments that get a token, in the order of the result."""
+        return tuple(s for s in self.segments if s.needs_logits)

@@ -1,0 +1,58 @@
+"""What `engine.stats()` returns: numbers of this moment, as frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
+    says whether messages can be rendered; `notes` say what was done to the weights."""
+
+    name: str
+    path: str
+    architecture: str
+    context_length: int
+    vocab_size: int
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    kv_bytes_per_token: int
+    chat_template: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are seconds.
+
+    A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the device) and
+    `commit` (taking the tokens, detokenizing).
+    """
+
+    rows_running: int
+    rows_waiting: int
+    max_rows: int
+    block_size: int
+    total_blocks: int
+    free_blocks: int
+    used_blocks: int
+    shared_blocks: int
+    fragmentation: float
+    kv_bytes: int
+    kv_bytes_in_use: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    requests_finished: int
+    preemptions: int
+    plan_seconds: float
+    build_seconds: float
+    wait_seconds: float
+    commit_seconds: float
+    attention_backend: str
+    active_memory: int
+    peak_memory: int
+    block_map: str
+    sequences: tuple[str, ...]
