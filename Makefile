@@ -24,7 +24,10 @@ test-metal: .venv/.starter .venv/.dev
 check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@# mypy looks for packages by folder: show it the tree that the installed package has.
+	@rm -rf build/types && mkdir -p build/types/cortexmlx
+	@ln -s $(CURDIR)/cortexmlx/* $(CURDIR)/cli $(CURDIR)/bench $(CURDIR)/metal build/types/cortexmlx/
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx
 
 bench: .venv/.starter
 	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)

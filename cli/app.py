@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from cortexmlx import __version__
+from cortexmlx.cli.batch import batch
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.start import exit_codes
 
@@ -65,8 +67,7 @@ def top(
 
 
 app.command("generate")(generate)
+app.command("batch")(batch)
 
 if importlib.util.find_spec("cortexmlx.bench.command"):
-    from cortexmlx.bench.command import bench
-
-    app.command("bench")(bench)
+    app.command("bench")(importlib.import_module("cortexmlx.bench.command").bench)

@@ -13,10 +13,11 @@ from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.engine import Engine, RequestHandle
+    from cortexmlx.engine import Engine
+    from cortexmlx.handle import RequestHandle
 
 
 def generate(
@@ -73,7 +74,7 @@ def generate(
     if not text:
         raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
     with engines.open_engine(chosen) as engine:
-        handle = engine.submit(conversation(engine, text, system, raw), params)
+        handle = engine.submit(as_prompt(engine, text, system, raw), params)
         completion = collect(handle) if as_json else stream(handle)
     if as_json:
         print(json.dumps(record(completion), ensure_ascii=False))
@@ -83,7 +84,7 @@ def generate(
         raise KeyboardInterrupt
 
 
-def conversation(engine: Engine, text: str, system: str | None, raw: bool) -> str | list[dict[str, object]]:
+def as_prompt(engine: Engine, text: str, system: str | None, raw: bool) -> str | list[Message]:
     """What to submit: messages for a model with a chat template, else the plain text."""
     if raw or not engine.info.chat_template:
         if system is not None:
@@ -91,7 +92,7 @@ def conversation(engine: Engine, text: str, system: str | None, raw: bool) -> st
                 f"{engine.info.name} has no chat template, so --system has no place: put it into the prompt"
             )
         return text
-    messages: list[dict[str, object]] = [{"role": "user", "content": text}]
+    messages: list[Message] = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": clean(system, "--system")})
     return messages

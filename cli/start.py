@@ -34,7 +34,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     if debug:  # accepted anywhere on the line, understood by the top command
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
-    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(name)s: %(message)s")
+    log_to_stderr(debug)
     console.harden_streams()
 
     from cortexmlx.cli.app import app
@@ -45,6 +45,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+class OneLine(logging.Formatter):
+    """A log record as one line, without the traceback that it may carry."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`cortexmlx: message`."""
+        return f"{record.name}: {record.getMessage()}"
+
+
+def log_to_stderr(debug: bool) -> None:
+    """Warnings as single lines; with `debug` everything, tracebacks included."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], force=True)
 
 
 @contextlib.contextmanager
@@ -58,8 +73,10 @@ def exit_codes(debug: bool) -> Iterator[None]:
         raise typer.Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (CortexError, OSError, MemoryError) as error:
+    except (CortexError, MemoryError) as error:
         fail(str(error) or type(error).__name__, debug)
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), debug)
     except RuntimeError as error:
         if type(error) in (typer.Exit, typer.Abort):
             raise

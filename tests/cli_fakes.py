@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from cortexmlx.cli.engine import EngineOptions
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelNotFound, PromptTooLong
 from cortexmlx.handle import RequestHandle
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.stats import EngineStats
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
 
@@ -66,6 +67,13 @@ class FakeEngine:
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         return list(range(len(text_of(prompt).split()) + 3))
+
+    def stats(self) -> EngineStats:
+        values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
+        values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
+        values |= {"attention_backend": "reference", "block_map": "##..", "sequences": (), "total_blocks": 4}
+        values |= {"kv_bytes": 2**30, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
+        return EngineStats(**values)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None) -> RequestHandle:
         params = params or SamplingParams()

@@ -1,0 +1,155 @@
+"""`cortexmlx batch`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from cortexmlx.cli import console, options
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli.batch_input import BatchReader
+from cortexmlx.cli.batch_output import BatchWriter
+from cortexmlx.cli.batch_progress import Progress
+from cortexmlx.cli.batch_run import BatchRun
+from cortexmlx.cli.generate import as_prompt
+from cortexmlx.cli.start import FAILED
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import SamplingParams
+
+
+class Format(str, Enum):
+    """How to read the input."""
+
+    auto = "auto"
+    jsonl = "jsonl"
+    lines = "lines"
+
+
+def batch(
+    positional: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] IN", help="The model, as for generate, and the file: JSONL, plain lines, or -."
+        ),
+    ],
+    model_option: options.ModelOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Default: stdout.", show_default=False)
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered/--unordered", help="In the order of IN, or as they finish.")
+    ] = True,
+    input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 256,
+    temp: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    raw: Annotated[
+        bool, typer.Option("--raw/--chat", help="Prompts as they are, or through the chat template.")
+    ] = False,
+    kv_memory: options.KVMemory = None,
+    block_size: options.BlockSize = 32,
+    max_rows: options.MaxRows = 16,
+    attention: options.Attention = "auto",
+) -> None:
+    """Answer every request of a file: one JSON record each, in input order.
+
+    IN is OpenAI batch JSONL (custom_id, url, body), simple JSONL (prompt or messages, optional id and sampling
+    parameters) or plain lines. A line that is no request becomes an error record with its line number. Every record is
+    on disk before the next. Exit code: 0 all good, 1 if a record is an error, 130 on Ctrl-C, what has finished kept.
+    """
+    if len(positional) > 2:
+        raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
+    *before, source = positional
+    params = options.checked(
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temp,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            repetition_penalty=repetition_penalty,
+        )
+    )
+    chosen = engines.EngineOptions(
+        model=options.model_name(before[0] if before else None, model_option),
+        kv_memory=options.memory_size(kv_memory),
+        block_size=block_size,
+        max_rows=max_rows,
+        attention=attention,
+    )
+    with opened(source, output) as lines, engines.open_engine(chosen) as engine:
+        reader = BatchReader(lines, params, jsonl=is_jsonl(source, input_format), raw=raw)
+        writer = BatchWriter(output)
+        run = BatchRun(
+            engine,
+            reader,
+            writer.write,
+            lambda text: as_prompt(engine, text, system, raw=False),
+            rows=max_rows,
+            ordered=ordered,
+        )
+        try:
+            with Progress(engine, run, total=count_lines(source), live=output is not None) as progress:
+                run.run(progress.tick)
+        finally:
+            writer.close()
+            report(run, writer, reader)
+    if writer.failed:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def opened(source: str, output: Path | None) -> Iterator[BinaryIO]:
+    """The input's lines as bytes. Raises before anything is loaded if either file cannot be used."""
+    if output is not None and output.is_dir():
+        raise InvalidRequest(f"{output} is a folder: give -o a file")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InvalidRequest(f"no folder {output.absolute().parent} to write {output.name} into")
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    path = Path(source)
+    if output is not None and output.exists() and path.exists() and output.samefile(path):
+        raise InvalidRequest(f"{source} is both input and output: give -o another name")
+    with path.open("rb") as file:
+        yield file
+
+
+def is_jsonl(source: str, input_format: Format) -> bool | None:
+    """True for JSON lines, False for plain ones, None to look at the first line."""
+    if input_format is not Format.auto:
+        return input_format is Format.jsonl
+    return True if Path(source).suffix.lower() in (".jsonl", ".ndjson", ".json") else None
+
+
+def count_lines(source: str) -> int | None:
+    """Requests in a regular file, for the progress; None for a pipe."""
+    path = Path(source)
+    if source == "-" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def report(run: BatchRun, writer: BatchWriter, reader: BatchReader) -> None:
+    """The last lines on stderr: what was done, and what in the input had no meaning."""
+    if reader.ignored:
+        keys = ", ".join(f"{key} ({count}x)" for key, count in sorted(reader.ignored.items()))
+        console.note(f"ignored keys: {keys}")
+    answered, seconds = writer.written - writer.failed, run.seconds
+    rate = f", {run.tokens / seconds:.1f} tok/s" if run.tokens else ""
+    console.note(f"{answered} answered, {writer.failed} failed, {run.tokens} tokens in {seconds:.1f} s{rate}")
