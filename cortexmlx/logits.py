@@ -133,7 +133,7 @@ def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False)
     The value's bits, made monotonic, and the id share one integer: the keys are distinct, so no ranking depends on how
     a sort treats ties.
     """
-    bits = values.view(mx.int32)
+    bits = (values + 0.0).view(mx.int32)  # the sum makes -0.0 equal to 0.0
     monotonic = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
     descending = (~monotonic << 32) | ids.astype(mx.int64)
     if count < values.shape[-1]:
