@@ -386,7 +386,12 @@ def test_handles_are_immutable_and_empty_ones_own_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "advice"),
-    [(101, "can never hold it"), (60, "wait for running requests"), (21, "several shorter runs")],
+    [
+        (101, "can never hold it"),
+        (1_000_000, "can never hold it"),
+        (60, "wait for running requests"),
+        (21, "several shorter runs"),
+    ],
 )
 def test_a_full_arena_says_how_much_was_asked_free_and_in_one_run(asked: int, advice: str) -> None:
     allocator = KVBlockAllocator(100)
@@ -465,6 +470,19 @@ def test_growing_lengthens_the_last_free_run_and_shrinking_stops_at_the_last_use
         allocator.shrink(4)
     assert allocator.extend(allocator.allocate(run.count), 1) == KVHandle(0, 4)
     allocator.check_invariants()
+
+
+def test_resizing_across_groups_of_lengths_keeps_one_run() -> None:
+    allocator = KVBlockAllocator(3000)
+    for total in (2048, 2047, 1024, 1023, 1, 1024, 5000, 4095, 4096):
+        change = total - allocator.total_blocks
+        if change > 0:
+            allocator.grow(change)
+        else:
+            allocator.shrink(-change)
+        allocator.check_invariants()
+        assert allocator.allocate(total) == KVHandle(0, total)
+        allocator.free(KVHandle(0, total))
 
 
 def test_invariants_notice_damage() -> None:
