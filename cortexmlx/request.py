@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from numbers import Integral, Rational, Real
+from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 
@@ -31,18 +32,43 @@ class RequestState(str, Enum):
     FAILED = "failed"
 
 
+class TokenBiases(Mapping[int, float]):
+    """Token ids and what is added to their logits: a map that nobody can change, so that parameters are values."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._biases: dict[int, float] = {_plain(token): _plain(bias) for token, bias in biases.items()}
+
+    def __getitem__(self, token: int) -> float:
+        return self._biases[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._biases)
+
+    def __len__(self) -> int:
+        return len(self._biases)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._biases.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._biases)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose tokens, and when to stop.
 
     `temperature` 0 is greedy. `top_p` in (0, 1], `top_k` 0 means all, `min_p` in [0, 1) relative to the best token.
-    `repetition_penalty` divides (or multiplies, when negative) the logits of the last `repetition_context` tokens of prompt
-    and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated tokens, as the
-    OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part of its text; `stop_token_ids`
-    do the same for tokens. `max_tokens` None means: until the context is full. `seed` makes the tokens repeatable whatever
-    else is in the batch. `logprobs` n asks for the log-probability of each token and of the n likeliest (0: only the chosen one).
+    `repetition_penalty` divides (or multiplies, when negative) the logits of the last `repetition_context` tokens of
+    prompt and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated
+    tokens, as the OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part
+    of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full. `seed`
+    makes the tokens repeatable whatever else is in the batch. `logprobs` n asks for the log-probability of each token
+    and of the n likeliest (0: only the chosen one). `n` answers are wanted; a higher `priority` goes first.
 
-    Raises InvalidRequest from `validate`, naming the parameter, its value and the range.
+    Any iterable serves for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
+    Python's. Nothing else is checked before `validate`, which raises InvalidRequest naming the parameter, its value
+    and the range. The ranges keep all arithmetic finite in float32.
     """
 
     max_tokens: int | None = 256
@@ -54,7 +80,7 @@ class SamplingParams:
     repetition_context: int = 20
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -63,54 +89,99 @@ class SamplingParams:
     n: int = 1
     priority: int = 0
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "logit_bias":
+                plain = TokenBiases(value) if isinstance(value, Mapping) else value
+            elif each.name in ("stop", "stop_token_ids"):
+                plain = _plain_list(value)
+            else:
+                plain = _plain(value)
+            object.__setattr__(self, each.name, plain)
+
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
-        _check(self.max_tokens is None or _is_int(self.max_tokens, 1), "max_tokens", self.max_tokens, "an integer >= 1")
-        _check(_is_number(self.temperature, 0.0), "temperature", self.temperature, "a number >= 0")
-        _check(_is_number(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", self.top_p, "a number in (0, 1]")
-        _check(_is_int(self.top_k, 0), "top_k", self.top_k, "an integer >= 0 (0: all tokens)")
-        _check(_is_number(self.min_p, 0.0, 1.0) and self.min_p < 1, "min_p", self.min_p, "a number in [0, 1)")
-        _check(
-            _is_number(self.repetition_penalty, 0.0) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "a number > 0 (1: none)",
+        self._check_int("max_tokens", 1, _INT_MAX, optional=True)
+        self._check_number("temperature", 0.0, 100.0, note=" (0: greedy)")
+        self._check_number("top_p", 0.0, 1.0, above=True)
+        self._check_int("top_k", 0, _INT_MAX, note=" (0: all tokens)")
+        self._check_number("min_p", 0.0, 1.0, below=True)
+        self._check_number("repetition_penalty", 0.01, 100.0, note=" (1: none)")
+        self._check_int("repetition_context", 1, _INT_MAX)
+        self._check_number("presence_penalty", -100.0, 100.0)
+        self._check_number("frequency_penalty", -100.0, 100.0)
+        self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
+        self._check_int("logprobs", 0, 100, optional=True)
+        self._check_int("n", 1, 128)
+        self._check_int("priority", -_INT_MAX, _INT_MAX)
+        self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+        texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
+        self._check("stop", texts, "a list of non-empty strings")
+        self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
+
+    def _check_tokens(self, top: int) -> None:
+        ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(t, 0, top) for t in self.stop_token_ids)
+        self._check("stop_token_ids", ids, f"a list of token ids in 0..{top}")
+        biases = isinstance(self.logit_bias, Mapping) and all(
+            _is_int(t, 0, top) and _is_number(b, -_BIAS_MAX, _BIAS_MAX) for t, b in self.logit_bias.items()
         )
-        _check(_is_int(self.repetition_context, 1), "repetition_context", self.repetition_context, "an integer >= 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check(_is_number(getattr(self, name)), name, getattr(self, name), "a finite number")
-        _check(self.seed is None or _is_int(self.seed), "seed", self.seed, "an integer")
-        _check(self.logprobs is None or _is_int(self.logprobs, 0, 100), "logprobs", self.logprobs, "an integer in 0..100")
-        _check(_is_int(self.n, 1), "n", self.n, "an integer >= 1")
-        _check(_is_int(self.priority), "priority", self.priority, "an integer")
-        _check(
-            not isinstance(self.stop, str) and all(isinstance(s, str) and s for s in self.stop),
-            "stop",
-            self.stop,
-            "a list of non-empty strings",
-        )
-        top = math.inf if vocab_size is None else vocab_size - 1
-        known = f"token ids in 0..{top}" if vocab_size else "token ids >= 0"
-        _check(all(_is_int(t, 0, top) for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, known)
-        _check(
-            all(_is_int(t, 0, top) and _is_number(b) for t, b in self.logit_bias.items()),
-            "logit_bias",
-            dict(self.logit_bias),
-            f"a map from {known} to finite numbers",
-        )
+        wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
+        self._check("logit_bias", biases, wanted)
+
+    def _check_int(self, name: str, low: int, high: int, *, optional: bool = False, note: str = "") -> None:
+        value = getattr(self, name)
+        wanted = f"an integer in {low}..{high}{note}{' or None' if optional else ''}"
+        self._check(name, _is_int(value, low, high) or (optional and value is None), wanted)
+
+    def _check_number(
+        self, name: str, low: float, high: float, *, above: bool = False, below: bool = False, note: str = ""
+    ) -> None:
+        """A number from `low` to `high`, without the ends if it must lie `above` or `below` them."""
+        value = getattr(self, name)
+        ok = _is_number(value, low, high) and not (above and value == low) and not (below and value == high)
+        wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}{note}"
+        self._check(name, ok, wanted)
+
+    def _check(self, name: str, ok: bool, wanted: str) -> None:
+        if not ok:
+            raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}")
 
 
-def _is_int(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+_INT_MAX = 2**31 - 1
+_BIAS_MAX = 1e9
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Finite bounds also keep out infinities, NaN and integers beyond any float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
-def _check(ok: bool, name: str, value: object, wanted: str) -> None:
-    if not ok:
-        raise InvalidRequest(f"{name} is {value!r}, but must be {wanted}")
+def _plain(value: Any) -> Any:
+    """NumPy's integers and floats as Python's own; everything else as it is."""
+    if isinstance(value, Integral):
+        return value if isinstance(value, bool) else int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
+
+
+def _plain_list(value: Any) -> Any:
+    """Any iterable as a tuple, except those that are no list of things: texts, bytes and maps."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
+        return tuple(_plain(item) for item in value)
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value as an error message can hold it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "an integer of more than 4000 digits"
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 @dataclass(frozen=True)
@@ -137,7 +208,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from submission. `ttft`: to the first token. `prefill` and `decode`: time computing each phase; rates in tokens/s."""
+    """Seconds from submission to the start of the prefill, to the first token and to the end; rates of either phase."""
 
     queued: float
     ttft: float
@@ -161,7 +232,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or an incomplete character.
+    """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
 
     The last event has `finish_reason` and `completion`, and no token.
     """
