@@ -87,7 +87,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         ({"messages": [{"content": "hi"}]}, "a message has no `role`"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts are supported"),
         ({"messages": [{"role": "user"}]}, "a message's `content` must be text, not NoneType"),
-        ({"prompt": "hi", "temperature": -1}, "temperature is -1, but must be a number >= 0"),
+        ({"prompt": "hi", "temperature": -1}, "temperature is -1, but must be a number in [0, 100]"),
         ({"prompt": "hi", "max_tokens": "many"}, "max_tokens is 'many'"),
         ({"prompt": "hi", "stop": [1]}, "stop is [1]"),
         ({"prompt": "hi", "logit_bias": [1]}, "logit_bias is [1], but must be an object"),

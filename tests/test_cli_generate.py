@@ -114,7 +114,7 @@ def test_nul_and_broken_utf8_become_replacement_characters_with_a_note(
     [
         ("generate fake", "no prompt"),
         ("generate fake -m other -p hi", "two models: 'fake' and --model 'other'"),
-        ("generate fake -p hi --temp -1", "temperature is -1.0, but must be a number >= 0"),
+        ("generate fake -p hi --temp -1", "temperature is -1.0, but must be a number in [0, 100]"),
         ("generate fake -p hi --temp nan", "temperature is nan"),
         ("generate fake -p hi --top-p 0", "top_p is 0.0, but must be a number in (0, 1]"),
         ("generate fake -p hi --max-tokens 0", "max_tokens is 0"),
