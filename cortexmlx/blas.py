@@ -1,9 +1,10 @@
 """A fast BLAS for MLX's CPU build on Linux.
 
 That build brings the reference BLAS, about 70 times slower in float32 than OpenBLAS on the same cores. MLX calls three
-CBLAS products by name, so whatever library offers those names first, loaded globally before mlx is imported, serves them:
-the scipy-openblas32 package behind a small forwarding shim (compiled when this package is installed, where a C compiler is
-at hand), else a system libopenblas. Nothing here touches the environment, and nothing happens on other systems.
+CBLAS products by name, so whatever library offers those names first, loaded globally before mlx is imported, serves
+them: the scipy-openblas32 package behind a small forwarding shim (compiled when this package is installed, where a C
+compiler is at hand), else a system libopenblas. Nothing here touches the environment, and nothing happens on other
+systems.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Models: resolve a name, load it, say what is on this machine. Importing this package imports neither mlx nor mlx-lm."""
+"""Models: resolve a name, load it, list what is on this machine.
 
+Importing this package imports neither mlx nor mlx-lm; `load_model` does, after preloading the fast BLAS.
+"""
+
+from cortexmlx.models.inventory import LocalModel, list_models
 from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 
-__all__ = ["LoadedModel", "ModelSource", "SourceKind", "load_model", "resolve"]
+__all__ = ["LoadedModel", "LocalModel", "ModelSource", "SourceKind", "list_models", "load_model", "resolve"]

@@ -1,7 +1,7 @@
 """Byte-level BPE (the "gpt2" tokenizer type) from GGUF metadata, on the tokenizers library.
 
-A GGUF file names its pre-tokenizer, the rule that cuts text into words before merging, by a short name. A wrong rule gives
-wrong tokens without any error, so a name that is not known here is refused.
+A GGUF file names its pre-tokenizer, the rule that cuts text into words before merging, by a short name. A wrong rule
+gives wrong tokens without any error, so a name that is not known here is refused.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.detokenize import ByteDetokenizer
-from cortexmlx.models.tokenizer import Detokenizer, SpecialTokens, Tokenizer
+from cortexmlx.models.detokenize import ByteDetokenizer, Detokenizer
+from cortexmlx.models.sentencepiece_proto import PieceType
+from cortexmlx.models.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-# Token types of the metadata.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3_WORDS = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,46 @@ class PreTokenizer:
     """How text is cut before merging: `splits` are applied one after the other, each match becoming a piece of its own.
 
     `ignore_merges`: a word that is in the vocabulary as a whole is taken as it is. `nfc`: the text is composed first.
+    `add_bos`: prompts begin with the beginning-of-text token unless the file says otherwise.
     """
 
     splits: tuple[str, ...]
     ignore_merges: bool = False
     nfc: bool = False
+    add_bos: bool = False
 
 
 _GPT2 = PreTokenizer((_GPT2_WORDS,))
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_WORDS))
-_LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True)
-_QWEN2 = PreTokenizer((_QWEN2_WORDS,), nfc=True)
+_LLAMA3_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
+_LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
+_QWEN2_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_TEKKEN_WORDS = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer(
+        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS.removesuffix(r"|\s+"), r"\p{N}+", r"[0-9][0-9][0-9]")
+    ),
     "gpt-2": _GPT2,
     "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
     "llama-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
+    "qwen2": PreTokenizer((_QWEN2_WORDS,), nfc=True),
+    "deepseek-r1-qwen": PreTokenizer((_QWEN2_WORDS,)),
+    "tekken": PreTokenizer((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),
 }
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """The rule that a GGUF file calls `name`. Raises ModelUnsupported for a name that is not known here."""
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise ModelUnsupported(f"the GGUF pre-tokenizer {name!r} is not known here (known: {known}).")
+    return PRE_TOKENIZERS[name]
 
 
 @lru_cache(maxsize=1)
@@ -74,9 +95,9 @@ def token_bytes(token: str) -> bytes:
 
 
 class ByteLevelTokenizer(Tokenizer):
-    """A byte-level BPE tokenizer from a vocabulary, its merges in order of rank, token types and a pre-tokenizer name.
+    """A byte-level BPE tokenizer from a vocabulary, its merges in order of rank, token types and a pre-tokenizer.
 
-    Raises ModelUnsupported for an unknown pre-tokenizer name, ModelCorrupt when merges and vocabulary do not fit.
+    Raises ModelCorrupt when merges and vocabulary do not fit.
     """
 
     def __init__(
@@ -84,16 +105,13 @@ class ByteLevelTokenizer(Tokenizer):
         tokens: Sequence[str],
         merges: Sequence[str],
         types: Sequence[int],
-        pre_tokenizer: str,
+        rule: PreTokenizer,
         special: SpecialTokens,
         chat_template: str | None = None,
     ) -> None:
         super().__init__(tokens, special, chat_template)
-        if pre_tokenizer not in PRE_TOKENIZERS:
-            known = ", ".join(sorted(PRE_TOKENIZERS))
-            raise ModelUnsupported(f"the GGUF pre-tokenizer {pre_tokenizer!r} is not known here (known: {known}).")
-        self._core = _build(tokens, merges, types, PRE_TOKENIZERS[pre_tokenizer])
-        self._control = frozenset(index for index, kind in enumerate(types) if kind == CONTROL)
+        self._core = _build(tokens, merges, types, rule)
+        self._control = frozenset(index for index, kind in enumerate(types) if kind == PieceType.CONTROL)
         self._pieces = [token_bytes(token) for token in tokens]
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -133,7 +151,9 @@ def _build(
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.splits]
     core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
     core.add_special_tokens(
-        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == CONTROL]
+        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == PieceType.CONTROL]
     )
-    core.add_tokens([AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED])
+    core.add_tokens(
+        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == PieceType.USER_DEFINED]
+    )
     return core

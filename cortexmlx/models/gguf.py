@@ -1,21 +1,26 @@
 """A GGUF file into mlx-lm's own model class, its quantized layers staying quantized.
 
 MLX's loader reads the tensor types below and hands out packed weights with scales and biases, which are exactly the
-parameters of MLX's quantized layers (groups of 32): nothing is rounded again. What is left to do is naming, and undoing the
-row order in which converters store the query and key projections of the llama architecture.
+parameters of MLX's quantized layers (groups of 32): nothing is rounded again. What is left to do is naming, and
+undoing the row order in which converters store the query and key projections of the llama architecture.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.gguf_config import model_config
 from cortexmlx.models.gguf_file import GGUFHeader, read_header
 from cortexmlx.models.gguf_tokenizer import build_tokenizer
 from cortexmlx.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 GROUP_SIZE = 32
 QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -85,46 +90,62 @@ def _parameter_name(tensor: str, header: GGUFHeader) -> str:
 
 
 def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str]) -> Any:
-    import importlib
-
     import mlx.core as mx
     import mlx.nn as nn
 
     arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = arch.Model(arch.ModelArgs.from_dict(config))
     try:
-        arrays = mx.load(str(header.path))
+        arrays = cast("dict[str, mx.array]", mx.load(str(header.path)))
     except RuntimeError as error:
-        raise ModelCorrupt(f"{header.path.name} cannot be read: {error}") from error
-    dtype = _activation_dtype(header, mx)
-    rope_factors = arrays.pop(ROPE_FACTORS, None)
-    bits: dict[str, int] = {}
-    weights: dict[str, Any] = {}
-    for tensor, parameter in names.items():
-        info = header.tensors[tensor]
-        module, _, kind = parameter.rpartition(".")
-        parts = {kind: arrays[tensor]}
-        if info.type_name in QUANTIZED_BITS:
-            bits[module] = QUANTIZED_BITS[info.type_name]
-            stem = tensor.removesuffix(".weight")
-            parts |= {name: arrays[f"{stem}.{name}"] for name in ("scales", "biases")}
-        order = _row_order(tensor, config)
-        for name, array in parts.items():
-            value = array if order is None else array[mx.array(order)]
-            weights[f"{module}.{name}"] = value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
+        raise ModelCorrupt(f"{header.path.name} cannot be read: {_one_line(error)}") from error
+    bits = _quantized_modules(header, names)
     nn.quantize(model, class_predicate=lambda path, _: path in bits and {"group_size": GROUP_SIZE, "bits": bits[path]})
     try:
-        model.load_weights(list(weights.items()), strict=True)
+        model.load_weights(list(_parameters(header, config, names, arrays)), strict=True)
     except ValueError as error:
-        raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {_first_line(error)}") from error
-    if rope_factors is not None:
-        _apply_rope_factors(model, config, rope_factors)
+        raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {_one_line(error)}") from error
+    if ROPE_FACTORS in arrays:
+        _apply_rope_factors(model, config, arrays[ROPE_FACTORS])
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def _first_line(error: Exception) -> str:
+def _quantized_modules(header: GGUFHeader, names: dict[str, str]) -> dict[str, int]:
+    """Bits per weight by module path, for the modules whose weight is stored packed."""
+    types = {parameter.removesuffix(".weight"): header.tensors[tensor].type_name for tensor, parameter in names.items()}
+    return {module: QUANTIZED_BITS[kind] for module, kind in types.items() if kind in QUANTIZED_BITS}
+
+
+def _parameters(
+    header: GGUFHeader, config: dict[str, Any], names: dict[str, str], arrays: dict[str, mx.array]
+) -> Iterator[tuple[str, mx.array]]:
+    """The model's parameters by path: for a packed tensor its weight, scales and biases, all in the model's row
+    order.
+    """
+    import mlx.core as mx
+
+    dtype = _activation_dtype(header, mx)
+    for tensor, parameter in names.items():
+        stem, _, kind = tensor.rpartition(".")
+        packed = header.tensors[tensor].type_name in QUANTIZED_BITS
+        order = _row_order(tensor, config)
+        if order is not None and len(order) != header.tensors[tensor].shape[0]:
+            raise ModelCorrupt(
+                f"{header.path.name}: tensor {tensor!r} has {header.tensors[tensor].shape[0]} rows, "
+                f"its heads need {len(order)}."
+            )
+        for part in (kind, "scales", "biases") if packed else (kind,):
+            array = arrays[f"{stem}.{part}"]
+            if order is not None:
+                array = array[mx.array(order)]
+            if mx.issubdtype(array.dtype, mx.floating):
+                array = array.astype(dtype)
+            yield f"{parameter.removesuffix(kind)}{part}", array
+
+
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
@@ -152,19 +173,19 @@ def _row_order(tensor: str, config: dict[str, Any]) -> list[int] | None:
     return [head * dim + pair * 2 + half for head in range(heads) for half in (0, 1) for pair in range(dim // 2)]
 
 
-def _apply_rope_factors(model: Any, config: dict[str, Any], factors: Any) -> None:
+def _apply_rope_factors(model: Any, config: dict[str, Any], factors: mx.array) -> None:
     """Give every layer the rope whose wavelengths are stretched by `factors` (how llama 3.1 scaling is stored)."""
     import mlx.core as mx
     from mlx_lm.models.rope_utils import Llama3RoPE
 
     dim = config["head_dim"]
     if factors.shape != (dim // 2,):
-        raise ModelCorrupt(f"rope factors have shape {factors.shape}, not ({dim // 2},).")
-    plain = {"factor": 1.0, "original_max_position_embeddings": config["max_position_embeddings"]}
+        raise ModelCorrupt(f"the rope factors have shape {tuple(factors.shape)}, not ({dim // 2},).")
     wavelengths = config["rope_theta"] ** (mx.arange(0, dim, 2, dtype=mx.float32) / dim)
     stretched = wavelengths * factors.astype(mx.float32)
+    context = config["max_position_embeddings"]
+    rope = Llama3RoPE(dim, context, False, config["rope_theta"], {"factor": 1.0})
+    rope._freqs = stretched
     mx.eval(stretched)
     for layer in model.layers:
-        rope = Llama3RoPE(dim, config["max_position_embeddings"], False, config["rope_theta"], plain)
-        rope._freqs = stretched
         layer.self_attn.rope = rope

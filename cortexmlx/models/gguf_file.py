@@ -1,8 +1,8 @@
 """Reading a GGUF file's header: metadata and tensor directory, every length checked against the file.
 
 The header is parsed here, and not only by MLX's loader, for two reasons: a damaged file must end in one clear error and
-never reach native code, and a tensor type that MLX cannot keep packed must be refused by name before anything is loaded.
-Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
+never reach native code, and a tensor type that MLX cannot keep packed must be refused by name before anything is
+loaded. Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says about itself: `metadata` by key (numbers, strings, booleans, lists) and `tensors` by name."""
+    """What a GGUF file says about itself: `metadata` by key (numbers, strings, booleans, lists) and `tensors` by
+    name.
+    """
 
     path: Path
     metadata: dict[str, Any]
@@ -184,7 +186,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
     version = reader.number("<I", "the version")
     if version not in SUPPORTED_VERSIONS:
         raise ModelUnsupported(
-            f"{reader.path.name} is GGUF version {version}; versions 2 and 3 (little-endian) are read. Convert it again."
+            f"{reader.path.name} is GGUF version {version}; versions 2 and 3 (little-endian) are read."
         )
     tensor_count = reader.number("<Q", "the tensor count")
     pair_count = reader.number("<Q", "the metadata count")

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import ModelNotFound
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 
 Progress = Callable[[str, float], None]
 
+DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_UNSTATED_CONTEXT = 2048
+
 
 def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress: Progress | None = None) -> LoadedModel:
     """Resolve `name` and load it, on the thread that will run it (MLX's streams belong to threads).
 
-    `dequantize`: True makes the weights float32, False leaves them as stored, None decides (float32 on a Linux CPU when it
-    takes under a quarter of the memory). `on_progress(what, fraction)` is called on this thread.
+    `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
+    that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
+    `on_progress(what, fraction)` is called on this thread.
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx import blas
@@ -26,56 +32,88 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     report = on_progress or (lambda what, fraction: None)
     source = resolve(name)
     report("loading weights", 0.0)
-    model, tokenizer, config, notes = _read(source)
-    return _finish(source, model, tokenizer, config, notes, dequantize, report)
+    path, model, tokenizer, config, notes = _read(source)
+    report("loading weights", 0.8)
+    notes += _adapt(model, dequantize)
+    report("loading weights", 1.0)
+    return _describe(source.name, path, model, tokenizer, config, notes)
 
 
-def _read(source: ModelSource) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
+def _read(source: ModelSource) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
+    path = source.path
+    if path is None:
+        from cortexmlx.models.hub import fetch
+
+        path = fetch(source.name)
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf import load_gguf
 
-        assert source.path is not None
-        return load_gguf(source.path)
-    raise ModelNotFound(f"cannot load {source.name}")
+        return path, *load_gguf(path)
+    from cortexmlx.models.folder import load_folder
+
+    return path, *load_folder(path), ()
 
 
-def _finish(
-    source: ModelSource,
-    model: Any,
-    tokenizer: Any,
-    config: dict[str, Any],
-    notes: tuple[str, ...],
-    dequantize: bool | None,
-    report: Progress,
+def _adapt(model: Any, dequantize: bool | None) -> tuple[str, ...]:
+    """Make the model run well on this machine; says what was done. On a GPU, or macOS, it stays as it is stored."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import get_total_parameters
+
+    from cortexmlx.models.float32 import activations_to_float32, machine_memory, to_float32
+
+    slow_below_float32 = sys.platform == "linux" and mx.default_device() == mx.cpu
+    needed = int(get_total_parameters(model)) * 4
+    if dequantize is None:
+        switched_off = os.environ.get(DEQUANTIZE_SWITCH) == "0"
+        dequantize = slow_below_float32 and not switched_off and needed < machine_memory() / 4
+    if dequantize:
+        stored = _weight_bytes(model)
+        to_float32(model)
+        grown = _weight_bytes(model)
+        if grown == stored:
+            return ()
+        return (f"weights made float32 for speed: {grown / 1e6:.0f} MB in memory instead of {stored / 1e6:.0f} MB",)
+    kinds = {array.dtype for _, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)}
+    if slow_below_float32 and kinds != {mx.float32}:
+        activations_to_float32(model)
+        return ("activations made float32 for speed; quantized weights stay as they are",)
+    return ()
+
+
+def _describe(
+    name: str, path: Path, model: Any, tokenizer: Any, config: dict[str, Any], notes: tuple[str, ...]
 ) -> LoadedModel:
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import get_total_parameters
 
-    from cortexmlx.models.memory import should_dequantize, to_float32
-
-    parameters = int(get_total_parameters(model))
-    if should_dequantize(parameters) if dequantize is None else dequantize:
-        before = _weight_bytes(model)
-        report("making the weights float32", 0.5)
-        to_float32(model)
-        after = _weight_bytes(model)
-        if after != before:
-            notes += (f"weights are float32 in memory ({after / 1e6:.0f} MB, {before / 1e6:.0f} MB as stored)",)
-    report("loading weights", 1.0)
+    context = _context_length(config)
+    if context is None:
+        context = _UNSTATED_CONTEXT
+        notes += (f"the model does not state its context length: {context} tokens are assumed",)
     floats = [a.dtype for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         config=config,
-        name=source.name,
-        path=source.path or Path(),
-        context_length=int(config.get("max_position_embeddings") or 2048),
+        name=name,
+        path=path,
+        context_length=context,
         weight_bytes=_weight_bytes(model),
-        parameters=parameters,
+        parameters=int(get_total_parameters(model)),
         dtype=str(floats[0]).removeprefix("mlx.core."),
         notes=notes,
     )
+
+
+def _context_length(config: dict[str, Any]) -> int | None:
+    for source in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            value = source.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
 
 
 def _weight_bytes(model: Any) -> int:

@@ -29,12 +29,11 @@ class SourceKind(str, Enum):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A resolved model name: `path` for what is already a file or folder here, `repo` for a hub id still to be fetched."""
+    """A resolved model name. `path` is the file or folder on this machine; None for a hub id, which is in `name`."""
 
     name: str
     kind: SourceKind
-    path: Path | None = None
-    repo: str | None = None
+    path: Path | None
 
 
 def starter_path() -> Path | None:
@@ -57,20 +56,20 @@ def resolve(name: str | Path) -> ModelSource:
     path = Path(text).expanduser()
     try:
         if path.is_dir():
-            return ModelSource(text, SourceKind.FOLDER, path=path)
+            return ModelSource(text, SourceKind.FOLDER, path)
         if path.is_file():
             if path.suffix.lower() != ".gguf":
                 raise ModelNotFound(f"{text} is a file but not a .gguf file: give the folder that holds the model.")
-            return ModelSource(text, SourceKind.GGUF, path=path)
+            return ModelSource(text, SourceKind.GGUF, path)
     except OSError as error:
         raise ModelNotFound(f"cannot look at {text!r}: {error.strerror}.") from error
     if text == STARTER:
         found = starter_path()
         if found is None:
             raise ModelNotFound(f"the starter model is not installed: {STARTER_INSTALL}")
-        return ModelSource(text, SourceKind.STARTER, path=found)
+        return ModelSource(text, SourceKind.STARTER, found)
     if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
-        return ModelSource(text, SourceKind.HUB, repo=text)
+        return ModelSource(text, SourceKind.HUB, None)
     raise ModelNotFound(
         f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name). "
         f"Try {STARTER!r}, or `cortexmlx models` for what is on this machine."

@@ -1,7 +1,7 @@
 """The tokenizer that the engine talks to, when it is not mlx-lm's own wrapper.
 
-`Tokenizer` has the part of mlx-lm's TokenizerWrapper interface that an engine needs, so both can be used alike (and mlx-lm
-can wrap ours). It is the base of the tokenizers built from GGUF metadata and from sentencepiece models.
+`Tokenizer` has the part of mlx-lm's TokenizerWrapper interface that an engine needs, so both can be used alike (and
+mlx-lm can wrap ours). It is the base of the tokenizers built from GGUF metadata and from sentencepiece models.
 """
 
 from __future__ import annotations
@@ -9,23 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-
-
-class Detokenizer(Protocol):
-    """Streaming text: feed tokens, read `last_segment`; `finalize` at the end."""
-
-    tokens: list[int]
-
-    def reset(self) -> None: ...
-    def add_token(self, token: int) -> None: ...
-    def finalize(self) -> None: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def last_segment(self) -> str: ...
+from cortexmlx.models.detokenize import Detokenizer
 
 
 @dataclass(frozen=True)
@@ -44,8 +31,18 @@ class SpecialTokens:
     add_eos: bool = False
 
 
+def _without_lone_surrogates(text: str) -> str:
+    """Broken UTF-8 read from a terminal or file arrives as lone surrogates; like all invalid text it becomes U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 class Tokenizer(ABC):
-    """Text to token ids and back. Ids are plain ints; text is str; special tokens written in the text are recognised."""
+    """Text to token ids and back. Ids are plain ints; text is str; special tokens written in the text are recognised.
+    """
 
     def __init__(self, tokens: Sequence[str], special: SpecialTokens, chat_template: str | None) -> None:
         self._tokens = tokens
@@ -72,7 +69,7 @@ class Tokenizer(ABC):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with the beginning- and end-of-text tokens that the model's settings ask for."""
-        ids = self._encode_plain(text)
+        ids = self._encode_plain(_without_lone_surrogates(text))
         if add_special_tokens:
             if self._special.add_bos and self._special.bos_id is not None:
                 ids.insert(0, self._special.bos_id)

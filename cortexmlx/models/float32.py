@@ -1,9 +1,8 @@
-"""How much memory this machine has, and turning weights into float32 where that pays."""
+"""Float32 for MLX's CPU build, whose matrix products are fast in that type (through BLAS) and slow in every other."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,6 @@ def machine_memory() -> int:
     return total
 
 
-def should_dequantize(parameters: int) -> bool:
-    """Whether float32 weights pay: on a Linux CPU only, and when they take under a quarter of the memory.
-
-    MLX's CPU matrix products are fast in float32 through BLAS and slow in every other type.
-    """
-    import mlx.core as mx
-
-    on_cpu = sys.platform == "linux" and mx.default_device() == mx.cpu
-    return on_cpu and parameters * 4 < machine_memory() / 4
-
-
 def to_float32(model: Any) -> None:
     """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place.
 
@@ -41,5 +29,13 @@ def to_float32(model: Any) -> None:
 
     model.set_dtype(mx.float32)
     dequantize_model(model)
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+
+
+def activations_to_float32(model: Any) -> None:
+    """Make every floating parameter float32, in place, so that activations are too; packed weights stay packed."""
+    import mlx.core as mx
+
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())

@@ -1,0 +1,57 @@
+"""Fetching a model from the hub, with its own progress bar, and finding what is in its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.safetensors_check import check_weights
+
+
+def fetch(repo: str) -> Path:
+    """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
+
+    A complete copy is used without asking the network. Raises ModelNotFound for an unknown or closed repository or no
+    network.
+    """
+    cached = cached_folder(repo)
+    if cached is not None:
+        return cached
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+    try:
+        return Path(snapshot_download(repo, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"{repo} asks for consent first: accept its terms on https://huggingface.co/{repo}, then `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {repo!r} (or it is private: `hf auth login`). Check the spelling."
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ModelNotFound(
+            f"{repo!r} is not on this machine and the hub cannot be reached. Connect to the network, or see "
+            "`cortexmlx models` for what is here."
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelNotFound(f"downloading {repo!r} failed: {' '.join(str(error).split())[:300]}. Try again.") from error
+
+
+def cached_folder(repo: str) -> Path | None:
+    """The hub cache's folder of `repo` if it is there with all its weights; no network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, local_files_only=True))
+        return folder if (folder / "config.json").is_file() and check_weights(folder) else None
+    except (OSError, ValueError, ModelCorrupt):
+        return None

@@ -1,0 +1,69 @@
+"""Looking at safetensors files before MLX does: complete, undamaged, all there.
+
+MLX maps the file and reads where the header points. A download that was cut short is the commonest damage, and the
+message should say so with the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt
+
+INDEX = "model.safetensors.index.json"
+_POINTER = b"version https://git-lfs"
+
+
+def check_weights(folder: Path) -> list[Path]:
+    """The weight files of `folder` (`model*.safetensors`), each checked, and those of its index all present.
+
+    Raises ModelCorrupt naming the file, the tensor and the bytes that are missing. An empty list means no weights.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    for file in files:
+        _check_file(file)
+    index = folder / INDEX
+    if index.is_file():
+        missing = sorted(_shards(index) - {file.name for file in files})
+        if missing:
+            raise ModelCorrupt(
+                f"{folder} lacks {len(missing)} of its weight files, for example {missing[0]}. Download them again."
+            )
+    return files
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelCorrupt(f"{index} cannot be read: {error}. Download it again.") from error
+
+
+def _check_file(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        if (start + stream.read(len(_POINTER) - 8)) == _POINTER:
+            raise ModelCorrupt(f"{file} is a git-lfs pointer, not the weights: run `git lfs pull` in its folder.")
+        stream.seek(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > size - 8:
+            raise ModelCorrupt(f"{file} is damaged or cut short: it has {size} bytes. Download it again.")
+        try:
+            header = json.loads(stream.read(length))
+            ends = {name: _end(entry) for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
+    needed = 8 + length + max(ends.values(), default=0)
+    if needed > size:
+        raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed} bytes. Download it again.")
+
+
+def _end(entry: Any) -> int:
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError("offsets run backwards")
+    return int(end)
