@@ -178,7 +178,7 @@ def _plain_list(value: Any) -> Any:
 def _shown(value: object) -> str:
     """A value as an error message can hold it."""
     try:
-        text = repr(value)
+        text = repr(list(value) if isinstance(value, tuple) else value)
     except ValueError:  # an integer with more digits than Python prints
         return "an integer of more than 4000 digits"
     return text if len(text) <= 120 else f"{text[:117]}..."
