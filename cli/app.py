@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from cortexmlx import __version__
 from cortexmlx.cli.batch import batch
 from cortexmlx.cli.generate import generate
+from cortexmlx.cli.plan import plan
 from cortexmlx.cli.start import exit_codes
 
 EXAMPLES = """\
@@ -68,6 +69,7 @@ def top(
 
 app.command("generate")(generate)
 app.command("batch")(batch)
+app.command("plan")(plan)
 
 if importlib.util.find_spec("cortexmlx.bench.command"):
     app.command("bench")(importlib.import_module("cortexmlx.bench.command").bench)

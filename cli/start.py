@@ -23,7 +23,7 @@ MLX_ENVIRONMENT = {
     # KV arena, which would end a command buffer at each layer: count operations only, as without an arena.
     "MLX_MAX_MB_PER_BUFFER": "1000000",
 }
-QUIET_LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true"}
+QUIET_LIBRARIES = {"HF_HUB_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true"}
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +60,8 @@ def log_to_stderr(debug: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], force=True)
+    if not debug:
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def test_tokens_that_fit_is_the_longest_sequence_within_the_bytes(shapes: list[K
 
 def test_tail_and_logits_grow_with_active_rows_only() -> None:
     smollm2 = KVShape(layers=30, kv_heads=3, k_dim=64, v_dim=64)
-    assert tail_bytes([smollm2], rows=16, itemsize=4) == 16 * 16 * 30 * 3 * 128 * 4
+    assert tail_bytes([smollm2], rows=16, itemsize=4) == 2 * 16 * 16 * 30 * 3 * 128 * 4
     assert logits_bytes(rows=16, vocab_size=49152) == 16 * 49152 * 4
 
 

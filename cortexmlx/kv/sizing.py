@@ -80,8 +80,11 @@ def tokens_that_fit(shapes: Iterable[KVShape], available: int, itemsize: int = 2
 
 
 def tail_bytes(shapes: Iterable[KVShape], rows: int, itemsize: int = 2, width: int = TAIL_WIDTH) -> int:
-    """Bytes of the tail for `rows` active rows: `width` tokens of every layer per row."""
-    return rows * width * shape_bytes_per_token(shapes, itemsize)
+    """Bytes of the tail for `rows` active rows: `width` tokens of every layer per row, twice.
+
+    The tail is functional: while a step writes its column, the old and the new tail are both there.
+    """
+    return 2 * rows * width * shape_bytes_per_token(shapes, itemsize)
 
 
 def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:

@@ -1,0 +1,111 @@
+"""`cortexmlx plan`: what a model takes, and what fits in this machine, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cortexmlx.cli import options
+from cortexmlx.cli.plan_text import kv_lines, line, page
+from cortexmlx.kv.sizing import KVShape, format_bytes, shape_bytes, shape_bytes_per_token
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="As for generate, or a config.json; weights are not needed.", show_default=False
+        ),
+    ] = None,
+    model_option: options.ModelOption = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context",
+            "--tokens",
+            metavar="N",
+            min=1,
+            help="Tokens per sequence; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_memory: options.KVMemory = None,
+    max_rows: options.MaxRows = 16,
+    itemsize: Annotated[
+        int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", metavar="N", min=1, help="Instead of MODEL: its shape.", show_default=False),
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", metavar="N", min=1, help="KV heads.", show_default=False)
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option("--head-dim", metavar="N", min=1, help="Numbers per key.", show_default=False)
+    ] = None,
+    value_dim: Annotated[
+        int | None,
+        typer.Option("--value-dim", metavar="N", min=0, help="Per value, if other than the key.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures as one JSON object, in bytes.")] = False,
+) -> None:
+    """What fits: weights, KV bytes per token, and the tokens that this machine's memory holds.
+
+    KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
+    model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
+    """
+    shape = (layers, kv_heads, head_dim)
+    if any(n is not None for n in (*shape, value_dim)):
+        if model is not None or model_option is not None:
+            raise typer.BadParameter("give a MODEL or its shape, not both")
+        if layers is None or kv_heads is None or head_dim is None:
+            raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
+        value = head_dim if value_dim is None else value_dim
+        plan_shape(KVShape(layers, kv_heads, head_dim, value), tuple(context or ()), itemsize or 2, as_json)
+        return
+    plan_model(
+        options.model_name(model, model_option),
+        tuple(context or ()),
+        options.memory_size(kv_memory),
+        max_rows,
+        itemsize,
+        as_json,
+    )
+
+
+def plan_shape(shape: KVShape, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
+    """The arithmetic alone, for a shape given by hand."""
+    per_token = shape_bytes_per_token([shape], itemsize)
+    totals = {tokens: shape_bytes([shape], tokens, itemsize) for tokens in lengths}
+    if as_json:
+        table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
+        print(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
+        return
+    print("\n".join(kv_lines((shape,), per_token, itemsize)))
+    for tokens, size in totals.items():
+        print(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
+
+
+def plan_model(
+    target: str, lengths: tuple[int, ...], kv_memory: int | None, max_rows: int, itemsize: int | None, as_json: bool
+) -> None:
+    """The plan of a model on this machine."""
+    from cortexmlx.cli.plan_figures import make_plan, this_machine
+    from cortexmlx.cli.plan_source import find
+    from cortexmlx.cli.skeleton import build
+
+    source = find(target)
+    figures = make_plan(
+        source,
+        build(source.config),
+        this_machine(),
+        max_rows=max_rows,
+        kv_memory=kv_memory,
+        itemsize=itemsize,
+        lengths=lengths,
+    )
+    print(json.dumps(asdict(figures)) if as_json else page(figures))

@@ -1,0 +1,168 @@
+"""The figures of a plan: what a model takes, what this machine has, what fits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from cortexmlx.cli.plan_source import PlanSource
+from cortexmlx.cli.skeleton import Skeleton
+from cortexmlx.kv import sizing
+from cortexmlx.kv.sizing import KVShape
+from cortexmlx.machine import memory_bytes, working_set_bytes
+
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+LENGTHS = (4096, 16384, 65536, 262144, 1048576)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory in bytes: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 here."""
+
+    memory: int
+    working_set: int
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The model by itself, in the precision it is stored in. Bytes; `state` is per sequence, whatever its length."""
+
+    name: str
+    architecture: str
+    parameters: int
+    context_length: int
+    weight_bytes: int
+    dtype: str
+    shapes: tuple[KVShape, ...]
+    itemsize: int
+    kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+
+
+@dataclass(frozen=True)
+class Length:
+    """One context length in tokens: the bytes of one such sequence, and how many of them fit at once."""
+
+    tokens: int
+    bytes: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class MachineFigures:
+    """The model on this machine, in bytes. `fits` is the longest single sequence (None: its length costs nothing)."""
+
+    memory_bytes: int
+    working_set_bytes: int
+    weight_bytes: int
+    weights_as: str
+    itemsize: int
+    kv_bytes_per_token: int
+    tail_bytes: int
+    logits_bytes: int
+    free_bytes: int
+    fits: int | None
+    arena_bytes: int
+    arena_tokens: int
+    lengths: tuple[Length, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures that `cortexmlx plan` shows."""
+
+    model: ModelFigures
+    here: MachineFigures
+
+
+def this_machine() -> Machine:
+    """The machine that runs this."""
+    return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
+
+
+def make_plan(
+    source: PlanSource,
+    skeleton: Skeleton,
+    machine: Machine,
+    *,
+    max_rows: int,
+    kv_memory: int | None = None,
+    itemsize: int | None = None,
+    lengths: tuple[int, ...] = (),
+) -> Plan:
+    """What `skeleton` takes, by itself and on `machine`.
+
+    `kv_memory` fixes the arena's bytes, `itemsize` the bytes of a cached number.
+    """
+    stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
+    size = itemsize or ITEMSIZE[skeleton.dtype]
+    model = ModelFigures(
+        name=source.name,
+        architecture=skeleton.architecture,
+        parameters=skeleton.parameters,
+        context_length=skeleton.context_length,
+        weight_bytes=stored,
+        dtype=skeleton.dtype,
+        shapes=skeleton.shapes,
+        itemsize=size,
+        kv_bytes_per_token=sizing.shape_bytes_per_token(skeleton.shapes, size),
+        state_bytes_per_sequence=sum(s.row_bytes for s in skeleton.shapes),
+    )
+    size_here = itemsize or (4 if machine.on_cpu else size)
+    weights_here, form = _weights_here(stored, skeleton, machine)
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, max_rows, kv_memory, lengths))
+
+
+def _here(
+    skeleton: Skeleton,
+    machine: Machine,
+    weights: int,
+    form: str,
+    itemsize: int,
+    max_rows: int,
+    kv_memory: int | None,
+    lengths: tuple[int, ...],
+) -> MachineFigures:
+    shapes, context = skeleton.shapes, skeleton.context_length
+    per_token = sizing.shape_bytes_per_token(shapes, itemsize)
+    tail = sizing.tail_bytes(shapes, max_rows, itemsize)
+    logits = sizing.logits_bytes(max_rows, skeleton.vocab_size)
+    reserved = weights + tail + logits
+    free = max(machine.working_set - reserved, 0)
+    arena = kv_memory or sizing.default_kv_bytes(per_token, context, max_rows, machine.working_set, reserved)
+    shown = lengths or (*(n for n in LENGTHS if n < context), context)
+    return MachineFigures(
+        memory_bytes=machine.memory,
+        working_set_bytes=machine.working_set,
+        weight_bytes=weights,
+        weights_as=form,
+        itemsize=itemsize,
+        kv_bytes_per_token=per_token,
+        tail_bytes=tail,
+        logits_bytes=logits,
+        free_bytes=free,
+        fits=sizing.tokens_that_fit(shapes, free, itemsize),
+        arena_bytes=arena,
+        arena_tokens=arena // per_token if per_token else 0,
+        lengths=tuple(_length(shapes, tokens, itemsize, free) for tokens in shown),
+    )
+
+
+def _length(shapes: tuple[KVShape, ...], tokens: int, itemsize: int, free: int) -> Length:
+    needed = sizing.shape_bytes(shapes, tokens, itemsize)
+    return Length(tokens, needed, free // needed if needed else 0)
+
+
+def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
+    """Bytes and form of the weights in memory; on a CPU as `load_model` decides: MLX is fastest in float32 there."""
+    from cortexmlx.models.load import DEQUANTIZE_SWITCH
+
+    if not machine.on_cpu:
+        return stored, "as stored"
+    if os.environ.get(DEQUANTIZE_SWITCH) != "0" and skeleton.parameters * 4 < machine.memory / 4:
+        return skeleton.parameters * 4, "float32, for speed on a CPU"
+    if skeleton.widened_bytes >= skeleton.parameters * 4:
+        return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"
+    return skeleton.widened_bytes, "quantized as stored, the rest float32"

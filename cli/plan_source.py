@@ -1,0 +1,83 @@
+"""From what a person names to a configuration, and to the bytes of the weights where the files are here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.resolve import SourceKind, resolve
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """A model's configuration, and what its weight files take on disk (None: only the configuration is here)."""
+
+    name: str
+    config: Mapping[str, Any]
+    weight_bytes: int | None
+
+
+def find(target: str) -> PlanSource:
+    """The configuration of a folder, a config.json, a .gguf file, a hub id or the starter model. No weights are loaded.
+
+    For a hub id that is not on this machine config.json alone is fetched. Raises ModelNotFound or ModelCorrupt.
+    """
+    path = Path(target).expanduser()
+    if path.suffix.lower() == ".json":
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+        return PlanSource(name, _read(path), _weights(path.parent))
+    source = resolve(target)
+    if source.kind is SourceKind.HUB:
+        return _from_hub(target)
+    assert source.path is not None
+    if source.kind is SourceKind.FOLDER:
+        return PlanSource(source.path.resolve().name, _read(source.path / "config.json"), _weights(source.path))
+    return _from_gguf(target, source.path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelCorrupt(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelCorrupt(f"{path} holds a {type(config).__name__}, not a model's configuration")
+    return config
+
+
+def _weights(folder: Path) -> int | None:
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors")) or None
+
+
+def _from_gguf(name: str, path: Path) -> PlanSource:
+    from cortexmlx.models.gguf_config import model_config
+    from cortexmlx.models.gguf_file import read_header
+
+    header = read_header(path)
+    config = {**model_config(header), "dtype": "float16"}  # what MLX's reader makes of the types of the format
+    largest = max(header.tensors.values(), key=lambda tensor: tensor.nbytes)
+    bits = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}.get(largest.type_name)
+    if bits:
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    return PlanSource(name, config, sum(tensor.nbytes for tensor in header.tensors.values()))
+
+
+def _from_hub(repo: str) -> PlanSource:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        config = Path(hf_hub_download(repo, "config.json"))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ModelNotFound(
+            f"{repo!r} is not on this machine and the hub cannot be reached: connect, or give a config.json"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelNotFound(f"the hub has no config.json for {repo!r}: {' '.join(str(error).split())[:200]}") from error
+    return PlanSource(repo, _read(config), _weights(config.parent))

@@ -1,0 +1,70 @@
+"""A plan as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cortexmlx.cli.plan_figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.kv.sizing import KVShape, format_bytes
+
+LABEL = 16
+VALUE = 12
+
+
+def page(plan: Plan) -> str:
+    """The whole plan, at most 80 columns wide for ordinary models."""
+    return "\n".join([*_model(plan.model), "", *_here(plan.here)])
+
+
+def _model(model: ModelFigures) -> Iterator[str]:
+    millions = model.parameters / 1e6
+    size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
+    yield f"{model.name}: {model.architecture}, {size} parameters, context {model.context_length:,} tokens"
+    yield line("weights", format_bytes(model.weight_bytes), "as stored")
+    yield from kv_lines(model.shapes, model.kv_bytes_per_token, model.itemsize)
+    if model.state_bytes_per_sequence:
+        yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
+
+
+def _here(here: MachineFigures) -> Iterator[str]:
+    yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
+    yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
+    yield line("KV per token", format_bytes(here.kv_bytes_per_token), f"{here.itemsize} bytes per number")
+    yield line("tails", format_bytes(here.tail_bytes), "the newest tokens of all rows, not yet in the arena")
+    yield line("logits", format_bytes(here.logits_bytes), "of one step")
+    yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
+    yield line("arena", format_bytes(here.arena_bytes), f"{here.arena_tokens:,} tokens (--kv-memory changes it)")
+    yield ""
+    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit at once"
+    for entry in here.lengths:
+        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}"
+
+
+def line(label: str, value: str, remark: str) -> str:
+    """One figure."""
+    return f"  {label:<{LABEL}}{value:<{VALUE}}{remark}".rstrip()
+
+
+def kv_lines(shapes: tuple[KVShape, ...], per_token: int, itemsize: int) -> Iterator[str]:
+    """The bytes per token and where they come from, a line per kind of layer."""
+    label, value = "KV per token", format_bytes(per_token)
+    for shape in shapes:
+        if shape.kv_heads:
+            yield line(label, value, _formula(shape, itemsize))
+            label = value = ""
+    if label:
+        yield line(label, value, "no layer keeps keys and values")
+
+
+def _formula(shape: KVShape, itemsize: int) -> str:
+    window = f", window {shape.window:,}" if shape.window else ""
+    heads = f"{shape.kv_heads} head{'s' * (shape.kv_heads != 1)}"
+    return f"{shape.layers} layers x {heads} x ({shape.k_dim} + {shape.v_dim}) x {itemsize} bytes{window}"
+
+
+def _fits(here: MachineFigures) -> str:
+    if here.fits is None:
+        return "any length: no layer keeps more than its window"
+    if not here.free_bytes:
+        return "the weights alone are too large"
+    return f"{here.fits:,} tokens in one sequence"

@@ -1,0 +1,162 @@
+"""A model without its numbers: built from its configuration alone, to count what it would take.
+
+mlx's arrays are lazy, so mlx-lm's own class can be built, quantized and even called without computing anything: the
+shapes of its parameters, and of what it puts into its caches, are exact for every architecture that mlx-lm knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.sizing import KVShape
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What a configuration says about memory.
+
+    `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
+    quantized ones still packed; `shapes` is what its caches keep, `dtype` that of the activations.
+    """
+
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    widened_bytes: int
+    vocab_size: int
+    context_length: int
+    dtype: str
+    shapes: tuple[KVShape, ...]
+
+
+def build(config: Mapping[str, Any]) -> Skeleton:
+    """Build the model that `config` (the contents of config.json) describes. Nothing of its size is allocated.
+
+    Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it.
+    """
+    from cortexmlx import blas
+
+    blas.preload()
+    import mlx.core as mx
+    from mlx_lm.utils import get_total_parameters
+
+    model = _lazy_model(dict(config))
+    dtype = _dtype(config)
+    model.set_dtype(getattr(mx, dtype))
+    parameters = int(get_total_parameters(model))
+    _quantize(model, config)
+    vocab_size, shapes = _caches(model)
+    weight_bytes = _bytes(model)
+    model.set_dtype(mx.float32)
+    return Skeleton(
+        architecture=str(config["model_type"]),
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        widened_bytes=_bytes(model),
+        vocab_size=vocab_size,
+        context_length=_context(config),
+        dtype=dtype,
+        shapes=shapes,
+    )
+
+
+def _lazy_model(config: dict[str, Any]) -> Any:
+    from mlx_lm.utils import _get_classes
+
+    if not isinstance(config.get("model_type"), str):
+        raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
+    try:
+        model_class, args_class = _get_classes(config)
+    except ValueError:
+        kind = config["model_type"]
+        raise ModelUnsupported(
+            f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
+        ) from None
+    try:
+        model = model_class(args_class.from_dict(config))
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ModelUnsupported(f"the configuration does not fit {config['model_type']!r} ({why})") from error
+    if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none
+        with contextlib.suppress(Exception):
+            model.sanitize({})
+    return model
+
+
+def _bytes(model: Any) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    text = config.get("text_config") or {}
+    named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    return named if named in DTYPES else "bfloat16"
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config") or {}
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length", "n_ctx")
+    found = (source.get(key) for source in (config, text) for key in keys)
+    return next((int(value) for value in found if isinstance(value, int) and value > 0), 2048)
+
+
+def _quantize(model: Any, config: Mapping[str, Any]) -> None:
+    """As mlx-lm quantizes on loading, except that it looks which layers the files hold quantized."""
+    import mlx.nn as nn
+
+    quantization = config.get("quantization")
+    if not isinstance(quantization, Mapping):
+        return
+    group = quantization.get("group_size", 64)
+
+    def predicate(path: str, module: Any) -> Any:
+        if path in quantization:
+            return quantization[path]
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
+
+    nn.quantize(
+        model,
+        group_size=group,
+        bits=quantization.get("bits", 4),
+        mode=quantization.get("mode", "affine"),
+        class_predicate=predicate,
+    )
+
+
+def _caches(model: Any) -> tuple[int, tuple[KVShape, ...]]:
+    """The width of the logits, and what one token leaves in mlx-lm's own caches; equal layers counted together."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    logits = model(mx.zeros((1, 1), mx.int32), cache=caches)
+    layers = Counter(shape for cache in caches for shape in _shapes(cache))
+    return int(logits.shape[-1]), tuple(
+        replace(shape, layers=count, row_bytes=shape.row_bytes * count) for shape, count in layers.items()
+    )
+
+
+def _shapes(cache: Any) -> Iterator[KVShape]:
+    """What one cache object keeps, as layers of one."""
+    inner = getattr(cache, "caches", None)
+    if inner is not None:
+        for each in inner:
+            yield from _shapes(each)
+        return
+    keys = getattr(cache, "keys", None)
+    if keys is not None:
+        window = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+        yield KVShape(1, keys.shape[1], keys.shape[-1], cache.values.shape[-1], window=window)
+        return
+    state = [array for array in getattr(cache, "cache", []) if array is not None]
+    if state:
+        yield KVShape(1, 0, 0, 0, row_bytes=sum(array.nbytes for array in state))
