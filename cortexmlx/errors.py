@@ -35,3 +35,15 @@ class InvalidRequest(CortexError, ValueError):
 
 class EngineClosed(CortexError):
     """The engine was closed, or its thread failed, before the request could finish."""
+
+
+class ToolchainMissing(CortexError):
+    """The kernel simulator found no compiler that it can use."""
+
+
+class KernelCompileError(CortexError):
+    """A Metal kernel does not compile, or breaks the language's address-space rules."""
+
+
+class KernelFault(CortexError):
+    """A simulated Metal kernel did something that a GPU does not define: out of bounds, a race, a divergent barrier, ..."""

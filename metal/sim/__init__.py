@@ -1,0 +1,18 @@
+"""A CPU simulator of MLX's custom Metal kernels: it runs the text that MLX would compile, checks it, and counts its traffic."""
+
+from .kernel import MetalKernel, metal_kernel
+from .report import BufferReport, Fault, Finding, LaunchReport
+from .settings import Recording, Settings, options, recording
+
+__all__ = [
+    "BufferReport",
+    "Fault",
+    "Finding",
+    "LaunchReport",
+    "MetalKernel",
+    "Recording",
+    "Settings",
+    "metal_kernel",
+    "options",
+    "recording",
+]

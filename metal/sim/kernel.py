@@ -1,0 +1,174 @@
+"""`metal_kernel`: the constructor and call of `mx.fast.metal_kernel`, executed on the CPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.errors import KernelFault
+
+from . import settings
+from .entry import translation_unit
+from .launch import BufferSpec, run
+from .report import LaunchReport
+from .source import BufferParam, KernelText, Role, TemplateArgs, generate
+from .toolchain import build
+
+Scalar = bool | int | float
+
+
+def _host_view(array: mx.array) -> npt.NDArray[np.generic]:
+    """The array's memory as NumPy sees it, strides and all; bfloat16 as its bits."""
+    mx.eval(array)
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _span(view: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The contiguous memory from a strided view's first element to its last."""
+    if view.flags.c_contiguous:
+        return view.reshape(-1)
+    reach = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) // view.itemsize + 1
+    return np.lib.stride_tricks.as_strided(view, (reach,), (view.itemsize,))
+
+
+def to_array(data: npt.NDArray[np.uint8], shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Bytes as an MLX array."""
+    if dtype == mx.bfloat16:
+        return mx.array(data.view(np.uint16).reshape(shape)).view(mx.bfloat16)
+    return mx.array(data.view(numpy_type(dtype)).reshape(shape))
+
+
+def numpy_type(dtype: mx.Dtype) -> np.dtype[Any]:
+    """The NumPy type with the same bytes: bfloat16 is uint16 there."""
+    return np.dtype("uint16" if dtype == mx.bfloat16 else str(dtype).removeprefix("mlx.core.").rstrip("_"))
+
+
+class MetalKernel:
+    """A kernel that runs on the simulator. Created by `metal_kernel`, called like MLX's.
+
+    `last_report` holds the LaunchReport of the most recent call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        source: str,
+        header: str = "",
+        ensure_row_contiguous: bool = True,
+        atomic_outputs: bool = False,
+    ) -> None:
+        if not output_names:
+            raise ValueError("[metal_kernel] Must specify at least one output.")
+        self.name = name
+        self.input_names = tuple(input_names)
+        self.output_names = tuple(output_names)
+        self.source = source
+        self.header = header
+        self.ensure_row_contiguous = ensure_row_contiguous
+        self.atomic_outputs = atomic_outputs
+        self.last_report: LaunchReport | None = None
+        self._units: dict[str, str] = {}
+
+    def text(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: TemplateArgs | None = None) -> KernelText:
+        """The Metal text that MLX would compile for these inputs."""
+        return generate(
+            self.name,
+            self.header,
+            self.source,
+            list(zip(self.input_names, inputs, strict=True)),
+            list(zip(self.output_names, output_dtypes, strict=True)),
+            template,
+            self.atomic_outputs,
+        )
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array | Scalar],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: TemplateArgs | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> list[mx.array]:
+        """Run the kernel now and return its outputs, evaluated.
+
+        Raises:
+            KernelCompileError: the text does not compile.
+            KernelFault: a thread did something that a GPU does not define.
+        """
+        if len(inputs) != len(self.input_names):
+            raise ValueError(f"[metal_kernel] {self.name} takes {len(self.input_names)} inputs, {len(inputs)} were given.")
+        if not len(output_shapes) == len(output_dtypes) == len(self.output_names):
+            raise ValueError(f"[metal_kernel] {self.name} has {len(self.output_names)} outputs, the call names other numbers of shapes or dtypes.")
+        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+        kernel = self.text(arrays, output_dtypes, template)
+        if verbose:
+            print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
+        current = settings.current()
+        unit = self._units.get(kernel.text) or self._units.setdefault(kernel.text, translation_unit(kernel))
+        library = build(unit, current.checked)
+        views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
+        outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
+        specs = [_buffer(p, views, outputs, init_value) for p in kernel.buffers]
+        launched = run(self.name, library, specs, tuple(grid), tuple(threadgroup), current)
+        self.last_report = launched.report
+        return [to_array(data, shape, dtype) for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)]
+
+    def _view(self, array: mx.array) -> npt.NDArray[np.generic]:
+        view = _host_view(array)
+        return np.ascontiguousarray(view).reshape(view.shape) if self.ensure_row_contiguous else view
+
+
+def _owner(p: BufferParam) -> str:
+    suffix = {Role.SHAPE: "_shape", Role.STRIDES: "_strides", Role.NDIM: "_ndim"}.get(p.role, "")
+    return p.name.removesuffix(suffix)
+
+
+def _buffer(
+    p: BufferParam,
+    views: dict[str, npt.NDArray[np.generic]],
+    outputs: dict[str, tuple[Sequence[int], mx.Dtype]],
+    init_value: float | None,
+) -> BufferSpec:
+    if p.role is Role.OUTPUT:
+        shape, dtype = outputs[p.name]
+        host = numpy_type(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        filled = None
+        if init_value is not None:
+            filled = np.ascontiguousarray(_host_view(mx.full((count,), init_value, dtype=dtype)))
+        return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True)
+    view = views[_owner(p)]
+    if p.role is Role.INPUT:
+        data = _span(view)
+    elif p.role is Role.SHAPE:
+        data = np.array(view.shape, dtype=np.int32)
+    elif p.role is Role.STRIDES:
+        data = np.array([s // view.itemsize for s in view.strides], dtype=np.int64)
+    else:
+        data = np.array([view.ndim], dtype=np.int32)
+    return BufferSpec(p.name, data, data.nbytes, data.itemsize)
+
+
+def metal_kernel(
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+) -> MetalKernel:
+    """A drop-in for `mx.fast.metal_kernel` that runs on the CPU: same arguments, same call."""
+    return MetalKernel(name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs)
+
+
+__all__ = ["KernelFault", "MetalKernel", "metal_kernel"]

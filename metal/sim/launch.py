@@ -1,0 +1,152 @@
+"""Running a built kernel: buffers into simulated device memory, one call into the runtime, counters and findings out."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.errors import KernelFault
+
+from . import abi
+from .memory import MAX_THREADS, STACK_BYTES, device_memory
+from .messages import describe, limit_finding, unwritten_finding
+from .report import BufferReport, Fault, Finding, LaunchReport
+from .settings import Settings, record
+from .toolchain import load
+
+MAX_BUFFERS = 31
+SENTINEL = 0xFF
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One argument: its bytes (None for an output that starts undefined), how large it is, and how to name its elements.
+
+    `shape` is None for a buffer that is not an array (a parameter block).
+    """
+
+    name: str
+    data: npt.NDArray[np.generic] | None
+    nbytes: int
+    item_bytes: int
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What comes back: the bytes of each writable buffer, in order, and the report."""
+
+    outputs: tuple[npt.NDArray[np.uint8], ...]
+    report: LaunchReport
+
+
+def _clip(grid: Triple, threadgroup: Triple) -> Triple:
+    return tuple(min(g, t) for g, t in zip(grid, threadgroup, strict=True))  # type: ignore[return-value]
+
+
+def _limits(kernel: str, buffers: Sequence[BufferSpec], threadgroup: Triple) -> list[Finding]:
+    found = []
+    threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+    if threads > MAX_THREADS:
+        found.append(limit_finding(kernel, f"{threads} threads in a threadgroup {threadgroup}, at most {MAX_THREADS} fit"))
+    if len(buffers) > MAX_BUFFERS:
+        found.append(limit_finding(kernel, f"{len(buffers)} buffers, at most {MAX_BUFFERS} can be bound"))
+    return found
+
+
+def run(
+    kernel: str,
+    library: Path,
+    buffers: Sequence[BufferSpec],
+    grid: Triple,
+    threadgroup: Triple,
+    settings: Settings,
+) -> Launched:
+    """Execute every thread of `grid` (threads, not groups) and return the writable buffers.
+
+    Raises:
+        KernelFault: the launch did something undefined that `settings.allow` does not list.
+    """
+    if min(grid) < 1 or min(threadgroup) < 1:
+        raise KernelFault(f"{kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension")
+    threadgroup = _clip(grid, threadgroup)
+    if found := _limits(kernel, buffers, threadgroup):
+        raise KernelFault("\n".join(map(str, found)))
+    memory = device_memory()
+    with memory.lock:
+        table = (abi.Buffer * len(buffers))()
+        for slot, spec in enumerate(buffers):
+            base = memory.place(slot)
+            entry = table[slot]
+            entry.base, entry.bytes, entry.item_bytes = base, spec.nbytes, spec.item_bytes
+            entry.writable, entry.tracked = spec.writable, spec.writable and spec.data is None
+            if spec.data is None:
+                ctypes.memset(base, SENTINEL, spec.nbytes)
+            elif spec.nbytes:
+                ctypes.memmove(base, spec.data.ctypes.data, spec.nbytes)
+        launch = abi.Launch()
+        launch.grid[:], launch.threadgroup[:] = grid, threadgroup
+        launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
+        launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
+        launch.stacks, launch.buffers = memory.stacks, ctypes.addressof(table)
+        load(library).sim_launch(ctypes.byref(launch))
+        outputs = tuple(
+            np.frombuffer(ctypes.string_at(table[slot].base, spec.nbytes), dtype=np.uint8)
+            for slot, spec in enumerate(buffers)
+            if spec.writable
+        )
+        for slot, spec in enumerate(buffers):
+            memory.release(slot, spec.nbytes)
+    report = _report(kernel, library, buffers, table, launch, settings)
+    record(report)
+    serious = [f for f in report.findings if f.fault not in settings.allow]
+    if serious:
+        raise KernelFault("\n".join(map(str, serious[:8])))
+    return Launched(outputs, report)
+
+
+def _report(
+    kernel: str,
+    library: Path,
+    buffers: Sequence[BufferSpec],
+    table: ctypes.Array[abi.Buffer],
+    launch: abi.Launch,
+    settings: Settings,
+) -> LaunchReport:
+    reports = {}
+    for spec, entry in zip(buffers, table, strict=True):
+        counters = {name: int(getattr(entry.counters, name)) for name, _ in abi.BufferCounters._fields_}
+        reports[spec.name] = BufferReport(name=spec.name, bytes=spec.nbytes, **counters)
+    findings = [describe(kernel, library, buffers, launch, launch.findings[i]) for i in range(launch.finding_count)]
+    if not launch.aborted:
+        findings += [
+            unwritten_finding(kernel, spec, reports[spec.name])
+            for spec in buffers
+            if reports[spec.name].unwritten_elements
+        ]
+    return LaunchReport(
+        kernel=kernel,
+        grid=tuple(launch.grid),
+        threadgroup=tuple(launch.threadgroup),
+        checked=settings.checked,
+        threadgroups=launch.threadgroups,
+        threads=launch.threads,
+        barriers=launch.barriers,
+        simdgroup_barriers=launch.simdgroup_barriers,
+        simd_ops=dict(zip(abi.SIMD_OPS, launch.simd_ops, strict=True)),
+        divergent_simd_ops=launch.divergent_ops,
+        benign_races=launch.benign_races,
+        threadgroup_memory=launch.threadgroup_bytes,
+        threadgroup_bytes_read=launch.threadgroup_bytes_read,
+        threadgroup_bytes_written=launch.threadgroup_bytes_written,
+        buffers=reports,
+        findings=tuple(findings),
+    )
+
+
+__all__ = ["BufferSpec", "Fault", "Launched", "run"]

@@ -1,0 +1,50 @@
+"""Where simulated buffers lie: far apart, so that an index that is off by gigabytes still meets nobody else's memory."""
+
+import ctypes
+import mmap
+import threading
+
+SLOT = 1 << 36
+STACK_BYTES = 1 << 16
+MAX_THREADS = 1024
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_RELEASE_ABOVE = 8 << 20
+
+
+def _reserve(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+class DeviceMemory:
+    """A reservation of address space in slots of 64 GiB, one buffer in the middle of each; pages exist once touched."""
+
+    def __init__(self) -> None:
+        self._slots: list[tuple[mmap.mmap, int]] = []
+        self._stacks = _reserve(MAX_THREADS * STACK_BYTES)
+        self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
+        self.lock = threading.Lock()
+
+    def place(self, slot: int) -> int:
+        """The address at which the buffer of that number begins: aligned to a page."""
+        while len(self._slots) <= slot:
+            made = _reserve(SLOT)
+            self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + SLOT // 2))
+        return self._slots[slot][1]
+
+    def release(self, slot: int, size: int) -> None:
+        """Give a large buffer's pages back to the system: they read as zeros again."""
+        if size > _RELEASE_ABOVE:
+            self._slots[slot][0].madvise(mmap.MADV_DONTNEED, SLOT // 2, (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+_memory: DeviceMemory | None = None
+_guard = threading.Lock()
+
+
+def device_memory() -> DeviceMemory:
+    """The process's simulated device memory, reserved at first use."""
+    global _memory
+    with _guard:
+        if _memory is None:
+            _memory = DeviceMemory()
+        return _memory

@@ -1,0 +1,76 @@
+"""Findings in words: which kernel, which buffer and index, which threads, and where in the text."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import abi
+from .report import BufferReport, Fault, Finding
+
+if TYPE_CHECKING:
+    from .launch import BufferSpec
+
+# The runtime names a threadgroup array by the alias that the rewriting gave it.
+_ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")
+
+
+def _thread(group: Sequence[int], thread: Sequence[int]) -> str:
+    return f"thread {tuple(thread)} of threadgroup {tuple(group)}"
+
+
+def _place(buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding) -> str:
+    """`element 12 of 'k' (10 elements of 4 bytes)`, for device and threadgroup memory."""
+    if f.buffer >= 0:
+        spec = buffers[f.buffer]
+        count = spec.nbytes // spec.item_bytes
+        return f"element {f.offset // spec.item_bytes} of '{spec.name}' ({count} elements of {spec.item_bytes} bytes)"
+    if f.array >= 0:
+        array = launch.arrays[f.array]
+        return f"byte {f.offset} of threadgroup memory '{array.name.decode()}' ({array.bytes} bytes)"
+    return _ARRAY_TYPE.sub(r"\1", f.text.decode())
+
+
+def describe(
+    kernel: str, library: Path, buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding
+) -> Finding:
+    """The runtime's record as a Finding."""
+    fault = Fault(f.kind)
+    line = f.line or None
+    who = _thread(f.group, f.thread)
+    other = _thread(f.other_group, f.other_thread)
+    place = _place(buffers, launch, f)
+    does = "writes" if f.is_write else "reads"
+    if fault is Fault.OUT_OF_BOUNDS:
+        said = f"{who} {does} {f.size} bytes outside: {place}" if f.size else f"{who} uses {place}"
+    elif fault is Fault.WRITE_TO_INPUT:
+        said = f"{who} writes to an input: {place}"
+    elif fault is Fault.UNINITIALISED:
+        said = f"{who} reads {place}, which nothing has written"
+    elif fault is Fault.RACE:
+        before = "wrote" if f.other_state else "read"
+        said = f"race: {who} {does} {place}, which {other} {before} with no barrier between them"
+    elif fault is Fault.BARRIER_DIVERGENCE:
+        where = "has returned" if f.other_state else "waits or runs elsewhere"
+        said = f"{who} waits at a {f.text.decode()} that {other} does not reach: it {where}"
+    elif fault is Fault.INACTIVE_LANE:
+        said = f"{who} takes a value from lane {f.other_state}, which takes no part in the simdgroup operation"
+    elif fault is Fault.THREADGROUP_MEMORY:
+        said = f"{f.offset} bytes of threadgroup memory, at most 32768 are there"
+    else:
+        said = f"{who}: {f.text.decode()}"
+    at = f" (line {line} of the kernel text)" if line else ""
+    times = f", {f.count} times" if f.count > 1 else ""
+    return Finding(fault, f"{kernel}: {said}{at}{times}", f.count, line)
+
+
+def limit_finding(kernel: str, said: str) -> Finding:
+    """A launch that no Apple GPU accepts."""
+    return Finding(Fault.LIMITS, f"{kernel}: {said}")
+
+
+def unwritten_finding(kernel: str, spec: "BufferSpec", report: BufferReport) -> Finding:
+    """An output with elements that no thread wrote."""
+    count = spec.nbytes // spec.item_bytes
+    said = f"{report.unwritten_elements} of {count} elements of output '{spec.name}' are never written, the first is {report.first_unwritten}"
+    return Finding(Fault.UNWRITTEN, f"{kernel}: {said}", report.unwritten_elements)

@@ -1,0 +1,47 @@
+// What kernel text and the runtime agree on. Plain C, so that both sides see the same layout.
+#pragma once
+
+struct SimThread {
+  unsigned position_in_grid[3];
+  unsigned position_in_threadgroup[3];
+  unsigned group_position_in_grid[3];
+  unsigned threads_per_grid[3];
+  unsigned threadgroups_per_grid[3];
+  unsigned threads_per_threadgroup[3];           // of this group: smaller at the edge of the grid
+  unsigned dispatch_threads_per_threadgroup[3];  // as launched
+  unsigned index_in_threadgroup;
+  unsigned lane;
+  unsigned simdgroup;
+  unsigned simdgroups;
+  unsigned dispatch_simdgroups;
+};
+
+enum { SIM_LANES = 32, SIM_SLOT = 32 };
+
+// What the lanes of a simdgroup gave to one operation. Lane i's operand is slots[i] if bit i of active is set.
+struct SimExchange {
+  unsigned active;
+  unsigned done;  // 1 once `result` holds the value that all lanes share
+  unsigned char result[SIM_SLOT] __attribute__((aligned(16)));
+  unsigned char slots[SIM_LANES][SIM_SLOT] __attribute__((aligned(16)));
+};
+
+enum SimOp { SIM_OP_REDUCE, SIM_OP_SHUFFLE, SIM_OP_VOTE, SIM_OP_MATRIX, SIM_OP_BARRIER, SIM_OP_KINDS };
+enum SimScope { SIM_SCOPE_SIMDGROUP, SIM_SCOPE_QUAD };
+enum SimFault {
+  SIM_FAULT_OUT_OF_BOUNDS = 1, SIM_FAULT_WRITE_TO_INPUT, SIM_FAULT_UNINITIALISED, SIM_FAULT_RACE,
+  SIM_FAULT_BARRIER_DIVERGENCE, SIM_FAULT_INACTIVE_LANE, SIM_FAULT_THREADGROUP_MEMORY, SIM_FAULT_MISALIGNED,
+  SIM_FAULT_STACK_OVERFLOW, SIM_FAULT_UNWRITTEN, SIM_FAULT_CRASH, SIM_FAULT_ARITHMETIC
+};
+
+extern "C" {
+const struct SimThread* sim_thread(void);
+// Waits until every active lane has brought its operand; the answer lives until the lane's next operation.
+const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope)
+    __attribute__((convergent));
+void sim_barrier(unsigned flags) __attribute__((convergent));
+void sim_simdgroup_barrier(unsigned flags) __attribute__((convergent));
+void* sim_threadgroup_memory(void** slot, unsigned long size, unsigned long align, const char* name);
+void sim_atomic_access(const void* address, unsigned size);
+void sim_inactive_lane(unsigned lane);
+}

@@ -1,0 +1,40 @@
+// Atomics with relaxed order, the only order that Metal has for them.
+#pragma once
+#include "sim/abi.h"
+#include "sim/types.h"
+
+namespace metal {
+enum memory_order { memory_order_relaxed = 0, memory_order_acquire = 2, memory_order_release = 3, memory_order_acq_rel = 4, memory_order_seq_cst = 5 };
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+
+template <class T> struct _atomic { T __value; };
+template <class T> using atomic = _atomic<T>;
+typedef atomic<int> atomic_int; typedef atomic<uint> atomic_uint; typedef atomic<bool> atomic_bool;
+typedef atomic<float> atomic_float; typedef atomic<ulong> atomic_ulong;
+
+// Threads never run at the same time here, so a plain access is indivisible; the runtime is told that it is atomic.
+template <class P> using __cell_type = remove_cvref_t<decltype(*declval<P>())>;
+template <class A> SIM_FN auto __cell(A* a) {
+  using T = remove_cv_t<decltype(a->__value)>;
+  sim_atomic_access((const void*)a, sizeof(T));
+  return (SIM_HIDDEN T*)(void*)a;
+}
+#define SIM_ATOMIC_RMW(name, update)                                                                         \
+  template <class A, class V> SIM_FN auto atomic_##name##_explicit(A* a, V value, memory_order) { \
+    auto cell = __cell(a); using T = __cell_type<decltype(cell)>;                                  \
+    T old = *cell, v = T(value); *cell = T(update); return old; }
+SIM_ATOMIC_RMW(fetch_add, old + v) SIM_ATOMIC_RMW(fetch_sub, old - v) SIM_ATOMIC_RMW(fetch_and, old & v)
+SIM_ATOMIC_RMW(fetch_or, old | v) SIM_ATOMIC_RMW(fetch_xor, old ^ v) SIM_ATOMIC_RMW(fetch_max, old > v ? old : v)
+SIM_ATOMIC_RMW(fetch_min, old < v ? old : v) SIM_ATOMIC_RMW(exchange, v)
+#undef SIM_ATOMIC_RMW
+template <class A, class V> SIM_FN void atomic_store_explicit(A* a, V value, memory_order) {
+  auto cell = __cell(a); *cell = __cell_type<decltype(cell)>(value); }
+template <class A> SIM_FN auto atomic_load_explicit(A* a, memory_order) { auto cell = __cell(a); __cell_type<decltype(cell)> v = *cell; return v; }
+template <class A, class E, class V> SIM_FN bool atomic_compare_exchange_weak_explicit(A* a, E* expected, V desired, memory_order, memory_order) {
+  auto cell = __cell(a); using T = __cell_type<decltype(cell)>;
+  if (__builtin_memcmp((const void*)a, expected, sizeof(T)) == 0) { *cell = T(desired); return true; }
+  *expected = *cell;
+  return false;
+}
+SIM_FN void atomic_thread_fence(uint, memory_order, thread_scope = thread_scope_device) {}
+}  // namespace metal
