@@ -1,4 +1,6 @@
-"""EngineCore: the engine's work, on the one thread that owns mlx. `step` is the whole story: plan, dispatch, collect, commit."""
+"""EngineCore: the engine's work, on the one thread that owns mlx. `step` is the whole story: plan, dispatch, collect,
+commit.
+"""
 
 from __future__ import annotations
 
@@ -311,6 +313,7 @@ def _arena_blocks(config: EngineConfig, loaded: LoadedModel, per_token: int, voc
     if blocks < 1:
         least = format_bytes(per_token * config.block_size)
         raise InvalidRequest(
-            f"a KV memory of {format_bytes(tokens * per_token)} holds no block of {config.block_size} tokens ({least}): raise it"
+            f"a KV memory of {format_bytes(tokens * per_token)} holds no block of {config.block_size} tokens: "
+            f"give it at least {least}"
         )
     return blocks

@@ -37,13 +37,14 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 class Engine:
     """Loads a model and answers requests, many at once, in this process.
 
-    `model` is a folder, a hub id, a `.gguf` file or "smollm2". `kv_memory` bounds the KV cache (bytes, or a text like "4GB"; None: a
-    modest share of the machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows` requests run at once.
-    `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are computed per step. `pipeline`
-    builds each decode step before the last one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
+    `model` is a folder, a hub id, a `.gguf` file or "smollm2". `kv_memory` bounds the KV cache (bytes, or a text like
+    "4GB"; None: a modest share of the machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
+    requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
+    computed per step. `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`.
+    `on_progress(what, fraction)` reports loading.
 
-    The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt, ModelUnsupported, InvalidRequest.
-    Use it as a context manager, or call `close`.
+    The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
+    ModelUnsupported, InvalidRequest. Use it as a context manager, or call `close`.
     """
 
     info: ModelInfo
@@ -122,7 +123,9 @@ class Engine:
         return self._wait(handles)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """The answer as it comes. The last event carries the completion; closing the iterator early cancels the request."""
+        """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
+        request.
+        """
         handle = self._submit(prompt, params, None)
         return _stream(handle)
 
@@ -157,7 +160,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment. Raises EngineClosed."""
-        return self._worker.ask(lambda core: core.stats())
+        stats: EngineStats = self._worker.ask(lambda core: core.stats())
+        return stats
 
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""
@@ -367,7 +371,9 @@ def _tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
     items = list(prompt)
     if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         return items  # type: ignore[return-value]
-    _require(all(isinstance(item, dict) for item in items), "a prompt is a text, a list of token ids or a list of messages")
+    _require(
+        all(isinstance(item, dict) for item in items), "a prompt is a text, a list of token ids or a list of messages"
+    )
     try:
         return list(tokenizer.apply_chat_template(items, add_generation_prompt=True))
     except CortexError:

@@ -15,8 +15,8 @@ _FINAL = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
 class RequestHandle:
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
-    Events wait here until they are read; their number is bounded by the request's tokens. `listener`, if given, is told of every
-    event on the engine's thread and must return at once.
+    Events wait here until they are read; their number is bounded by the request's tokens. `listener`, if given, is
+    told of every event on the engine's thread and must return at once.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class RequestHandle:
         self._cancel(self.id)
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout` seconds."""
+        """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`
+        seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._state in _FINAL, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
@@ -51,7 +53,9 @@ class RequestHandle:
         return self._completion
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """The request's events as they come; the last one carries the completion. Raises the request's error at its end."""
+        """The request's events as they come; the last one carries the completion. Raises the request's error at its
+        end.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._events or self._state in _FINAL)

@@ -1,8 +1,9 @@
 """Project only the tokens that need logits to the vocabulary.
 
-mlx-lm's models project every token of a step, which for a prefill of hundreds of tokens and a vocabulary of tens of thousands costs as
-much as several layers. Almost all of them end their body in a final norm, so the rows are picked there: the norm is wrapped, and
-the wrapper drops the tokens that nobody asked for. A model whose final norm is not found projects everything, and the rows are picked after.
+mlx-lm's models project every token of a step, which for a prefill of hundreds of tokens and a vocabulary of tens of
+thousands costs as much as several layers. Almost all of them end their body in a final norm, so the rows are picked
+there: the norm is wrapped, and the wrapper drops the tokens that nobody asked for. A model whose final norm is not
+found projects everything, and the rows are picked after.
 """
 
 from __future__ import annotations
@@ -59,4 +60,5 @@ class _PickRows(nn.Module):  # type: ignore[misc]
         self._picked[:] = [] if rows is None else [rows]
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.norm(x[self._picked[0]] if self._picked else x)
+        out: mx.array = self.norm(x[self._picked[0]] if self._picked else x)
+        return out

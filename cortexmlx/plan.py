@@ -18,7 +18,9 @@ TAIL_COLUMNS = 16
 
 
 class StepKind(Enum):
-    """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the tail."""
+    """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the
+    tail.
+    """
 
     DRAINED = "drained"
     DECODE = "decode"
@@ -28,8 +30,8 @@ class StepKind(Enum):
 class Segment:
     """`count` consecutive tokens of one request, from position `first`.
 
-    `request` and `generation` name the row's tenant at planning time: a result whose generation is out of date is dropped.
-    `live` False marks a lane of the decode batch whose request is done; it is computed and ignored.
+    `request` and `generation` name the row's tenant at planning time: a result whose generation is out of date is
+    dropped. `live` False marks a lane of the decode batch whose request is done; it is computed and ignored.
     """
 
     request: int
@@ -42,7 +44,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class ArenaWrite:
-    """Where one layer group's new tokens go: `slots` for the tokens in order, then zeros to `zeros` (the rest of opened blocks).
+    """Where one layer group's new tokens go: `slots` for the tokens in order, then zeros to `zeros` (the rest of
+    opened blocks).
 
     `run` is the first slot when all of them are consecutive, so that one slice takes them.
     """
@@ -74,8 +77,9 @@ class PiecePlace:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One layer group's part of a step: block tables `[rows, blocks]` of the single-token segments (padding: the null block),
-    tokens they have in the arena `[rows]`, the run of each where it is one, and the places of the prefill pieces."""
+    """One layer group's part of a step: block tables `[rows, blocks]` of the single-token segments (padding: the null
+    block), tokens they have in the arena `[rows]`, the run of each where it is one, and the places of the prefill
+    pieces."""
 
     tables: IntArray
     lengths: IntArray
@@ -88,9 +92,10 @@ class GroupPlan:
 class StepPlan:
     """One forward pass over flat tokens, single-token segments first.
 
-    `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by `source` `[T]` (None:
-    as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had before. `groups` is None within a decode window after its first step: the arena part is unchanged.
-    `column` is the tail column of a DECODE step. Before the step: `copies` (forked blocks), then `flush`.
+    `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
+    `source` `[T]` (None: as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had
+    before. `groups` is None within a decode window after its first step: the arena part is unchanged. `column` is the
+    tail column of a DECODE step. Before the step: `copies` (forked blocks), then `flush`.
     """
 
     number: int

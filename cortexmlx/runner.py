@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,7 +30,9 @@ class Pending:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A collected step on the host: `tokens` `[n]` for `plan.sampled`; log-probabilities where some row asked for them."""
+    """A collected step on the host: `tokens` `[n]` for `plan.sampled`; log-probabilities where some row asked for
+    them.
+    """
 
     plan: StepPlan
     tokens: list[int]
@@ -41,10 +44,13 @@ class StepResult:
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples.
 
-    `rows_of(plan)` names the sampling row (parameters, seed, tokens so far) of each of `plan.sampled`, when the batch has changed.
+    `rows_of(plan)` names the sampling row (parameters, seed, tokens so far) of each of `plan.sampled`, when the batch
+    has changed.
     """
 
-    def __init__(self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Callable[..., mx.array] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Callable[..., mx.array] | None = None
+    ) -> None:
         self.model = model
         self.arena = arena
         self.build_seconds = 0.0
@@ -64,9 +70,11 @@ class ModelRunner:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
-        """Build and start one step; `rows` are the sampling rows of `plan.sampled`, or None if they are those of the step before.
+        """Build and start one step; `rows` are the sampling rows of `plan.sampled`, or None if they are those of the
+        step before.
 
-        A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been collected.
+        A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been
+        collected.
         """
         started = time.perf_counter()
         if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
@@ -85,12 +93,15 @@ class ModelRunner:
                 self._sampler = BatchSampler(rows, self._vocab_size)
             assert self._sampler is not None
             pending = Pending(plan, self._sampler(logits, plan.places))
-            mx.async_eval(*_arrays(pending.sampled), *(self.arena.arrays() if plan.kind is StepKind.DRAINED else ()))
         else:
             pending = Pending(plan, None)
-            mx.async_eval(self.arena.arrays())
         self._last = pending
-        self.build_seconds += time.perf_counter() - started
+        built = time.perf_counter()
+        results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.DRAINED else [])
+        mx.async_eval(results)  # type: ignore[no-untyped-call]
+        self.build_seconds += built - started
+        # Handing over blocks while too much is queued: that is waiting for the device, too.
+        self.wait_seconds += time.perf_counter() - built
         return pending
 
     def collect(self, pending: Pending) -> StepResult:
@@ -99,15 +110,12 @@ class ModelRunner:
         sampled = pending.sampled
         if sampled is None:
             mx.eval(self.arena.arrays())
-            result = StepResult(pending.plan, [], None, None, None)
-        else:
-            mx.eval(_arrays(sampled))
             result = StepResult(
                 pending.plan,
-                sampled.tokens.tolist(),
-                None if sampled.logprobs is None else sampled.logprobs.tolist(),
-                None if sampled.top_ids is None else sampled.top_ids.tolist(),
-                None if sampled.top_logprobs is None else sampled.top_logprobs.tolist(),
+                _host(sampled.tokens),
+                None if sampled.logprobs is None else _host(sampled.logprobs),
+                None if sampled.top_ids is None else _host(sampled.top_ids),
+                None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
             )
         self.wait_seconds += time.perf_counter() - started
         return result
@@ -132,7 +140,9 @@ class ModelRunner:
         return self._logit_rows.run(tokens[:, None], self._caches, plan.logit_rows)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array) -> PagedKV:
-        """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention finds all."""
+        """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention
+        finds all.
+        """
         plan = self._plan
         assert plan is not None
         group = self.arena.group_of[layer]
@@ -189,7 +199,9 @@ class ModelRunner:
         for layer, tail in self._tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
-            self.arena.write(layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns))
+            self.arena.write(
+                layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
+            )
         self._tail.clear()
 
 
@@ -205,6 +217,10 @@ class _LazyWrite:
     def padded(self, values: mx.array) -> mx.array:
         """`[heads, tokens, dim]` followed by the zeros."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
+
+
+def _host(array: mx.array) -> Any:
+    return array.tolist()
 
 
 def _arrays(sampled: Sampled | None) -> list[mx.array]:

@@ -1,12 +1,12 @@
 """The scheduler: who runs, and what the next step computes. Pure Python and NumPy; it never sees mlx.
 
-Life of a request: waiting -> prefilling -> decoding -> finished; a request that loses its blocks is preempted and waits again.
-Requests join and leave between steps.
+Life of a request: waiting -> prefilling -> decoding -> finished; a request that loses its blocks is preempted and
+waits again. Requests join and leave between steps.
 
-A step is planned before the one in flight is known, so a job counts what is *planned* (`computed` tokens, `sampled` tokens) and what
-is *committed* (its `tokens`). Decode steps run in a *window*: a fixed set of lanes and up to TAIL_COLUMNS steps, whose new keys and
-values live in the tail. Everything that writes the arena (prefill, the flush at a window's end) happens drained: `plan`
-returns None until the engine has collected and committed what is in flight.
+A step is planned before the one in flight is known, so a job counts what is *planned* (`computed` tokens, `sampled`
+tokens) and what is *committed* (its `tokens`). Decode steps run in a *window*: a fixed set of lanes and up to
+TAIL_COLUMNS steps, whose new keys and values live in the tail. Everything that writes the arena (prefill, the flush
+at a window's end) happens drained: `plan` returns None until the engine has collected and committed what is in flight.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class _Window:
 
 
 class Scheduler:
-    """Plans steps over the requests it was given, within `max_rows` rows, the cache's blocks and a step's `prefill_budget` tokens.
+    """Plans steps over the requests it was given, within `max_rows` rows, the cache's blocks and a step's
+    `prefill_budget` tokens.
 
     `null_block` pads block tables; `scratch_slot` takes the writes of unused tail columns.
     """
@@ -153,14 +154,18 @@ class Scheduler:
         capacity = self.cache.capacity_tokens
         if prompt_tokens + 1 > self.context_length:
             raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens, the model's context is {self.context_length}: shorten the prompt"
+                f"the prompt has {prompt_tokens} tokens and the model's context is {self.context_length}: "
+                "shorten the prompt"
             )
         if prompt_tokens > capacity:
             raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens, the KV cache holds {capacity}: raise the KV memory or shorten the prompt"
+                f"the prompt has {prompt_tokens} tokens and the KV cache holds {capacity}: "
+                "raise the KV memory (--kv-memory) or shorten the prompt"
             )
 
-    def add(self, request: int, prompt: Sequence[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> Job:
+    def add(
+        self, request: int, prompt: Sequence[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]
+    ) -> Job:
         """Queue a request. Raises PromptTooLong if it can never fit."""
         self.check_prompt(len(prompt))
         room = min(self.context_length, self.cache.capacity_tokens + 1) - len(prompt)
@@ -172,7 +177,9 @@ class Scheduler:
         return job
 
     def finish(self, request: int, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
-        """End a request now, whatever it is doing; its blocks and its row are free at once. Unknown requests are ignored."""
+        """End a request now, whatever it is doing; its blocks and its row are free at once. Unknown requests are
+        ignored.
+        """
         job = self._jobs.pop(request, None)
         if job is None:
             return
@@ -212,7 +219,9 @@ class Scheduler:
         if self._can_admit() or any(j.state is RequestState.PREFILLING for j in self._running):
             return True
         dead = sum(not lane.live for lane in window.lanes)
-        return window.column == TAIL_COLUMNS or bool(dead and dead * (TAIL_COLUMNS - window.column) >= len(window.lanes))
+        return window.column == TAIL_COLUMNS or bool(
+            dead and dead * (TAIL_COLUMNS - window.column) >= len(window.lanes)
+        )
 
     def _can_admit(self) -> bool:
         if not self._waiting or len(self._running) >= self.max_rows:
@@ -221,7 +230,9 @@ class Scheduler:
         return need <= self.cache.free_blocks or not self._running
 
     def _plan_drained(self) -> StepPlan | None:
-        """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a decode window."""
+        """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
+        decode window.
+        """
         flush = self._close_window()
         self._admit()
         if any(j.state is RequestState.PREFILLING for j in self._running):
@@ -296,10 +307,12 @@ class Scheduler:
             if i in todo:
                 positions[i], places[i] = lane.job.computed, lane.job.sampled
                 tokens[i] = lane.job.tokens[lane.job.computed] if committed else 0
-            segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, needs_logits=True, live=i in todo))
+            segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
             source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
         work = [(lane.job, 1) for lane in window.lanes]
-        groups = tuple(self._group_plan(g, work, write=False) for g in range(len(self.cache.groups))) if opening else None
+        groups = None
+        if opening:
+            groups = tuple(self._group_plan(g, work, write=False) for g in range(len(self.cache.groups)))
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
         plan = StepPlan(
             number=self._next_step(),
@@ -383,7 +396,9 @@ class Scheduler:
         return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))
 
     def _opened_rest(self, job: Job, group: int, begin: int, end: int) -> IntArray:
-        """The slots behind `end` of a block that writing `begin .. end` opens: they are zeroed, since whole blocks are read."""
+        """The slots behind `end` of a block that writing `begin .. end` opens: they are zeroed, since whole blocks
+        are read.
+        """
         size = self.cache.block_size
         rest = -end % size
         opened = begin <= end - end % size

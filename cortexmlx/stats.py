@@ -25,10 +25,11 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are seconds.
+    """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are
+    seconds.
 
-    A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the device) and
-    `commit` (taking the tokens, detokenizing).
+    A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
+    device) and `commit` (taking the tokens, detokenizing).
     """
 
     rows_running: int

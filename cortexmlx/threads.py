@@ -1,8 +1,9 @@
 """Threads that own mlx, and never end.
 
-When a thread that ran compiled mlx functions ends, mlx destroys that thread's compile cache, which needs the interpreter: if the
-interpreter is shutting down by then, the process aborts. `join` does not help, because it returns before the C++ part of the thread is
-over. So a thread that has done its work waits here for more, and the next engine takes it.
+When a thread that ran compiled mlx functions ends, mlx destroys that thread's compile cache, which needs the
+interpreter: if the interpreter is shutting down by then, the process aborts. `join` does not help, because it returns
+before the C++ part of the thread is over. So a thread that has done its work waits here for more, and the next engine
+takes it.
 """
 
 from __future__ import annotations

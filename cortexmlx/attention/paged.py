@@ -1,8 +1,9 @@
 """`paged_attention`: one function, several backends, the same result.
 
-A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first, then the
-prefill pieces, each a stretch of consecutive tokens of one row. `GroupStep` says, for one layer group, where the keys and values
-of each of them lie; it is built once per step (or once per decode window) and shared by all layers of the group.
+A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first,
+then the prefill pieces, each a stretch of consecutive tokens of one row. `GroupStep` says, for one layer group, where
+the keys and values of each of them lie; it is built once per step (or once per decode window) and shared by all
+layers of the group.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Piece:
 class GroupStep:
     """Where one layer group finds the keys and values of a step.
 
-    `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries; padding entries of
-    a table name the null block. `window` is the group's sliding window. `runs` has a row's run where it is a single one.
-    `memo` keeps what a backend derives from these once.
+    `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
+    padding entries of a table name the null block. `window` is the group's sliding window. `runs` has a row's run
+    where it is a single one. `memo` keeps what a backend derives from these once.
     """
 
     tables: npt.NDArray[np.int32]
@@ -64,8 +65,8 @@ class GroupStep:
 class PagedKV:
     """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
 
-    `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are live in
-    every row; `tail_tokens` 0 means that everything is in the arena.
+    `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are
+    live in every row; `tail_tokens` 0 means that everything is in the arena.
     """
 
     arena: KVArena
@@ -86,8 +87,8 @@ def paged_attention(
 ) -> mx.array:
     """Softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values of `kv`.
 
-    Each query sees its row's tokens up to itself (and no further back than the group's window). `sinks` `[query_heads]` are extra
-    logits that take part in the softmax without a value. `softcap` c replaces a logit s by `c * tanh(s / c)`.
-    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
+    Each query sees its row's tokens up to itself (and no further back than the group's window). `sinks`
+    `[query_heads]` are extra logits that take part in the softmax without a value. `softcap` c replaces a logit s by
+    `c * tanh(s / c)`. Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
     """
     return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap)

@@ -1,10 +1,12 @@
-"""The reference backend: paged attention in plain MLX operations. The CPU path, the GPU's fallback and the kernels' judge.
+"""The reference backend: paged attention in plain MLX operations. The CPU path, the GPU's fallback and the kernels'
+judge.
 
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie: the slab is reshaped (free) to matrices
-`[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a row's last
-token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
+`[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
+row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
 
-Prefill pieces use MLX's own attention over a view of the row's run, or over one gather of its slots when it has several.
+Prefill pieces use MLX's own attention over a view of the row's run, or over one gather of its slots when it has
+several.
 """
 
 from __future__ import annotations
@@ -139,6 +141,7 @@ def _piece_kv(kv: PagedKV, piece: Piece) -> Slab:
         return kv.arena.view(kv.layer, piece.run, piece.tokens)
     key = f"slots {piece.begin}"
     if key not in kv.step.memo:
+        assert piece.slots is not None
         kv.step.memo[key] = mx.array(piece.slots)
     return tuple(mx.take(a, kv.step.memo[key], axis=1) for a in kv.arena.slab(kv.layer))
 

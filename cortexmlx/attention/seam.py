@@ -1,8 +1,8 @@
 """The seam into mlx-lm's models, which are used as they are.
 
 A model asks its cache for `offset` and a mask, hands new keys and values to `update_and_fetch`, and calls its module's
-`scaled_dot_product_attention`. Our cache objects return `PagedKV` handles, and the module-level function is replaced by one that
-recognises a handle and calls `paged_attention`, and calls the original for everything else.
+`scaled_dot_product_attention`. Our cache objects return `PagedKV` handles, and the module-level function is replaced
+by one that recognises a handle and calls `paged_attention`, and calls the original for everything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SYMBOL = "scaled_dot_product_attention"
 
 
 class LayerCache:
-    """One layer's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns the handle."""
+    """One layer's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
+    the handle.
+    """
 
     def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array], Any]) -> None:
         self._layer = layer
@@ -78,7 +80,9 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         if isinstance(keys, PagedKV):
             if mask is not None or others:
-                raise ModelUnsupported("the model adds its own term to attention scores, which paged attention does not do")
+                raise ModelUnsupported(
+                    "the model adds its own term to attention scores, which paged attention does not do"
+                )
             return paged_attention(queries, keys, scale=scale, sinks=sinks)
         if isinstance(keys, _ProbeKV):
             keys.attended = mask is None and not others
@@ -110,7 +114,9 @@ def probe(model: nn.Module) -> list[KVSpec]:
     except ModelUnsupported:
         raise
     except Exception as error:
-        raise ModelUnsupported(f"{_kind(model)}: its attention cannot be paged ({type(error).__name__}: {error})") from error
+        raise ModelUnsupported(
+            f"{_kind(model)}: its attention cannot be paged ({type(error).__name__}: {error})"
+        ) from error
     bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
     if bypassed:
         raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")

@@ -4,11 +4,12 @@ Layout: a layer's slab is a tuple of arrays (keys, values), each head-major `[kv
 `block * block_size + offset` is the flat coordinate of a token. Consecutive blocks are therefore one strided view
 `[kv_heads, tokens, dim]` of the slab, which matrix products read without a copy.
 
-MLX writes into an array in place only while nobody else holds its buffer: no view, no alias, no operation in flight. So every
-write here must happen *drained* (nothing dispatched and unfinished), and no view may outlive the step that made it.
+MLX writes into an array in place only while nobody else holds its buffer: no view, no alias, no operation in flight.
+So every write here must happen *drained* (nothing dispatched and unfinished), and no view may outlive the step that
+made it.
 
-Two blocks lie behind the ones that are handed out. The *null block* stays zero: padding entries of block tables point to it.
-The *scratch block* takes writes that belong to nobody.
+Two blocks lie behind the ones that are handed out. The *null block* stays zero: padding entries of block tables point
+to it. The *scratch block* takes writes that belong to nobody.
 """
 
 from __future__ import annotations
@@ -82,18 +83,23 @@ class KVArena:
         return tuple(a[:, start : start + tokens] for a in self._slabs[layer])
 
     def blocks_of(self, layer: int) -> Slab:
-        """The slab as matrices for `gather_mm`: `[kv_heads * all blocks, block_size, dim]`, head h block b at `h * all + b`."""
+        """The slab as matrices for `gather_mm`: `[kv_heads * all blocks, block_size, dim]`, head h block b at `h *
+        all + b`.
+        """
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
-        """Write `[kv_heads, tokens, dim]` keys and values to `slots` (`[tokens]` int32, or a slice). Lazy; must be drained."""
+        """Write `[kv_heads, tokens, dim]` keys and values to `slots` (`[tokens]` int32, or a slice). Lazy; must be
+        drained.
+        """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy whole blocks within every layer of a group. Must be drained.
 
-        The copies are evaluated before they are written: a pending read of the slab would make the write copy all of it.
+        The copies are evaluated before they are written: a pending read of the slab would make the write copy all of
+        it.
         """
         source, target = self._block_slots(sources), self._block_slots(targets)
         for layer in self.groups[group].layers:

@@ -1,8 +1,8 @@
 """Who owns which block: block tables, reference counts and lengths of all sequences. Pure Python and NumPy, no mlx.
 
-Every layer group has its own allocator and its own table per sequence; `KVCache` is the coordinator that allocates for all
-groups or for none. A block is shared when its count is above one, and a shared block is never written: `fork` shares full blocks
-and gives the child its own copy of the partial one.
+Every layer group has its own allocator and its own table per sequence; `KVCache` is the coordinator that allocates
+for all groups or for none. A block is shared when its count is above one, and a shared block is never written: `fork`
+shares full blocks and gives the child its own copy of the partial one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Table:
         self.blocks: list[int] = []
 
     def single_run(self) -> bool:
-        return not self.blocks or self.blocks[-1] - self.blocks[0] == len(self.blocks) - 1 and _ascending(self.blocks)
+        return not self.blocks or _ascending(self.blocks)
 
 
 def _ascending(blocks: list[int]) -> bool:
@@ -72,7 +72,8 @@ class _Sequence:
 class KVCache:
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
-    `blocks` blocks of `block_size` tokens are available in each group. Sequences are named by an integer of the caller's choice.
+    `blocks` blocks of `block_size` tokens are available in each group. Sequences are named by an integer of the
+    caller's choice.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
@@ -88,7 +89,8 @@ class KVCache:
     def allocate_for(self, seq: int, tokens: int, headroom: int = 0) -> None:
         """Begin a sequence with room for `tokens` tokens, in one contiguous run per group where there is one.
 
-        `headroom` more tokens are taken too if they fit into the same run. Raises KVCacheFull with the numbers; then nothing changed.
+        `headroom` more tokens are taken too if they fit into the same run. Raises KVCacheFull with the numbers; then
+        nothing changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
@@ -100,11 +102,15 @@ class KVCache:
             raise
 
     def reserve(self, seq: int, tokens: int) -> None:
-        """Make room for `tokens` tokens in all, growing the last run in place or adding runs. Raises KVCacheFull; then nothing changed."""
+        """Make room for `tokens` tokens in all, growing the last run in place or adding runs. Raises KVCacheFull;
+        then nothing changed.
+        """
         self._grow(seq, self.blocks_for(tokens), 0)
 
     def append(self, seq: int, tokens: int) -> None:
-        """Record that the sequence is `tokens` tokens longer, reserving room for them. Raises KVCacheFull; then nothing changed."""
+        """Record that the sequence is `tokens` tokens longer, reserving room for them. Raises KVCacheFull; then
+        nothing changed.
+        """
         entry = self._sequences[seq]
         self.reserve(seq, entry.length + tokens)
         entry.length += tokens
@@ -117,7 +123,9 @@ class KVCache:
         entry.length = length
 
     def give_back(self, seq: int, tokens: int = 0) -> int:
-        """Free the blocks beyond the sequence's length, or beyond `tokens` if that is more. Returns how many blocks that freed."""
+        """Free the blocks beyond the sequence's length, or beyond `tokens` if that is more. Returns how many blocks
+        that freed.
+        """
         entry = self._sequences[seq]
         keep = self.blocks_for(max(entry.length, tokens))
         freed = 0
@@ -265,8 +273,9 @@ class KVCache:
         have = len(table.blocks)
         if need - have > allocator.free_blocks:
             raise KVCacheFull(
-                f"the KV cache is full: {need - have} more blocks of {self.block_size} tokens are needed and "
-                f"{allocator.free_blocks} of {allocator.total_blocks} are free; raise the KV memory or run fewer requests at once"
+                f"the KV cache is full: {need - have} more blocks of {self.block_size} tokens are needed, "
+                f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
+                "raise the KV memory (--kv-memory) or run fewer requests at once"
             )
         while have < need:
             added = None

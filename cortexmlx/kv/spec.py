@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class KVSpec:
     """The KV memory of one attention layer.
 
-    `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16", "bfloat16")
-    for every token. `window` None attends to all earlier tokens; w attends to the w newest, the token itself included.
-    Layers with equal specs form one group and share block tables.
+    `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
+    "bfloat16") for every token. `window` None attends to all earlier tokens; w attends to the w newest, the token
+    itself included. Layers with equal specs form one group and share block tables.
     """
 
     kv_heads: int

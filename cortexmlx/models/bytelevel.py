@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.detokenize import ByteDetokenizer, Detokenizer
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.sentencepiece_proto import PieceType
 from cortexmlx.models.tokenizer import SpecialTokens, Tokenizer
 
@@ -67,11 +68,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 }
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
-    """The rule that a GGUF file calls `name`. Raises ModelUnsupported for a name that is not known here."""
+def pre_tokenizer(name: str, file: str) -> PreTokenizer:
+    """The rule that the GGUF file `file` calls `name`. Raises ModelUnsupported for a name that is not known here."""
     if name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise ModelUnsupported(f"the GGUF pre-tokenizer {name!r} is not known here (known: {known}).")
+        raise ModelUnsupported(
+            f"{file} cuts text into words by the rule {name!r}, which is not known here (known: {known})."
+        )
     return PRE_TOKENIZERS[name]
 
 
@@ -91,7 +94,7 @@ def token_bytes(token: str) -> bytes:
     try:
         return bytes([table[char] for char in token])
     except KeyError:
-        return token.encode("utf-8", "surrogateescape")
+        return token.encode("utf-8")
 
 
 class ByteLevelTokenizer(Tokenizer):
@@ -145,7 +148,7 @@ def _build(
     try:
         core = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=rule.ignore_merges))
     except Exception as error:  # the library raises plain Exception
-        raise ModelCorrupt(f"the tokenizer in the GGUF metadata is inconsistent: {error}") from error
+        raise ModelCorrupt(f"the tokenizer in the GGUF metadata is inconsistent: {one_line(error)}") from error
     if rule.nfc:
         core.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.splits]

@@ -39,3 +39,8 @@ def activations_to_float32(model: Any) -> None:
 
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether any layer holds packed weights."""
+    return any(hasattr(module, "bits") for _, module in model.named_modules())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.sentencepiece_folder import load_sentencepiece_folder
 
@@ -89,7 +90,7 @@ def _load_tokenizer(folder: Path, eos_ids: set[int]) -> Any:
             raise ModelUnsupported(
                 f"the tokenizer in {folder} wants to run code of its own, which is refused."
             ) from error
-        raise ModelCorrupt(f"the tokenizer in {folder} cannot be read: {_one_line(error)}") from error
+        raise ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
 
 
 def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
@@ -105,13 +106,8 @@ def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
         if str(error).startswith("Model type"):
             kind = config["model_type"]
             raise ModelUnsupported(f"mlx-lm {version} has no architecture {kind!r}, so {folder} cannot run.") from error
-        raise ModelCorrupt(f"the weights in {folder} do not fit its config.json: {_one_line(error)}") from error
+        raise ModelCorrupt(f"the weights in {folder} do not fit its config.json: {one_line(error)}") from error
     except (KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError, AssertionError) as error:
-        raise ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {_one_line(error)}") from error
+        raise ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {one_line(error)}") from error
     except (RuntimeError, OSError) as error:
-        raise ModelCorrupt(f"the weights in {folder} cannot be read: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"missing {text}" if isinstance(error, KeyError) else text[:300]
+        raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error

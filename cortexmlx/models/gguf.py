@@ -8,7 +8,6 @@ undoing the row order in which converters store the query and key projections of
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.gguf_config import model_config
 from cortexmlx.models.gguf_file import GGUFHeader, read_header
+from cortexmlx.models.gguf_layout import ROPE_FACTORS, parameter_names
 from cortexmlx.models.gguf_tokenizer import build_tokenizer
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,41 +27,21 @@ GROUP_SIZE = 32
 QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
-_GLOBAL_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)")
-ROPE_FACTORS = "rope_freqs.weight"
 
-
-def load_gguf(path: Path) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:
+def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:
     """Model, tokenizer, config and notes of the GGUF file at `path`; weights are evaluated on this thread.
 
-    Raises ModelCorrupt for a damaged file and ModelUnsupported for a tensor type, architecture or pre-tokenizer that is
-    not served, both before any tensor is read.
+    `float32`: activations, scales and vectors in float32 (packed weights stay packed), else in the type of the
+    matrices. Raises ModelCorrupt for a damaged file and ModelUnsupported for a tensor type, architecture or
+    pre-tokenizer that is not served, both before any tensor is read.
     """
     header = read_header(path)
     config = model_config(header)
     _check_tensor_types(header)
-    names = {tensor: _parameter_name(tensor, header) for tensor in header.tensors if tensor != ROPE_FACTORS}
+    names = parameter_names(header, config)
     tokenizer, notes = build_tokenizer(header, config["vocab_size"])
     config["eos_token_id"] = sorted(tokenizer.eos_token_ids)
-    return _build_model(header, config, names), tokenizer, config, notes
+    return _build_model(header, config, names, float32), tokenizer, config, notes
 
 
 def _check_tensor_types(header: GGUFHeader) -> None:
@@ -74,22 +55,7 @@ def _check_tensor_types(header: GGUFHeader) -> None:
         )
 
 
-def _parameter_name(tensor: str, header: GGUFHeader) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
-    stem, _, kind = tensor.rpartition(".")
-    if kind in ("weight", "bias"):
-        if stem in _GLOBAL_NAMES:
-            return f"{_GLOBAL_NAMES[stem]}.{kind}"
-        layer = _LAYER_TENSOR.fullmatch(stem)
-        if layer and layer[2] in _LAYER_NAMES:
-            return f"model.layers.{int(layer[1])}.{_LAYER_NAMES[layer[2]]}.{kind}"
-    architecture = header.metadata["general.architecture"]
-    raise ModelUnsupported(
-        f"{header.path.name} has a tensor {tensor!r} that the {architecture} architecture does not have here."
-    )
-
-
-def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str]) -> Any:
+def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str], float32: bool) -> Any:
     import mlx.core as mx
     import mlx.nn as nn
 
@@ -98,13 +64,14 @@ def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, st
     try:
         arrays = cast("dict[str, mx.array]", mx.load(str(header.path)))
     except RuntimeError as error:
-        raise ModelCorrupt(f"{header.path.name} cannot be read: {_one_line(error)}") from error
+        raise ModelCorrupt(f"{header.path.name} cannot be read: {one_line(error)}") from error
     bits = _quantized_modules(header, names)
     nn.quantize(model, class_predicate=lambda path, _: path in bits and {"group_size": GROUP_SIZE, "bits": bits[path]})
+    dtype = mx.float32 if float32 else _matrix_dtype(header)
     try:
-        model.load_weights(list(_parameters(header, config, names, arrays)), strict=True)
+        model.load_weights(list(_parameters(header, config, names, arrays, dtype)), strict=True)
     except ValueError as error:
-        raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {_one_line(error)}") from error
+        raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {one_line(error)}") from error
     if ROPE_FACTORS in arrays:
         _apply_rope_factors(model, config, arrays[ROPE_FACTORS])
     model.eval()
@@ -119,23 +86,17 @@ def _quantized_modules(header: GGUFHeader, names: dict[str, str]) -> dict[str, i
 
 
 def _parameters(
-    header: GGUFHeader, config: dict[str, Any], names: dict[str, str], arrays: dict[str, mx.array]
+    header: GGUFHeader, config: dict[str, Any], names: dict[str, str], arrays: dict[str, mx.array], dtype: mx.Dtype
 ) -> Iterator[tuple[str, mx.array]]:
     """The model's parameters by path: for a packed tensor its weight, scales and biases, all in the model's row
     order.
     """
     import mlx.core as mx
 
-    dtype = _activation_dtype(header, mx)
     for tensor, parameter in names.items():
         stem, _, kind = tensor.rpartition(".")
         packed = header.tensors[tensor].type_name in QUANTIZED_BITS
         order = _row_order(tensor, config)
-        if order is not None and len(order) != header.tensors[tensor].shape[0]:
-            raise ModelCorrupt(
-                f"{header.path.name}: tensor {tensor!r} has {header.tensors[tensor].shape[0]} rows, "
-                f"its heads need {len(order)}."
-            )
         for part in (kind, "scales", "biases") if packed else (kind,):
             array = arrays[f"{stem}.{part}"]
             if order is not None:
@@ -145,12 +106,10 @@ def _parameters(
             yield f"{parameter.removesuffix(kind)}{part}", array
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _activation_dtype(header: GGUFHeader, mx: Any) -> Any:
+def _matrix_dtype(header: GGUFHeader) -> mx.Dtype:
     """One dtype for every floating parameter: that of the matrices, float32 where they would lose bits otherwise."""
+    import mlx.core as mx
+
     kinds = {info.type_name for info in header.tensors.values() if len(info.shape) == 2}
     if "F32" in kinds or ("BF16" in kinds and len(kinds) > 1):
         return mx.float32

@@ -26,7 +26,7 @@ class Metadata:
         return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
 
     def _wrong(self, key: str, wanted: str) -> ModelCorrupt:
-        found = self.header.metadata[key]
+        found = self.header.metadata.get(key)
         shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
         return ModelCorrupt(f"{self.file}: the metadata {key!r} is {shown}, not {wanted}.")
 
@@ -96,10 +96,15 @@ def model_config(header: GGUFHeader) -> dict[str, Any]:
     if meta.arch_has("expert_count") and meta.header.metadata[f"{architecture}.expert_count"]:
         raise ModelUnsupported(f"{meta.file} is a mixture of experts in GGUF form, which is not served here.")
     heads = meta.arch_integer("attention.head_count")
+    kv_heads = meta.arch_integer("attention.head_count_kv", heads)
     hidden = meta.arch_integer("embedding_length")
+    if heads > hidden:
+        raise ModelCorrupt(f"{meta.file} claims {heads} heads for {hidden} values.")
     head_dim = meta.arch_integer("attention.key_length", hidden // heads)
     if meta.arch_integer("attention.value_length", head_dim) != head_dim:
         raise ModelUnsupported(f"{meta.file} has values of another size than its keys, which is not served here.")
+    if head_dim % 2 or heads % kv_heads:
+        raise ModelCorrupt(f"{meta.file} claims {heads} heads of {head_dim} values for {kv_heads} key heads.")
     if meta.arch_integer("rope.dimension_count", head_dim) != head_dim:
         raise ModelUnsupported(f"{meta.file} rotates a part of each head only, which is not served here.")
     if architecture == "qwen2" and head_dim * heads != hidden:
@@ -113,7 +118,7 @@ def model_config(header: GGUFHeader) -> dict[str, Any]:
         "num_hidden_layers": meta.arch_integer("block_count"),
         "intermediate_size": meta.arch_integer("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.arch_integer("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": meta.arch_number("attention.layer_norm_rms_epsilon"),
         "vocab_size": embedding.shape[0],

@@ -133,8 +133,11 @@ class _Reader:
             if length > size - at:
                 self.at = at
                 raise self.fail(f"a string of {what} needs {length} bytes, {size - at} are left")
-            # A vocabulary may hold pieces of characters: keep the bytes.
-            found.append(data[at : at + length].decode("utf-8", "surrogateescape"))
+            try:
+                found.append(data[at : at + length].decode("utf-8"))
+            except UnicodeDecodeError as error:
+                self.at = at
+                raise self.fail(f"a string of {what} is not UTF-8") from error
             at += length
         self.at = at
         return found

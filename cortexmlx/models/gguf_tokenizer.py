@@ -47,7 +47,7 @@ def _byte_level(
     if not pre:
         pre = "default"
         notes = ("the file does not say how to cut text into words: the default rule is used, tokens may differ",)
-    rule = pre_tokenizer(pre)
+    rule = pre_tokenizer(pre, meta.file)
     special = _special_tokens(meta, tokens, types, add_bos=rule.add_bos)
     return ByteLevelTokenizer(tokens, meta.items("tokenizer.ggml.merges", str), types, rule, special, template), notes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 
 
@@ -43,7 +44,7 @@ def fetch(repo: str) -> Path:
             "`cortexmlx models` for what is here."
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise ModelNotFound(f"downloading {repo!r} failed: {' '.join(str(error).split())[:300]}. Try again.") from error
+        raise ModelNotFound(f"downloading {repo!r} failed: {one_line(error)}. Try again.") from error
 
 
 def cached_folder(repo: str) -> Path | None:

@@ -32,14 +32,22 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     report = on_progress or (lambda what, fraction: None)
     source = resolve(name)
     report("loading weights", 0.0)
-    path, model, tokenizer, config, notes = _read(source)
+    slow_below_float32 = _slow_below_float32()
+    path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True)
     report("loading weights", 0.8)
-    notes += _adapt(model, dequantize)
+    notes += _widen(model, slow_below_float32, dequantize)
     report("loading weights", 1.0)
     return _describe(source.name, path, model, tokenizer, config, notes)
 
 
-def _read(source: ModelSource) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
+def _slow_below_float32() -> bool:
+    """Whether MLX runs on a Linux CPU here, where only float32 matrix products go through BLAS."""
+    import mlx.core as mx
+
+    return sys.platform == "linux" and mx.default_device() == mx.cpu
+
+
+def _read(source: ModelSource, float32: bool) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
     path = source.path
     if path is None:
         from cortexmlx.models.hub import fetch
@@ -48,37 +56,36 @@ def _read(source: ModelSource) -> tuple[Path, Any, Any, dict[str, Any], tuple[st
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf import load_gguf
 
-        return path, *load_gguf(path)
+        return path, *load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder
 
     return path, *load_folder(path), ()
 
 
-def _adapt(model: Any, dequantize: bool | None) -> tuple[str, ...]:
-    """Make the model run well on this machine; says what was done. On a GPU, or macOS, it stays as it is stored."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
+def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
+    """Make weights or activations float32 where asked for or where that pays; says what was done.
+
+    Where float32 does not pay (on a GPU, on macOS) the model stays as it is stored.
+    """
     from mlx_lm.utils import get_total_parameters
 
-    from cortexmlx.models.float32 import activations_to_float32, machine_memory, to_float32
+    from cortexmlx.models.float32 import activations_to_float32, is_quantized, machine_memory, to_float32
 
-    slow_below_float32 = sys.platform == "linux" and mx.default_device() == mx.cpu
-    needed = int(get_total_parameters(model)) * 4
     if dequantize is None:
+        needed = int(get_total_parameters(model)) * 4
         switched_off = os.environ.get(DEQUANTIZE_SWITCH) == "0"
         dequantize = slow_below_float32 and not switched_off and needed < machine_memory() / 4
+    packed = _weight_bytes(model)
     if dequantize:
-        stored = _weight_bytes(model)
         to_float32(model)
         grown = _weight_bytes(model)
-        if grown == stored:
+        if grown == packed:
             return ()
-        return (f"weights made float32 for speed: {grown / 1e6:.0f} MB in memory instead of {stored / 1e6:.0f} MB",)
-    kinds = {array.dtype for _, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)}
-    if slow_below_float32 and kinds != {mx.float32}:
-        activations_to_float32(model)
-        return ("activations made float32 for speed; quantized weights stay as they are",)
-    return ()
+        return (f"weights are float32 in memory, for speed ({grown / 1e6:.0f} MB instead of {packed / 1e6:.0f} MB)",)
+    if not slow_below_float32:
+        return ()
+    activations_to_float32(model)
+    return ("weights stay quantized, which is slow on a CPU",) if is_quantized(model) else ()
 
 
 def _describe(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from cortexmlx.models.tokenizer import SpecialTokens
 
@@ -34,7 +35,7 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     try:
         core = SentencePieceProcessor(model_proto=model)
     except Exception as error:  # the library raises RuntimeError and others, all from parsing
-        raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {' '.join(str(error).split())}") from error
+        raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {one_line(error)}") from error
     added = dict(_added(folder, settings))
     pieces = core.vocab_size()
     for text in [*named.values(), *map(_content, settings.get("additional_special_tokens") or [])]:

@@ -42,7 +42,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _piece(text: str, score: float, kind: int) -> bytes:
-    encoded = text.encode("utf-8", "surrogateescape")
+    encoded = text.encode("utf-8")
     return _bytes(1, _bytes(1, encoded) + b"\x15" + struct.pack("<f", score) + _integer(3, kind))
 
 

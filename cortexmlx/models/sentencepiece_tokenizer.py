@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.detokenize import Detokenizer, LeadingSpace, Piece, PieceDetokenizer
+from cortexmlx.models.messages import one_line
 from cortexmlx.models.sentencepiece_proto import leading_space_flags, without_dummy_prefix
 from cortexmlx.models.tokenizer import SpecialTokens, Tokenizer
 
@@ -47,7 +48,7 @@ class SentencePieceTokenizer(Tokenizer):
                 self._first if prefix_after_added else SentencePieceProcessor(model_proto=without_dummy_prefix(model))
             )
         except Exception as error:  # the library raises RuntimeError and others, all from parsing
-            raise ModelCorrupt(f"sentencepiece cannot read the tokenizer: {' '.join(str(error).split())}") from error
+            raise ModelCorrupt(f"sentencepiece cannot read the tokenizer: {one_line(error)}") from error
         core = self._first
         count = max([core.vocab_size(), *(index + 1 for index in added.values())])
         tokens = [core.id_to_piece(index) if index < core.vocab_size() else "" for index in range(count)]

@@ -41,8 +41,7 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. Ids are plain ints; text is str; special tokens written in the text are recognised.
-    """
+    """Text to token ids (plain ints) and back; special tokens that are written in the text are recognised."""
 
     def __init__(self, tokens: Sequence[str], special: SpecialTokens, chat_template: str | None) -> None:
         self._tokens = tokens
