@@ -110,6 +110,9 @@ class ModelRunner:
         sampled = pending.sampled
         if sampled is None:
             mx.eval(self.arena.arrays())
+            result = StepResult(pending.plan, [], None, None, None)
+        else:
+            mx.eval(_arrays(sampled))
             result = StepResult(
                 pending.plan,
                 _host(sampled.tokens),

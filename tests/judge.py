@@ -1,7 +1,8 @@
 """The judge of greedy decoding: mlx-lm on the same weights, and a proof wherever the two disagree.
 
-Two correct programs may choose differently where the best logits tie to within the noise of float arithmetic. A disagreement counts as
-a proven tie only if, recomputed by mlx-lm in one pass over the same tokens, the two candidates' logits differ by less than `NOISE`.
+Two correct programs may choose differently where the best logits tie to within the noise of float arithmetic. A
+disagreement counts as a proven tie only if, recomputed by mlx-lm in one pass over the same tokens, the two
+candidates' logits differ by less than `NOISE`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 NOISE = 2e-3
-"""Largest difference of two logits (of order 10) that float32 rounding explains: see `logit_noise` in the parity tests."""
+"""Largest difference of two logits (of order 10) that float32 rounding explains: see `logit_noise` in the parity
+tests.
+"""
 
 
 def greedy(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
