@@ -99,9 +99,13 @@ class LeadingSpace(Enum):
 
 @dataclass(frozen=True)
 class Piece:
-    """A sentencepiece piece as text, with spaces for its markers; or a byte; or a special token, which is not text."""
+    """A sentencepiece piece as text, with spaces for its markers; or a byte; or a special token, which is not text.
+
+    `marked`: it begins with such a marker (the unknown token's text begins with a space that is not one).
+    """
 
     text: str
+    marked: bool = False
     byte: int | None = None
     special: bool = False
 
@@ -132,21 +136,19 @@ class PieceDetokenizer(Detokenizer):
             self._flush(final=False)
             return
         self._flush(final=True)
-        self._text.append(piece.text if piece.special else self._without_leading(piece.text))
+        self._text.append(piece.text if piece.special else self._without_leading(piece))
 
     def finalize(self) -> None:
         self._flush(final=True)
 
-    def _without_leading(self, text: str) -> str:
-        if self._drop is LeadingSpace.KEEP or not text:
-            return text
-        if self._drop is LeadingSpace.DROP_ONE:
-            self._drop = LeadingSpace.KEEP
-            return text.removeprefix(" ")
-        rest = text.lstrip(" ")
-        if rest:
-            self._drop = LeadingSpace.KEEP
-        return rest
+    def _without_leading(self, piece: Piece) -> str:
+        drop, text = self._drop, piece.text
+        if drop is LeadingSpace.DROP_ALL and piece.marked:
+            text = text.lstrip(" ")
+            if not text:
+                return ""
+        self._drop = LeadingSpace.KEEP
+        return text.removeprefix(" ") if drop is LeadingSpace.DROP_ONE and piece.marked else text
 
     def _flush(self, final: bool) -> None:
         """Decode the pending bytes: whole characters as they are, every other byte as U+FFFD, a beginning kept

@@ -37,8 +37,8 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)")
 def parameter_names(header: GGUFHeader, config: dict[str, Any]) -> dict[str, str]:
     """The model's parameter for each tensor: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
 
-    Raises ModelUnsupported for a tensor that the architecture does not have here, ModelCorrupt for one that is missing or
-    has another shape than the configuration says.
+    Raises ModelUnsupported for a tensor that the architecture does not have here, ModelCorrupt for one that is
+    missing or has another shape than the configuration says.
     """
     shapes = _weight_shapes(config)
     _check_complete(header, config, shapes)

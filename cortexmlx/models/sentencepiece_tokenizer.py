@@ -70,7 +70,9 @@ class SentencePieceTokenizer(Tokenizer):
             return Piece(text, special=True)
         if core.is_byte(index):
             return Piece("", byte=int(text[3:5], 16))
-        return Piece(core.decode([index]) if core.is_unknown(index) else text.replace(SPACE, " "))
+        if core.is_unknown(index):
+            return Piece(core.decode([index]))
+        return Piece(text.replace(SPACE, " "), marked=text.startswith(SPACE))
 
     def _encode_plain(self, text: str) -> list[int]:
         if self._cut is None:
