@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterator
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
-_VECTOR_NAME = r"(?:u?char|u?short|u?int|u?long|half|bfloat|float)[234]"
+_ELEMENT = r"(?:u?char|u?short|u?int|u?long|half|bfloat|float)"
+_VECTOR_NAME = _ELEMENT + "[234]"
 _THREADGROUP = re.compile(r"\bthreadgroup\b([^;{}]*);")
 _C_CAST = re.compile(rf"(?<![\w>])\(\s*({_VECTOR_NAME})\s*\)\s*(?=[\w(])")
 _ALIAS = re.compile(
     rf"\busing\s+(\w+)\s*=\s*(?:(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>))\s*;|"
     rf"\btypedef\s+(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>)\s+(\w+)\s*;"
 )
+_CONVERSION = re.compile(rf"\boperator\s+({_ELEMENT})([234])\s*\(")
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
 
 
@@ -102,6 +104,7 @@ def to_cpp(text: str) -> str:
     aliases = {name for pair in _ALIAS.findall(text) for name in pair if name}
     text = _THREADGROUP.sub(_threadgroup_variable, text)
     text = _vec_constructors(text)
+    text = _CONVERSION.sub(r"operator metal::vec<\1, \2>(", text)
     text = _C_CAST.sub(r"metal::__c_cast<\1>{}->*", text)
     for alias in sorted(aliases):
         text = re.sub(rf"(?<![\w.:>~])({alias})\s*\((?!\s*\*)", r"metal::__make<\1>(", text)

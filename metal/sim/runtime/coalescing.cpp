@@ -11,8 +11,9 @@ struct Entry {
   uint32_t turn, simd;
   uint32_t generation;
   int buffer;
-  uint32_t bytes, line_count;
+  uint32_t line_count;
   uintptr_t lines[kLines];
+  uint64_t used[kLines][2];  // which bytes of the line
 };
 struct Turn { uintptr_t pc; uint32_t lane_key, generation, count; };
 Entry entries[kSlots];
@@ -25,7 +26,9 @@ void close_all() {
     BufferCounters& c = S.launch->buffers[e.buffer].counters;
     c.simd_accesses++;
     c.simd_segments += e.line_count;
-    c.simd_ideal_segments += (e.bytes + 127) / 128;
+    uint32_t bytes = 0;
+    for (uint32_t k = 0; k < e.line_count; ++k) bytes += __builtin_popcountll(e.used[k][0]) + __builtin_popcountll(e.used[k][1]);
+    c.simd_ideal_segments += (bytes + 127) / 128;
   }
   used_count = 0;
   ++generation;
@@ -67,16 +70,22 @@ void coalescing_access(int buffer, uintptr_t address, uint32_t size, uintptr_t p
       e.simd = t.simdgroup;
       e.generation = generation;
       e.buffer = buffer;
-      e.bytes = e.line_count = 0;
+      e.line_count = 0;
       used[used_count++] = h;
     } else if (e.pc != pc || e.turn != turn || e.simd != t.simdgroup || e.buffer != buffer) {
       continue;
     }
-    e.bytes += size;
-    for (uintptr_t line = address >> 7; line <= (address + size - 1) >> 7; ++line) {
+    for (uint32_t k = 0; k < size; ++k) {
+      const uintptr_t line = (address + k) >> 7;
+      const uint32_t byte = (address + k) & 127;
       uint32_t i = 0;
       while (i < e.line_count && e.lines[i] != line) ++i;
-      if (i == e.line_count && e.line_count < kLines) e.lines[e.line_count++] = line;
+      if (i == kLines) break;
+      if (i == e.line_count) {
+        e.lines[e.line_count++] = line;
+        e.used[i][0] = e.used[i][1] = 0;
+      }
+      e.used[i][byte >> 6] |= 1ull << (byte & 63);
     }
     return;
   }

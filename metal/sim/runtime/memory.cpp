@@ -1,6 +1,7 @@
 // Every load and store of the kernel comes through here (the compiler's address-sanitizer hooks): whose memory
 // it is, whether the element exists, whether anything was written there, and whether another thread's access
 // to it is ordered. Addresses on the thread's own stack are its own business.
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -403,9 +404,19 @@ extern "C" void sim_atomic_access(const void* address, unsigned size) {
   access((uintptr_t)address, size, true, true, pc);
 }
 
+// A sized hook stands for a type of that size and alignment; anything else comes through the N hooks.
+inline void aligned_access(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
+  if (address & (size - 1)) {
+    Finding* f = add_finding(SIM_FAULT_MISALIGNED, pc, kNone, kNone, 0, size, is_write);
+    if (f) snprintf(f->text, sizeof f->text, "%s %u bytes at an address that is a multiple of %u only", is_write ? "writes" : "reads", size,
+                    1u << __builtin_ctzll(address));
+    abandon_launch();
+  }
+  access(address, size, is_write, false, pc);
+}
 #define SIM_HOOKS(bytes)                                                                                    \
-  extern "C" void __asan_load##bytes(uintptr_t a) { access(a, bytes, false, false, (uintptr_t)__builtin_return_address(0)); } \
-  extern "C" void __asan_store##bytes(uintptr_t a) { access(a, bytes, true, false, (uintptr_t)__builtin_return_address(0)); }
+  extern "C" void __asan_load##bytes(uintptr_t a) { aligned_access(a, bytes, false, (uintptr_t)__builtin_return_address(0)); } \
+  extern "C" void __asan_store##bytes(uintptr_t a) { aligned_access(a, bytes, true, (uintptr_t)__builtin_return_address(0)); }
 SIM_HOOKS(1) SIM_HOOKS(2) SIM_HOOKS(4) SIM_HOOKS(8) SIM_HOOKS(16)
 extern "C" void __asan_loadN(uintptr_t a, size_t n) { if (n) access(a, (uint32_t)n, false, false, (uintptr_t)__builtin_return_address(0)); }
 extern "C" void __asan_storeN(uintptr_t a, size_t n) { if (n) access(a, (uint32_t)n, true, false, (uintptr_t)__builtin_return_address(0)); }

@@ -42,4 +42,10 @@ void __ubsan_handle_out_of_bounds(Bounds* d, uintptr_t index) {
   }
   abandon_launch();
 }
+void __ubsan_handle_local_out_of_bounds() {
+  Finding* f = add_finding(SIM_FAULT_OUT_OF_BOUNDS, SIM_CALLER, kNone, kNone, 0, 0, false);
+  if (f) snprintf(f->text, sizeof f->text, "an address past the end of an array of its own");
+  abandon_launch();
+}
+void __ubsan_handle_local_out_of_bounds_abort() { __ubsan_handle_local_out_of_bounds(); }
 }

@@ -157,10 +157,7 @@ template <class To, class A, class B, class... R> SIM_FN constexpr To __make(A a
 
 // (float4)x, for which clang would reinterpret bits where Metal converts values.
 template <class To> struct __c_cast {
-  template <class A> friend SIM_FN constexpr decltype(auto) operator->*(__c_cast, A&& a) {
-    if constexpr (__is_vec<To>) return __make<To>(remove_cvref_t<A>(a));
-    else return (To)(a);
-  }
+  template <class A> friend SIM_FN constexpr To operator->*(__c_cast, A a) { return __make<To>(a); }
 };
 template <class To, class A> SIM_FN constexpr To __static_cast(A&& a) {
   if constexpr (__is_vec<remove_cvref_t<To>>) return __make<remove_cvref_t<To>>(remove_cvref_t<A>(a));

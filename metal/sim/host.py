@@ -1,0 +1,154 @@
+"""A small Metal host: runs a `[[kernel]]` function out of header files, with buffers by index and function constants.
+
+`mx.fast.metal_kernel` writes its own signature; MLX's built-in kernels come with theirs. This reads it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.errors import KernelCompileError
+
+from . import settings
+from .entry import PREAMBLE, attribute_value, entry_point
+from .launch import BufferSpec, Launched, Triple, run
+from .rewrite import blank_comments, to_cpp
+from .toolchain import build, mlx_headers
+
+KERNEL_FOLDER = "mlx/backend/metal/kernels/"
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
+_FUNCTION_CONSTANT = re.compile(r"\bconstant\s+([\w:]+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
+_PARAM = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]\s*$", re.S)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A buffer that the kernel fills: its size in bytes and of one element."""
+
+    nbytes: int
+    item_bytes: int
+
+
+def _preamble_headers() -> set[str]:
+    """The headers that the preamble has already brought in."""
+    seen: set[str] = set()
+    waiting = [KERNEL_FOLDER + "utils.h"]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += _INCLUDE.findall((mlx_headers() / name).read_text())
+    return seen
+
+
+def flatten(headers: Sequence[str]) -> str:
+    """The text of MLX's headers with their includes in place, each once; what the preamble brings is left out."""
+    seen = _preamble_headers()
+
+    def body(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (mlx_headers() / name).read_text().replace("#pragma once", "")
+        return _INCLUDE.sub(lambda match: body(match.group(1)), text)
+
+    return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
+
+
+def _split_parameters(text: str, function: str) -> list[str]:
+    """The parameters of `function`, as written."""
+    found = re.search(rf"\bvoid\s+{function}\s*\(", text)
+    if found is None:
+        raise KernelCompileError(f"no kernel function '{function}' in these headers")
+    out, depth, start = [], 0, found.end()
+    for at in range(found.end(), len(text)):
+        c = text[at]
+        if c in "([{<":
+            depth += 1
+        elif c in ")]}>" and depth:
+            depth -= 1
+        elif c == ")" or (c == "," and depth == 0):
+            out.append(text[start:at])
+            start = at + 1
+            if c == ")":
+                return out
+    raise KernelCompileError(f"the parameters of '{function}' do not end")
+
+
+_HOST_ARGUMENTS = """
+struct sim_pointer { void* at; template <class T> operator T*() const { return (T*)at; } };
+struct sim_reference { void* at; template <class T> operator T&() const { return *(T*)at; } };
+struct sim_triple {
+  uint3 v;
+  operator metal::vec<uint, 3>() const { return v; }
+  operator metal::vec<uint, 2>() const { return v.xy; }
+  operator metal::vec<ushort, 3>() const { return __builtin_convertvector(v, ushort3); }
+  operator metal::vec<ushort, 2>() const { return __builtin_convertvector(v, ushort3).xy; }
+  operator uint() const { return v.x; }
+};
+"""
+
+
+class HostKernel:
+    """One instantiation of a kernel function from MLX's headers.
+
+    Args:
+        headers: files below mlx/backend/metal/kernels.
+        function: name of the `[[kernel]]` template.
+        template: its template arguments, as C++ text ("float, 64").
+        constants: values of the function constants, by name; the others are false or 0.
+    """
+
+    def __init__(self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]) -> None:
+        text = blank_comments(flatten(headers))
+
+        def value(match: re.Match[str]) -> str:
+            kind, name, _ = match.groups()
+            return f"constant constexpr {kind} {name} = {kind}({int(constants.get(name, 0))});"
+
+        text = _FUNCTION_CONSTANT.sub(value, text)
+        self.name = f"{function}<{template}>"
+        self._slots: list[int] = []
+        arguments = []
+        for number, parameter in enumerate(_split_parameters(text, function)):
+            match = _PARAM.match(parameter.strip())
+            plain = re.match(r"(.*?)(\w+)\s*$", parameter.strip(), re.S)
+            attribute = match.group("attribute").strip() if match else f"buffer({number})"
+            kind = match.group("type") if match else plain.group(1) if plain else ""
+            arguments.append(self._argument(attribute, kind, constants))
+        self._unit = PREAMBLE + '#line 1 "kernel"\n' + to_cpp(text) + _HOST_ARGUMENTS + entry_point(self.name, arguments)
+
+    def _argument(self, attribute: str, kind: str, constants: Mapping[str, int | bool]) -> str:
+        buffer = re.match(r"buffer\(\s*(\d+)\s*\)(?:\s*,\s*function_constant\(\s*(\w+)\s*\))?", attribute)
+        if buffer is None:
+            expression = attribute_value(attribute)
+            return f"sim_triple{{{expression}}}" if "SIM_3" in expression or "uint3" in expression else expression
+        wrapper = "sim_reference" if "&" in kind else "sim_pointer"
+        if buffer.group(2) and not constants.get(buffer.group(2)):
+            return f"{wrapper}{{nullptr}}"
+        self._slots.append(int(buffer.group(1)))
+        return f"{wrapper}{{b[{len(self._slots) - 1}]}}"
+
+    def __call__(
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], groups: Triple, threadgroup: Triple
+    ) -> Launched:
+        """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
+
+        The Launched result has the outputs' bytes in the order of the signature.
+        """
+        current = settings.current()
+        specs = []
+        for index in self._slots:
+            given = buffers[index]
+            if isinstance(given, Output):
+                specs.append(BufferSpec(f"buffer({index})", None, given.nbytes, given.item_bytes, writable=True))
+            else:
+                data = np.ascontiguousarray(given)
+                specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
+        library = build(self._unit, current.checked)
+        grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
+        return run(self.name, library, specs, grid, threadgroup, current)

@@ -1,0 +1,8 @@
+"""Judging the simulator by kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's.
+
+`python -m cortexmlx.metal.sim.judge` runs them and prints the table.
+"""
+
+from .cases import Case, Skipped, Verdict, all_cases, judge
+
+__all__ = ["Case", "Skipped", "Verdict", "all_cases", "judge"]

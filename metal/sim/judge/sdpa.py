@@ -1,0 +1,137 @@
+"""MLX's vector attention kernels: one pass and two, all head dims, dtypes, masks and sinks."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ..host import HostKernel, Output
+from .cases import TOLERANCE, Case, Floats
+from .reference import METAL_NAMES, Array, Problem, from_bits, rounded
+
+HEADERS = ("sdpa_vector.h",)
+MASKS = ("none", "causal", "bool", "additive", "sinks")
+
+
+def _i32(value: int) -> Array:
+    return np.array([value], dtype=np.int32)
+
+
+def _u64(value: int) -> Array:
+    return np.array([value], dtype=np.uint64)
+
+
+class _Inputs:
+    """Random q, k, v with one kind of mask: as bits for the kernel and in float64 for the reference."""
+
+    def __init__(self, head_dim: int, dtype: mx.Dtype, kind: str, heads: int, kv_heads: int, length: int, total: int) -> None:
+        rng = np.random.default_rng(head_dim * 7 + length)
+
+        def draw(*shape: int) -> tuple[Array, npt.NDArray[np.float64]]:
+            return rounded(rng.standard_normal(shape), dtype)
+
+        self.q, q = draw(1, heads, length, head_dim)
+        self.k, k = draw(1, kv_heads, total, head_dim)
+        self.v, v = draw(1, kv_heads, total, head_dim)
+        self.sinks, sinks = draw(heads)
+        self.additive, additive = draw(length, total)
+        self.allowed = rng.random((length, total)) < 0.7
+        self.allowed[:, 0] = True
+        mask = {"bool": self.allowed, "additive": additive}.get(kind)
+        self.problem = Problem(q, k, v, head_dim**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
+        self.constants = {
+            "has_mask": kind in ("bool", "additive"),
+            "bool_mask": kind == "bool",
+            "float_mask": kind == "additive",
+            "do_causal": kind == "causal",
+            "has_sinks": kind == "sinks",
+        }
+
+
+def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+    heads, kv_heads, length, total = 4, 2, 2, 77
+    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    kernel = HostKernel(HEADERS, "sdpa_vector", f"{METAL_NAMES[dtype]}, {head_dim}", x.constants)
+    done = kernel(
+        {
+            0: x.q,
+            1: x.k,
+            2: x.v,
+            3: Output(x.q.nbytes, x.q.itemsize),
+            4: _i32(heads // kv_heads),
+            5: _i32(total),
+            6: _u64(total * head_dim),
+            7: _u64(head_dim),
+            8: _u64(total * head_dim),
+            9: _u64(head_dim),
+            10: np.array([head_dim**-0.5], dtype=np.float32),
+            11: x.allowed,
+            12: x.additive,
+            13: _i32(1),
+            14: _i32(total),
+            15: _i32(0),
+            16: x.sinks,
+            17: _i32(heads),
+        },
+        (heads, length, 1),
+        (1024, 1, 1),
+    )
+    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+
+
+def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+    heads, kv_heads, length, total, blocks = 4, 2, 2, 133, 32
+    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    name = METAL_NAMES[dtype]
+    first = HostKernel(HEADERS, "sdpa_vector_2pass_1", f"{name}, {head_dim}", {**x.constants, "blocks": blocks})
+    rows = heads * length
+    partial = first(
+        {
+            0: x.q,
+            1: x.k,
+            2: x.v,
+            3: Output(rows * blocks * head_dim * x.q.itemsize, x.q.itemsize),
+            4: Output(rows * blocks * 4, 4),
+            5: Output(rows * blocks * 4, 4),
+            7: _i32(total),
+            8: _u64(total * head_dim),
+            9: _u64(head_dim),
+            10: _u64(total * head_dim),
+            11: _u64(head_dim),
+            12: np.array([head_dim**-0.5], dtype=np.float32),
+            13: x.allowed,
+            14: x.additive,
+            15: _i32(1),
+            16: _i32(total),
+            17: _i32(0),
+            18: x.sinks,
+        },
+        (kv_heads, 1, blocks),
+        (32, heads // kv_heads, length),
+    ).outputs
+    second = HostKernel(HEADERS, "sdpa_vector_2pass_2", f"{name}, {head_dim}", {})
+    done = second(
+        {
+            0: partial[0].view(x.q.dtype),
+            1: partial[1].view(np.float32),
+            2: partial[2].view(np.float32),
+            3: Output(x.q.nbytes, x.q.itemsize),
+            4: _i32(blocks),
+        },
+        (heads, length, 1),
+        (1024, 1, 1),
+    )
+    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+
+
+def cases() -> Iterator[Case]:
+    """Head dims 64, 96, 128 and 256; float, half and bfloat; every mask."""
+    for title, run in (("sdpa_vector", _one_pass), ("sdpa_vector_2pass", _two_pass)):
+        for head_dim in (64, 96, 128, 256):
+            for dtype, name in METAL_NAMES.items():
+                for kind in MASKS:
+                    def case(run=run, head_dim=head_dim, dtype=dtype, kind=kind):  # type: ignore[no-untyped-def]
+                        return run(head_dim, dtype, kind)
+
+                    yield Case("MLX", f"{title} {name} {head_dim} mask {kind}", case, TOLERANCE[dtype])
