@@ -94,10 +94,10 @@ waves much more than long ones, by a factor that grows with
 ▌ Rayleigh found the law in 1871, and it explains the red
 ▌ of the evening as well, when the light has a longer way.
 
- colour   nm
- ━━━━━━━━━━━━
- blue     450
- red      700
+ colour  nm
+ ━━━━━━━━━━━
+ blue    450
+ red     700
 
 ------------------------------------------------------------
 
