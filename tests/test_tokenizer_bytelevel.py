@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 
 import pytest
@@ -56,10 +57,11 @@ def vocabulary() -> tuple[list[str], list[str]]:
 
 
 TOKENS, MERGES = vocabulary()
+NONE = SpecialTokens()
 SPECIALS = ["<|begin|>", "<|end|>"]
 
 
-def build(rule: PreTokenizer, special: SpecialTokens = SpecialTokens(), **kwargs: object) -> ByteLevelTokenizer:
+def build(rule: PreTokenizer, special: SpecialTokens = NONE, **kwargs: object) -> ByteLevelTokenizer:
     types = [1] * len(TOKENS) + [3] * len(SPECIALS) + [4]
     return ByteLevelTokenizer([*TOKENS, *SPECIALS, "user made"], MERGES, types, rule, special, **kwargs)
 
@@ -85,7 +87,7 @@ def naive_encode(patterns: list[str], text: str) -> list[int]:
     for word in split(patterns, text):
         parts = [CHARS[byte] for byte in word.encode()]
         while True:
-            pairs = [(ranks[p], i) for i, p in enumerate(zip(parts, parts[1:], strict=False)) if p in ranks]
+            pairs = [(ranks[p], i) for i, p in enumerate(itertools.pairwise(parts)) if p in ranks]
             if not pairs:
                 break
             _, i = min(pairs)

@@ -268,7 +268,7 @@ def test_gguf_can_ask_for_no_leading_space(tmp_path: Path) -> None:
         )
     ).tokenizer
     core = judge("llama")
-    assert [core.id_to_piece(i) for i in tokenizer.encode("Hello")][0][0] == "H"
+    assert next(core.id_to_piece(i) for i in tokenizer.encode("Hello"))[0] == "H"
     assert tokenizer.decode(tokenizer.encode(" Hello")) == " Hello"
 
 

@@ -8,6 +8,9 @@ from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 
+# What mlx-lm reads of a model folder. Code is left out: it is never run.
+NEEDED_FILES = ["*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+
 
 def fetch(repo: str) -> Path:
     """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
@@ -22,14 +25,14 @@ def fetch(repo: str) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+        return Path(snapshot_download(repo, allow_patterns=NEEDED_FILES))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"{repo} asks for consent first: accept its terms on https://huggingface.co/{repo}, then `hf auth login`."
@@ -40,9 +43,11 @@ def fetch(repo: str) -> Path:
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ModelNotFound(
-            f"{repo!r} is not on this machine and the hub cannot be reached. Connect to the network, or see "
+            f"{repo!r} is not completely on this machine and the hub cannot be reached. Connect to the network, or see "
             "`cortexmlx models` for what is here."
         ) from error
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} cannot be a hub id: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelNotFound(f"downloading {repo!r} failed: {one_line(error)}. Try again.") from error
 
@@ -52,7 +57,7 @@ def cached_folder(repo: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(repo, local_files_only=True))
+        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES, local_files_only=True))
         return folder if (folder / "config.json").is_file() and check_weights(folder) else None
     except (OSError, ValueError, ModelCorrupt):
         return None

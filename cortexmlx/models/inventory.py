@@ -28,12 +28,12 @@ def list_models() -> list[LocalModel]:
 
 
 def _in_hub_cache() -> list[LocalModel]:
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     from cortexmlx.models.hub import cached_folder
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return []
     repos = [repo for repo in cache.repos if repo.repo_type == "model"]
