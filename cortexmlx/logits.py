@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 LOG2_E = math.log2(math.e)
-_DRAW_GROUP = 64  # elements per group of the two-level draw
+_SUM_GROUP = 64  # elements per group of the two-level sum and draw
 _TOP_GROUP = 16  # elements per group when looking for the likeliest tokens
 _NUCLEUS_GUESS = 128  # a nucleus of at most this many tokens makes the sort behind it cheap
 _LOW_32_BITS = (1 << 32) - 1
@@ -35,8 +35,12 @@ def bits_below_max(logits: mx.array) -> mx.array:
 
 def log_total(logits: mx.array) -> mx.array:
     """The natural logarithm of the sum of exponentials of each row, `[R, 1] float32`."""
-    total = mx.sum(exp2(bits_below_max(logits)), axis=-1, keepdims=True)
-    return mx.max(logits, axis=-1, keepdims=True) + mx.log(total)
+    return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(bits_below_max(logits))))
+
+
+def row_sum(values: mx.array) -> mx.array:
+    """The sum of each row, `[R, 1]`, by groups: float32 sums of 50,000 terms in one go are wrong in the fifth digit."""
+    return mx.sum(mx.sum(_in_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
 
 
 def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
@@ -75,14 +79,14 @@ def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
     floats sort like their bit patterns.
     """
     width = weights.shape[-1]
-    mass = top_p * mx.sum(weights, axis=-1, keepdims=True)
+    mass = top_p * row_sum(weights)
     guess, _ = top_tokens(weights, min(_NUCLEUS_GUESS, width))
     negligible = mass * ((1.0 - top_p) / (top_p * width))
     floor = mx.where(mx.sum(guess, axis=-1, keepdims=True) >= mass, guess[:, -1:], negligible)
 
     ascending = mx.sort(mx.where(weights >= floor, weights, 0.0).view(mx.int32), axis=-1).view(mx.float32)
     mass_above = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
-    outside = mx.minimum(mx.sum(mass_above >= mass, axis=-1, keepdims=True), width - 1)
+    outside = mx.sum(mass_above >= mass, axis=-1, keepdims=True)
     # Rounding can leave the kept mass a hair short of `mass`; the floor is then the threshold.
     return mx.maximum(mx.take_along_axis(ascending, outside, axis=-1), floor)
 
@@ -94,10 +98,10 @@ def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
     cumulative distribution in two levels, a group and then an element of it, each with a uniform of its own: the tail
     of a large vocabulary is not lost in the rounding of one long sum. An index of weight 0 is never drawn.
     """
-    grouped = _in_groups(weights, _DRAW_GROUP, 0.0)
+    grouped = _in_groups(weights, _SUM_GROUP, 0.0)
     group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
     chosen = mx.take_along_axis(grouped, group[:, :, None], axis=1)[:, 0]
-    return (group * _DRAW_GROUP + _invert(chosen, uniforms[:, 1:]))[:, 0]
+    return (group * _SUM_GROUP + _invert(chosen, uniforms[:, 1:]))[:, 0]
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
@@ -146,5 +150,6 @@ def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False)
 def _invert(weights: mx.array, uniform: mx.array) -> mx.array:
     """The first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`."""
     cumulative = mx.cumsum(weights, axis=-1)
+    # A parallel scan may round to sums that are not quite ascending, hence the second condition.
     reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
     return mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)

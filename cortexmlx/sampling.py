@@ -16,7 +16,17 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.logits import LOG2_E, bits_below_max, draw, exp2, log_total, nucleus_threshold, top_tokens, uniforms
+from cortexmlx.logits import (
+    LOG2_E,
+    bits_below_max,
+    draw,
+    exp2,
+    log_total,
+    nucleus_threshold,
+    row_sum,
+    top_tokens,
+    uniforms,
+)
 from cortexmlx.penalties import CountPenalty, LogitBias, RepetitionPenalty, TokenList
 from cortexmlx.request import SamplingParams
 
@@ -126,7 +136,7 @@ def _groups(rows: Sequence[SamplingRow], vocab_size: int) -> list[_Group]:
     makers: dict[Callable[[list[SamplingRow]], _Choice], list[int]] = {}
     for index, row in enumerate(rows):
         p = row.params
-        if p.temperature == 0.0 or p.top_k == 1:
+        if p.temperature == 0.0:
             makers.setdefault(_Greedy, []).append(index)
         elif 0 < p.top_k < vocab_size:
             makers.setdefault(_FromShortlist, []).append(index)
@@ -139,7 +149,7 @@ def _groups(rows: Sequence[SamplingRow], vocab_size: int) -> list[_Group]:
 
 
 class _Greedy:
-    """Rows at temperature 0 or with a top-k of 1: the best token, the lowest id among equals."""
+    """Rows at temperature 0: the best token, the lowest id among equals."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         pass
@@ -167,7 +177,7 @@ class _FromShortlist:
         bits = (best - best[:, :1]) * LOG2_E
         keep = self._within_k
         if self._top_p is not None:
-            mass = self._top_p * mx.sum(exp2(bits_below_max(logits)), axis=-1, keepdims=True)
+            mass = self._top_p * row_sum(exp2(bits_below_max(logits)))
             inside = (mx.cumsum(exp2(bits), axis=-1, inclusive=False) < mass) | self._all_mass
             # What ties with the last token inside stays, as it does where the nucleus is found by a threshold.
             keep = keep & (bits >= mx.min(mx.where(inside, bits, 0.0), axis=-1, keepdims=True))

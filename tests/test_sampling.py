@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -158,6 +159,39 @@ def test_the_nucleus_is_that_of_mlx_lm(seed: int, vocab: int, spread: float, coa
         assert abs(exact[logits > logits[token]].sum() - top_p) < 1e-5
 
 
+def test_rounding_of_long_sums_does_not_let_the_whole_vocabulary_into_the_nucleus() -> None:
+    """Added one by one in float32, 25,000 times 0.3 falls short of its sum by more than the share left to the rest."""
+    weights = np.full((1, 50_000), 1e-12, np.float32)
+    weights[:, ::2] = 0.3
+    threshold = nucleus_threshold(mx.array(weights), mx.array([[0.99999]], mx.float32))
+    assert weights.min() < threshold.item() <= weights.max()
+
+
+FILTERS = st.builds(
+    SamplingParams,
+    temperature=st.just(100.0),  # makes whatever may be drawn come up soon
+    top_p=st.sampled_from([1.0, 0.99, 0.6, 0.2]),
+    top_k=st.sampled_from([0, 0, 1, 2, 4, 7, 11, 50]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 0.6]),
+)
+
+
+@given(st.lists(FILTERS, min_size=1, max_size=5), st.integers(0, 10**6), st.sampled_from([0.7, 3.0, 30.0]))
+@settings(max_examples=40, deadline=None)
+def test_what_may_be_drawn_in_a_mixed_batch_is_what_mlx_lm_would_draw(
+    mix: list[SamplingParams], seed: int, spread: float
+) -> None:
+    vocab, draws = 12, 400
+    coarse = np.round(random_logits(len(mix), vocab, seed, spread))
+    drawn = np.array(tokens([row(p, i) for p in mix for i in range(draws)], np.repeat(coarse, draws, axis=0)))
+    for logits, params, seen in zip(coarse, mix, drawn.reshape(len(mix), draws), strict=True):
+        k = params.top_k if params.top_k < vocab else 0
+        allowed = judged_probabilities(logits, dataclasses.replace(params, top_k=0)) > 0.0
+        if 0 < k < allowed.sum():  # mlx-lm leaves open which of several equal tokens is the k-th; we take the lower id
+            allowed[sorted(range(vocab), key=lambda t: (-logits[t], t))[k:]] = False
+        assert set(seen.tolist()) == set(np.flatnonzero(allowed).tolist())
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     vocab=st.integers(2, 2000),
@@ -186,6 +220,18 @@ def test_draw_never_returns_an_index_of_weight_zero_and_respects_the_ends() -> N
     last = 1.0 - 2.0**-23
     ends = mx.array([[0.0, 0.0], [0.25, 0.0], [0.74999, last], [last, last]], mx.float32)
     assert draw(mx.array(weights), ends).tolist() == [63, 64, 64, 999]
+
+
+def test_a_sum_that_descends_by_rounding_draws_nothing_of_weight_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a parallel scan on a GPU may round: here the sum is a little larger over every other element."""
+    exact = mx.cumsum
+    wave = mx.array(np.tile(np.array([1.0, 1.0 + 1e-6], np.float32), 32))
+    monkeypatch.setattr(mx, "cumsum", lambda a, axis: exact(a, axis=axis) * wave[: a.shape[axis]])
+    weights = np.zeros((2000, 64), np.float32)
+    weights[:, ::2] = 1.0
+    points = np.linspace(0, 1 - 2.0**-23, 2000, dtype=np.float32)
+    edges = np.stack([np.zeros(2000, np.float32), np.round(points * 32) / 32], axis=1) * np.float32(1 - 2.0**-23)
+    assert all(index % 2 == 0 for index in draw(mx.array(weights), mx.array(edges)).tolist())
 
 
 def test_uniforms_are_uniform_and_differ_between_neighbouring_seeds_and_indices() -> None:
@@ -351,6 +397,15 @@ def test_penalties_agree_with_their_definition(rows: list[SamplingRow], seed: in
             np.testing.assert_allclose(adjusted[i], wanted, rtol=2e-6, atol=2e-6)
             assert wanted[drawn[i]] >= wanted.max() - 1e-5
             output.append(drawn[i])
+
+
+def test_the_history_kept_is_no_longer_than_the_longest_context() -> None:
+    params = [SamplingParams(repetition_penalty=1.2, repetition_context=c) for c in (3, 9)]
+    sampler = BatchSampler([row(p, prompt=range(100)) for p in params], 100)
+    for _ in range(12):
+        sampler(mx.array(random_logits(2, 100)), np.zeros(2, np.int64))
+    (history,) = sampler._histories
+    assert history._tokens.shape == (2, 9)
 
 
 @given(HISTORY.filter(len), st.floats(0.1, 3.0), st.integers(1, 15), st.integers(0, 100))
