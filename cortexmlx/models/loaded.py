@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ class LoadedModel:
     the user, one line each, what was done to the weights or could not be honoured.
     """
 
-    model: Any
-    tokenizer: Any
-    config: dict[str, Any]
+    model: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    config: dict[str, Any] = field(repr=False)
     name: str
     path: Path
     context_length: int
