@@ -36,14 +36,16 @@ def scattered(wavelength: float) -> float:
 
 > Rayleigh found the law in 1871, and it explains the red of the evening as well, when the light has a longer way.
 
+---
+
+That is *all*. A [link](https://example.org), <b>no HTML</b>, snake_case_names and 2 * 3 = 6.
+"""
+
+TABLE = """
 | colour | nm  |
 |--------|-----|
 | blue   | 450 |
 | red    | 700 |
-
----
-
-That is *all*. A [link](https://example.org), <b>no HTML</b>, snake_case_names and 2 * 3 = 6.
 """
 
 
@@ -94,11 +96,6 @@ waves much more than long ones, by a factor that grows with
 ▌ Rayleigh found the law in 1871, and it explains the red
 ▌ of the evening as well, when the light has a longer way.
 
- colour  nm
- ━━━━━━━━━━━
- blue    450
- red     700
-
 ------------------------------------------------------------
 
 That is all. A link (https://example.org), <b>no HTML</b>,
@@ -119,8 +116,9 @@ def test_the_lines_do_not_depend_on_how_the_text_was_cut(pieces: list[str], plac
 
 
 def test_the_lines_of_a_whole_answer_do_not_depend_on_its_pieces() -> None:
-    words = [word + " " for word in ANSWER.split(" ")]
-    assert streamed(words, 34) == streamed([ANSWER], 34) == streamed(cut(ANSWER, [100, 500, 700, 900]), 34)
+    words = [word + " " for word in (ANSWER + TABLE).split(" ")]
+    text = "".join(words)
+    assert streamed(words, 34) == streamed([text], 34) == streamed(cut(text, [100, 500, 700, 900]), 34)
 
 
 WORDS = st.sampled_from(["alpha", "beta", "**gamma**", "*delta*", "`eps`", "zeta-eta", "theta."])
@@ -166,6 +164,15 @@ def test_emphasis_that_is_still_open_holds_its_line_back() -> None:
         "nine ten eleven",
         "twelve thirteen",
     ]
+
+
+def test_a_table_appears_as_a_whole() -> None:
+    stream = MarkdownStream(console(), 60)
+    stream.feed(TABLE)
+    assert list(stream.lines()) == []
+    stream.feed("\n")
+    header, _, *rows = ["".join(s.text for s in line).split() for line in stream.lines()]
+    assert [header, *rows] == [["colour", "nm"], ["blue", "450"], ["red", "700"]]
 
 
 def test_code_appears_line_by_line_before_the_fence_closes() -> None:
