@@ -129,7 +129,8 @@ BLOCK = st.one_of(
     SENTENCE.map("> {}".format),
     st.lists(SENTENCE, min_size=1, max_size=4).map(lambda items: "\n".join(f"- {i}" for i in items)),
     st.lists(SENTENCE, min_size=1, max_size=4).map(
-        lambda items: "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1))
+        # After a heading: two lists in a row would be one, and rich counts its items while we print their own numbers.
+        lambda items: "# list\n" + "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1))
     ),
     st.lists(SENTENCE, min_size=1, max_size=4).map(lambda lines: "```\n" + "\n".join(lines) + "\n```"),
 )
