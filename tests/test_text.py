@@ -8,11 +8,12 @@ from functools import cache
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.detokenize import ByteDetokenizer
+from cortexmlx.models.exact_text import with_exact_text
 from cortexmlx.text import TextStream
 
 CORPUS = [
@@ -156,6 +157,45 @@ def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str
     text = TextStream(detokenizer(tokenizer()), stops)
     shown = [text.push(token) for token in tokenizer().encode(answer)]
     assert "".join([*shown, text.finish()]) == cut(answer, stops)
+
+
+@cache
+def wrapper() -> TokenizerWrapper:
+    """As a model folder is loaded, with added tokens: with a space, outside the byte alphabet, nothing but spaces."""
+    core = Tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
+    core.add_special_tokens(["<|a b|>"])
+    core.add_tokens(["<｜end▁of｜>", "  "])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
+    return with_exact_text(TokenizerWrapper(wrapped, BPEStreamingDetokenizer))
+
+
+@given(st.lists(st.integers(0, 342), max_size=30) | TEXTS.map(lambda text: wrapper().encode(text)), STOPS)
+@example([], [])
+def test_the_wrapper_of_a_model_folder_gives_exactly_what_its_tokenizer_decodes(
+    ids: list[int], stops: list[str]
+) -> None:
+    text = TextStream(wrapper().detokenizer, stops)
+    shown = [text.push(token) for token in ids]
+    assert "".join([*shown, text.finish()]) == cut(wrapper().decode(ids), stops)
+
+
+def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids_to_tokens = PreTrainedTokenizerFast.convert_ids_to_tokens
+    with monkeypatch.context() as patch:
+        missing = {7}
+        patch.setattr(
+            PreTrainedTokenizerFast,
+            "convert_ids_to_tokens",
+            lambda self, ids: [None if i in missing else t for i, t in zip(ids, ids_to_tokens(self, ids), strict=True)],
+        )
+        wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
+    text = TextStream(wrapped.detokenizer)
+    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == ["", ""]
+
+
+def test_other_wrappers_keep_the_detokenizer_of_mlx_lm() -> None:
+    wrapped = with_exact_text(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
+    assert isinstance(wrapped.detokenizer, NaiveStreamingDetokenizer)
 
 
 @pytest.mark.parametrize("stops", [[], ["a stop string that is often begun: sto", "x" * 2000]])

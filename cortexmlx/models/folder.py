@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.models.exact_text import with_exact_text
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.sentencepiece_folder import load_sentencepiece_folder
@@ -84,7 +85,8 @@ def _load_tokenizer(folder: Path, eos_ids: set[int]) -> Any:
     from mlx_lm.utils import load_tokenizer
 
     try:
-        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=sorted(eos_ids) or None)
+        wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=sorted(eos_ids) or None)
+        return with_exact_text(wrapper)
     except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
         if "trust_remote_code" in str(error):
             raise ModelUnsupported(
