@@ -17,7 +17,7 @@ from . import settings
 from .entry import PREAMBLE, attribute_value, entry_point
 from .launch import BufferSpec, Launched, Triple, run
 from .rewrite import blank_comments, to_cpp
-from .toolchain import build, mlx_headers
+from .toolchain import SHIM, build, mlx_headers
 
 KERNEL_FOLDER = "mlx/backend/metal/kernels/"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
@@ -46,13 +46,18 @@ def _preamble_headers() -> set[str]:
 
 
 def flatten(headers: Sequence[str]) -> str:
-    """The text of MLX's headers with their includes in place, each once; what the preamble brings is left out."""
+    """The text of MLX's headers with their includes in place, each once.
+
+    What the preamble brings is left out; what the shim replaces stays an include.
+    """
     seen = _preamble_headers()
 
     def body(name: str) -> str:
         if name in seen:
             return ""
         seen.add(name)
+        if (SHIM / name).exists():
+            return f'#include "{name}"\n'
         text = (mlx_headers() / name).read_text().replace("#pragma once", "")
         return _INCLUDE.sub(lambda match: body(match.group(1)), text)
 

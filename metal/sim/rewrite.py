@@ -13,6 +13,8 @@ _ALIAS = re.compile(
     rf"\btypedef\s+(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>)\s+(\w+)\s*;"
 )
 _CONVERSION = re.compile(rf"\boperator\s+({_ELEMENT})([234])\s*\(")
+# A vector of bools is a class here (clang packs them into bits), which only a name for it can choose.
+_TYPEDEF = re.compile(r"\btypedef\s+(?:typename\s+)?(?:metal::)?vec\s*<")
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
 
 
@@ -102,7 +104,9 @@ def to_cpp(text: str) -> str:
     """Metal kernel text as C++ that the shim headers understand."""
     text = blank_comments(text)
     aliases = {name for pair in _ALIAS.findall(text) for name in pair if name}
+    text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _THREADGROUP.sub(_threadgroup_variable, text)
+    text = _TYPEDEF.sub(r"typedef metal::__vec_for<", text)
     text = _vec_constructors(text)
     text = _CONVERSION.sub(r"operator metal::vec<\1, \2>(", text)
     text = _C_CAST.sub(r"metal::__c_cast<\1>{}->*", text)

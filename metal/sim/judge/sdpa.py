@@ -1,6 +1,7 @@
 """MLX's vector attention kernels: one pass and two, all head dims, dtypes, masks and sinks."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -131,7 +132,5 @@ def cases() -> Iterator[Case]:
         for head_dim in (64, 96, 128, 256):
             for dtype, name in METAL_NAMES.items():
                 for kind in MASKS:
-                    def case(run=run, head_dim=head_dim, dtype=dtype, kind=kind):  # type: ignore[no-untyped-def]
-                        return run(head_dim, dtype, kind)
-
-                    yield Case("MLX", f"{title} {name} {head_dim} mask {kind}", case, TOLERANCE[dtype])
+                    title_of_case = f"{title} {name} {head_dim} mask {kind}"
+                    yield Case("MLX", title_of_case, partial(run, head_dim, dtype, kind), TOLERANCE[dtype])

@@ -69,8 +69,7 @@ template <class A, class B> struct is_convertible : bool_constant<__is_convertib
 template <class A, class B> constexpr bool is_convertible_v = __is_convertible(A, B);
 template <class A, class B> struct is_base_of : bool_constant<__is_base_of(A, B)> {};
 template <class A, class B> constexpr bool is_base_of_v = __is_base_of(A, B);
-template <class T> struct make_void { using type = void; };
-template <class...> using void_t = void;
+template <class T> using remove_addrspace_t = T;
 template <class T> __add_rvalue_reference(T) declval();
 
 template <class T> struct is_floating_point
@@ -87,8 +86,6 @@ template <class T> struct is_signed : bool_constant<is_arithmetic_v<T> && !__is_
 template <class T> constexpr bool is_signed_v = is_signed<T>::value;
 template <class T> struct is_pointer : bool_constant<__is_pointer(T)> {};
 template <class T> constexpr bool is_pointer_v = __is_pointer(T);
-template <class T> struct is_empty : bool_constant<__is_empty(T)> {};
-template <class T> constexpr bool is_empty_v = __is_empty(T);
 template <class T> struct is_enum : bool_constant<__is_enum(T)> {};
 template <class T> constexpr bool is_enum_v = __is_enum(T);
 template <class T> struct is_trivially_copyable : bool_constant<__is_trivially_copyable(T)> {};
@@ -250,6 +247,11 @@ template <int N> struct __bools {
 #undef SIM_BOOL_OP
   friend SIM_FN constexpr __bools operator!(__bools a) { __bools r{}; for (int i = 0; i < N; ++i) r.data[i] = !a.data[i]; return r; }
 };
+}  // namespace metal
+namespace metal {
+template <class T, int N> struct __vec_choice { using type = vec<T, N>; };
+template <int N> struct __vec_choice<bool, N> { using type = __bools<N>; };
+template <class T, int N> using __vec_for = typename __vec_choice<T, N>::type;
 }  // namespace metal
 typedef metal::__bools<2> bool2; typedef metal::__bools<3> bool3; typedef metal::__bools<4> bool4;
 namespace metal { using ::bool2; using ::bool3; using ::bool4; }
