@@ -1,0 +1,167 @@
+"""Tiny models with random weights, written as folders in the layout of the model hub, so that tests go through the
+real loader.
+
+Their words mean nothing, but their greedy answers do not repeat themselves, so a wrong key or value shows at once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB = 320
+EOS = 257
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "eos_token_id": EOS,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _BASE | {"model_type": "llama"},
+    "one layer": _BASE | {"model_type": "llama", "num_hidden_layers": 1},
+    "windowed llama": _BASE
+    | {
+        "model_type": "llama",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 11,
+    },
+    "qwen3": _BASE | {"model_type": "qwen3", "tie_word_embeddings": False},
+    "gemma3_text": _BASE
+    | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 9,
+        "sliding_window_pattern": 3,
+    },
+    "gpt_oss": _BASE
+    | {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "mixtral": _BASE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": _BASE
+    | {
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 6,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "mscale_all_dim": 1},
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        "n_ctx": 512,
+        "n_positions": 512,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "layer_norm_epsilon": 1e-5,
+        "bos_token_id": 256,
+        "eos_token_id": EOS,
+    },
+    "cohere2": _BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
+    "mamba": {
+        "model_type": "mamba",
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "state_size": 8,
+        "num_hidden_layers": 2,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 4,
+        "max_position_embeddings": 512,
+        "eos_token_id": EOS,
+    },
+}
+"""One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, and a
+model without attention.
+"""
+
+
+def write_tiny(folder: Path, name: str = "llama", seed: int = 0, **changes: Any) -> Path:
+    """Write the model `CONFIGS[name]` with random weights to `folder`; `changes` override its configuration."""
+    import mlx.core as mx
+    import numpy as np
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    config = CONFIGS[name] | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    rng = np.random.default_rng(seed)
+    weights = {key: _weight(rng, key, value.shape) for key, value in tree_flatten(model.parameters())}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write_tokenizer(folder)
+    return folder
+
+
+def _weight(rng: Any, name: str, shape: tuple[int, ...]) -> Any:
+    import mlx.core as mx
+
+    values = rng.standard_normal(shape)
+    if "wte" in name:
+        values *= 0.1
+    elif name.endswith("norm.weight") or "layernorm" in name or "ln_" in name:
+        values = 1 + 0.2 * values
+    elif len(shape) > 1 and "embed" not in name:
+        values *= 2.5 / shape[-1] ** 0.5
+    return mx.array(values.astype("float32"))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer: token i is byte i, then <s>, </s> and a few merges; with a chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)}
+    vocab |= {"<s>": 256, "</s>": EOS}
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "a"), ("a", "n"), ("an", "d"), ("Ã", "©")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    while len(vocab) < VOCAB:
+        vocab[f"<unused{len(vocab)}>"] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant: {% endif %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def tokens_of(count: int, seed: int = 0) -> list[int]:
+    """`count` random token ids that are ordinary bytes."""
+    import numpy as np
+
+    return [int(t) for t in np.random.default_rng(seed).integers(0, 256, count)]
