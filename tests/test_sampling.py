@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,32 +14,13 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
 
-from cortexmlx.logits import draw, nucleus_threshold, top_tokens, uniforms
 from cortexmlx.request import SamplingParams
 from cortexmlx.sampling import BatchSampler, Sampled, SamplingRow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mlx_lm_uncompiled() -> Iterator[None]:
-    """mlx-lm compiles its filters anew for every top-p and shape: on a CPU a second each, and a C++ compiler."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
-Floats = npt.NDArray[np.float64]
-
-
-def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(0.0, spread, (rows, vocab)).astype(np.float32)
-
-
-def row(params: SamplingParams, seed: int = 0, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> SamplingRow:
-    return SamplingRow(params, seed, prompt, output)
 
 
 def sample(rows: Sequence[SamplingRow], logits: npt.NDArray[np.float32], index: int = 0) -> Sampled:
@@ -57,12 +38,13 @@ def judged_probabilities(logits: npt.NDArray[np.float32], params: SamplingParams
     """What mlx-lm would draw from, by its own functions in the order of its `make_sampler`; one row."""
     logprobs = mx.array(logits)[None]
     logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
-    if params.top_p < 1.0:
-        logprobs = apply_top_p(logprobs, params.top_p)
-    if params.min_p > 0.0:
-        logprobs = apply_min_p(logprobs, params.min_p)
-    if params.top_k > 0:
-        logprobs = apply_top_k(logprobs, params.top_k)
+    with mlx_lm_uncompiled():
+        if params.top_p < 1.0:
+            logprobs = apply_top_p(logprobs, params.top_p)
+        if params.min_p > 0.0:
+            logprobs = apply_min_p(logprobs, params.min_p)
+        if params.top_k > 0:
+            logprobs = apply_top_k(logprobs, params.top_k)
     scaled = np.array(logprobs[0], np.float64) / params.temperature
     weights = np.exp(scaled - scaled.max())
     return weights / weights.sum()
@@ -72,17 +54,6 @@ def observed_counts(logits: npt.NDArray[np.float32], params: SamplingParams, dra
     """How often each token comes up in a batch of `draws` rows that differ only in their seeds."""
     batch = np.broadcast_to(logits, (draws, len(logits)))
     return Counter(tokens([row(params, seed * draws + i) for i in range(draws)], batch))
-
-
-def chi_square(counts: Counter[int], expected: Floats, draws: int) -> float:
-    """How many standard deviations the statistic lies from its mean; rare tokens are put together."""
-    common = np.flatnonzero(expected * draws >= 5.0)
-    seen = np.array([counts[t] for t in common], np.float64)
-    wanted = expected[common] * draws
-    if draws - wanted.sum() >= 5.0:
-        seen, wanted = np.append(seen, draws - seen.sum()), np.append(wanted, draws - wanted.sum())
-    freedom = max(1, len(wanted) - 1)
-    return float((((seen - wanted) ** 2 / wanted).sum() - freedom) / math.sqrt(2 * freedom))
 
 
 DISTRIBUTIONS = [
@@ -129,44 +100,6 @@ def test_successive_tokens_of_one_seed_are_independent() -> None:
     assert abs(chi_square(pairs, np.full(16, 1 / 16), len(drawn) - 1)) < 4.0
 
 
-def nucleus_of(logits: npt.NDArray[np.float32], top_p: float) -> npt.NDArray[np.bool_]:
-    weights = np.exp(logits.astype(np.float64) - logits.max()).astype(np.float32)
-    threshold = nucleus_threshold(mx.array(weights)[None], mx.array([[top_p]], mx.float32))
-    return weights >= np.array(threshold)[0, 0]
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    vocab=st.integers(1, 3000),
-    spread=st.sampled_from([0.0, 0.3, 2.0, 6.0, 30.0]),
-    coarse=st.booleans(),
-    top_p=st.floats(1e-6, 0.9999),
-)
-@example(seed=0, vocab=3000, spread=0.0, coarse=True, top_p=0.5)
-@example(seed=0, vocab=3000, spread=0.01, coarse=False, top_p=0.999)
-@settings(max_examples=80, deadline=None)
-def test_the_nucleus_is_that_of_mlx_lm(seed: int, vocab: int, spread: float, coarse: bool, top_p: float) -> None:
-    logits = random_logits(1, vocab, seed, spread)[0]
-    if coarse:  # as bfloat16 logits are: many ties
-        logits = np.round(logits * 4) / 4
-    logprobs = mx.array(logits)[None] - mx.logsumexp(mx.array(logits))
-    judged = np.isfinite(np.array(apply_top_p(logprobs, top_p))[0])
-    ours = nucleus_of(logits, top_p)
-    # Where they differ, the mass above the token equals top_p within the rounding of a float32 sum.
-    exact = np.exp(logits.astype(np.float64) - logits.max())
-    exact /= exact.sum()
-    for token in np.flatnonzero(ours != judged):
-        assert abs(exact[logits > logits[token]].sum() - top_p) < 1e-5
-
-
-def test_rounding_of_long_sums_does_not_let_the_whole_vocabulary_into_the_nucleus() -> None:
-    """Added one by one in float32, 25,000 times 0.3 falls short of its sum by more than the share left to the rest."""
-    weights = np.full((1, 50_000), 1e-12, np.float32)
-    weights[:, ::2] = 0.3
-    threshold = nucleus_threshold(mx.array(weights), mx.array([[0.99999]], mx.float32))
-    assert weights.min() < threshold.item() <= weights.max()
-
-
 FILTERS = st.builds(
     SamplingParams,
     temperature=st.just(100.0),  # makes whatever may be drawn come up soon
@@ -190,63 +123,6 @@ def test_what_may_be_drawn_in_a_mixed_batch_is_what_mlx_lm_would_draw(
         if 0 < k < allowed.sum():  # mlx-lm leaves open which of several equal tokens is the k-th; we take the lower id
             allowed[sorted(range(vocab), key=lambda t: (-logits[t], t))[k:]] = False
         assert set(seen.tolist()) == set(np.flatnonzero(allowed).tolist())
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    vocab=st.integers(2, 2000),
-    coarse=st.booleans(),
-    count=st.integers(1, 100),
-)
-@example(seed=1, vocab=2000, coarse=True, count=100)
-def test_top_tokens_are_the_largest_and_ties_go_to_the_lower_id(
-    seed: int, vocab: int, coarse: bool, count: int
-) -> None:
-    values = random_logits(3, vocab, seed)
-    if coarse:
-        values = np.round(values)
-    values[1] = -np.inf
-    count = min(count, vocab)
-    best, ids = top_tokens(mx.array(values), count)
-    for r in range(3):
-        wanted = sorted(range(vocab), key=lambda t, r=r: (-values[r, t], t))[:count]
-        assert ids[r].tolist() == wanted
-        assert np.array_equal(np.array(best)[r], values[r, wanted])
-
-
-def test_draw_never_returns_an_index_of_weight_zero_and_respects_the_ends() -> None:
-    weights = np.zeros((4, 1000), np.float32)
-    weights[:, [63, 64, 999]] = [0.25, 0.5, 0.25]
-    last = 1.0 - 2.0**-23
-    ends = mx.array([[0.0, 0.0], [0.25, 0.0], [0.74999, last], [last, last]], mx.float32)
-    assert draw(mx.array(weights), ends).tolist() == [63, 64, 64, 999]
-
-
-def test_a_sum_that_descends_by_rounding_draws_nothing_of_weight_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a parallel scan on a GPU may round: here the sum is a little larger over every other element."""
-    exact = mx.cumsum
-    wave = mx.array(np.tile(np.array([1.0, 1.0 + 1e-6], np.float32), 32))
-    monkeypatch.setattr(mx, "cumsum", lambda a, axis: exact(a, axis=axis) * wave[: a.shape[axis]])
-    weights = np.zeros((2000, 64), np.float32)
-    weights[:, ::2] = 1.0
-    points = np.linspace(0, 1 - 2.0**-23, 2000, dtype=np.float32)
-    edges = np.stack([np.zeros(2000, np.float32), np.round(points * 32) / 32], axis=1) * np.float32(1 - 2.0**-23)
-    assert all(index % 2 == 0 for index in draw(mx.array(weights), mx.array(edges)).tolist())
-
-
-def test_uniforms_are_uniform_and_differ_between_neighbouring_seeds_and_indices() -> None:
-    seeds, index = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300))
-    values = uniforms(seeds.ravel(), index.ravel())
-    assert values.dtype == np.float32 and values.min() >= 0.0 and values.max() < 1.0
-    n = len(values)
-    assert len(np.unique(values, axis=0)) == n
-    for column in values.T.astype(np.float64):
-        counts = Counter((column * 100).astype(int).tolist())
-        assert abs(chi_square(counts, np.full(100, 0.01), n)) < 4.0
-        grid = column.reshape(300, 300)
-        for shifted in (np.roll(grid, 1, 0), np.roll(grid, 1, 1)):
-            assert abs(np.corrcoef(grid.ravel(), shifted.ravel())[0, 1]) < 4 / math.sqrt(n)
-    assert abs(np.corrcoef(values.T)[0, 1]) < 4 / math.sqrt(n)
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64, -(2**200), 10**30])
@@ -353,89 +229,6 @@ def test_tokens_never_read_back_count_like_those_known_from_the_start(rows: list
         assert drawn == step.tokens.tolist()
         for output, token in zip(outputs, drawn, strict=True):
             output.append(token)
-
-
-# -- bias and penalties ------------------------------------------------------------------------------------------------
-
-
-def penalised(logits: npt.NDArray[np.float32], r: SamplingRow) -> Floats:
-    """The definition, one token at a time in float64."""
-    p, out = r.params, logits.astype(np.float64)
-    for token, bias in p.logit_bias.items():
-        out[token] += bias
-    for token in set([*r.prompt, *r.output][-p.repetition_context :]):
-        out[token] = out[token] * p.repetition_penalty if out[token] < 0 else out[token] / p.repetition_penalty
-    for token, count in Counter(r.output).items():
-        out[token] -= count * p.frequency_penalty + p.presence_penalty
-    return out
-
-
-GREEDY = st.builds(
-    SamplingParams,
-    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.5]),
-    repetition_context=st.integers(1, 12) | st.just(10**9),
-    presence_penalty=st.sampled_from([0.0, 0.0, 0.9, -0.4]),
-    frequency_penalty=st.sampled_from([0.0, 0.0, 0.3, -0.2]),
-    logit_bias=st.dictionaries(st.integers(0, 5), st.floats(-5, 5), max_size=4),
-)
-HISTORY = st.lists(st.integers(0, 5), max_size=12)
-PENALISED_ROWS = st.lists(st.builds(SamplingRow, GREEDY, st.just(0), HISTORY, HISTORY), min_size=1, max_size=6)
-
-
-@given(PENALISED_ROWS, st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
-def test_penalties_agree_with_their_definition(rows: list[SamplingRow], seed: int) -> None:
-    """The adjusted logits of every token, told by the log-probabilities under which nothing but the draw is left."""
-    logits = random_logits(len(rows), 6, seed)
-    sampler = BatchSampler(rows, 6)
-    outputs = [list(r.output) for r in rows]
-    for _ in range(4):
-        adjusted = np.array(sampler._adjusted(mx.array(logits)))
-        drawn = sampler(mx.array(logits), np.zeros(len(rows), np.int64)).tokens.tolist()
-        for i, (r, output) in enumerate(zip(rows, outputs, strict=True)):
-            wanted = penalised(logits[i], SamplingRow(r.params, 0, r.prompt, list(output)))
-            np.testing.assert_allclose(adjusted[i], wanted, rtol=2e-6, atol=2e-6)
-            assert wanted[drawn[i]] >= wanted.max() - 1e-5
-            output.append(drawn[i])
-
-
-def test_the_history_kept_is_no_longer_than_the_longest_context() -> None:
-    params = [SamplingParams(repetition_penalty=1.2, repetition_context=c) for c in (3, 9)]
-    sampler = BatchSampler([row(p, prompt=range(100)) for p in params], 100)
-    for _ in range(12):
-        sampler(mx.array(random_logits(2, 100)), np.zeros(2, np.int64))
-    (history,) = sampler._histories
-    assert history._tokens.shape == (2, 9)
-
-
-@given(HISTORY.filter(len), st.floats(0.1, 3.0), st.integers(1, 15), st.integers(0, 100))
-@settings(max_examples=50, deadline=None)
-def test_the_repetition_penalty_is_that_of_mlx_lm(history: list[int], penalty: float, context: int, seed: int) -> None:
-    logits = random_logits(1, 6, seed)
-    judged = make_repetition_penalty(penalty, context)(mx.array(history), mx.array(logits))
-    params = SamplingParams(repetition_penalty=penalty, repetition_context=context)
-    ours = BatchSampler([row(params, prompt=history[:3], output=history[3:])], 6)._adjusted(mx.array(logits))
-    assert mx.array_equal(ours, judged)
-
-
-def test_rows_that_ask_for_nothing_pass_bit_by_bit() -> None:
-    logits = random_logits(3, 100)
-    params = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0, logit_bias={3: 4.0})
-    rows = [
-        row(SamplingParams(), prompt=[1, 2], output=[5]),
-        row(params, prompt=[7], output=[8]),
-        row(SamplingParams()),
-    ]
-    adjusted = np.array(BatchSampler(rows, 100)._adjusted(mx.array(logits)))
-    assert np.array_equal(adjusted[[0, 2]], logits[[0, 2]]) and not np.array_equal(adjusted[1], logits[1])
-
-
-def test_prompts_and_outputs_may_be_numpy_arrays() -> None:
-    logits = random_logits(1, 30)
-    params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5)
-    plain = BatchSampler([row(params, prompt=[1, 2, 3], output=[4, 4])], 30)
-    arrays = BatchSampler([row(params, prompt=np.array([1, 2, 3]), output=np.array([4, 4], np.int32))], 30)
-    assert mx.array_equal(plain._adjusted(mx.array(logits)), arrays._adjusted(mx.array(logits)))
 
 
 # -- log-probabilities -------------------------------------------------------------------------------------------------
