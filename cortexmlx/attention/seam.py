@@ -99,7 +99,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
     Raises ModelUnsupported when a layer keeps something else than keys and values, or attends past the seam.
     """
     install()
-    windows = [_window(cache) for cache in make_prompt_cache(model)]
+    windows = [_window(model, cache) for cache in make_prompt_cache(model)]
     seen: dict[int, _ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array) -> _ProbeKV:
@@ -132,13 +132,13 @@ def probe(model: nn.Module) -> list[KVSpec]:
     ]
 
 
-def _window(cache: Any) -> int | None:
+def _window(model: nn.Module, cache: Any) -> int | None:
     """The sliding window that one of mlx-lm's own caches stands for."""
     if type(cache) is PlainCache:
         return None
     if type(cache) is RotatingKVCache:
         return int(cache.max_size)
-    raise ModelUnsupported(f"the model keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+    raise ModelUnsupported(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
 
 
 def _kind(model: nn.Module) -> str:
