@@ -15,8 +15,10 @@ from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.seam import probe
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.handle import RequestHandle
+from cortexmlx.job import Committed, Job
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import default_kv_bytes, default_kv_tokens, format_bytes, logits_bytes
 from cortexmlx.kv.spec import group_layers
 from cortexmlx.machine import working_set_bytes
@@ -34,9 +36,12 @@ from cortexmlx.request import (
 )
 from cortexmlx.runner import ModelRunner, Pending, StepResult
 from cortexmlx.sampling import SamplingRow
-from cortexmlx.scheduler import Committed, Job, Scheduler
+from cortexmlx.scheduler import Scheduler
 from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.text import TextStream
+
+_FIRST_TOKENS = 2048
+"""Tokens that the arena holds before it grows: small enough to be there at once."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class EngineConfig:
     max_rows: int = 16
     attention: str = "auto"
     prefill_budget: int = 512
+    token_target: float | None = 0.25
+    prefix_cache: bool = True
     pipeline: bool = True
     dequantize: bool | None = None
     on_progress: Callable[[str, float], None] | None = None
@@ -90,8 +97,11 @@ class EngineCore:
         vocab_size = _vocab_size(self.loaded)
         blocks = _arena_blocks(config, self.loaded, per_token, vocab_size)
         self.config = config
-        self.cache = KVCache(groups, blocks, config.block_size)
-        self.arena = KVArena(groups, blocks, config.block_size)
+        first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
+        self.cache = KVCache(
+            groups, first, config.block_size, limit=blocks, prefix=PrefixCache(config.block_size, str(self.loaded.path))
+        )
+        self.arena = KVArena(groups, first, config.block_size)
         self.backend = choose_backend(config.attention)
         self.runner = ModelRunner(model, self.arena, vocab_size, self.backend.attend)
         self.scheduler = Scheduler(
@@ -99,9 +109,9 @@ class EngineCore:
             max_rows=config.max_rows,
             prefill_budget=config.prefill_budget,
             context_length=self.loaded.context_length,
-            null_block=self.arena.null_block,
-            scratch_slot=self.arena.scratch_block * config.block_size,
+            token_target=config.token_target,
             pipeline=config.pipeline,
+            share_prefixes=config.prefix_cache,
         )
         self.info = ModelInfo(
             name=self.loaded.name,
@@ -163,9 +173,9 @@ class EngineCore:
         """End every request with an error and drop what is in flight."""
         self._in_flight.clear()
         self.runner.reset()
-        for request in list(self._tracks):
-            self.scheduler.finish(request, FinishReason.ERROR, RequestState.FAILED)
-            self._tracks.pop(request).request.handle.fail(error)
+        self.scheduler.forget_all()
+        while self._tracks:
+            self._tracks.popitem()[1].request.handle.fail(error)
 
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards."""
@@ -200,7 +210,7 @@ class EngineCore:
 
     def _commit(self, result: StepResult) -> None:
         started = time.perf_counter()
-        for news in self.scheduler.commit(result.plan, result.tokens):
+        for news in self.scheduler.commit(result.plan, result.tokens, result.seconds):
             self._take(self._tracks[news.job.id], news, result)
         self._commit_seconds += time.perf_counter() - started
 
@@ -235,12 +245,12 @@ class EngineCore:
             text=track.shown + rest,
             token_ids=tuple(job.output),
             finish_reason=reason,
-            usage=Usage(job.prompt_length, job.generated),
+            usage=Usage(job.prompt_length, job.generated, job.cached),
             timings=Timings(
                 queued=started - submitted,
                 ttft=first - submitted,
                 total=now - submitted,
-                prefill_tokens_per_second=job.prompt_length / prefilling if prefilling > 0 else 0.0,
+                prefill_tokens_per_second=(job.prompt_length - job.cached) / prefilling if prefilling > 0 else 0.0,
                 decode_tokens_per_second=(job.generated - 1) / decoding if job.generated > 1 and decoding > 0 else 0.0,
             ),
             logprobs=None if track.request.params.logprobs is None else tuple(track.logprobs),
@@ -250,10 +260,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """See `EngineStats`."""
         cache = self.cache.stats()
-        used = [self.cache.allocator(g).used_blocks for g in range(len(self.cache.groups))]
-        in_use = sum(
-            n * self.cache.block_size * group.bytes_per_token for n, group in zip(used, self.cache.groups, strict=True)
-        )
+        share = cache.used_blocks / len(self.cache.groups)
+        per_token = sum(group.bytes_per_token for group in self.cache.groups)
         return EngineStats(
             rows_running=self.scheduler.rows_running,
             rows_waiting=self.scheduler.rows_waiting,
@@ -263,13 +271,15 @@ class EngineCore:
             free_blocks=cache.free_blocks,
             used_blocks=cache.used_blocks,
             shared_blocks=cache.shared_blocks,
+            cached_blocks=cache.cached_blocks,
             fragmentation=cache.fragmentation,
             kv_bytes=self.arena.nbytes,
-            kv_bytes_in_use=in_use,
+            kv_bytes_in_use=round(share * self.cache.block_size * per_token),
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             requests_finished=self._finished,
+            cached_tokens=self.scheduler.cached_tokens,
             preemptions=self.scheduler.preemptions,
             plan_seconds=self._plan_seconds,
             build_seconds=self.runner.build_seconds,

@@ -10,7 +10,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from cortexmlx import blas
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.handle import RequestHandle
 from cortexmlx.kv.sizing import parse_size
+from cortexmlx.models.host import enter_mlx_lm
 from cortexmlx.request import Completion, Message, SamplingParams, TokenEvent
 from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.threads import Task
@@ -40,8 +42,9 @@ class Engine:
     `model` is a folder, a hub id, a `.gguf` file or "smollm2". `kv_memory` bounds the KV cache (bytes, or a text like
     "4GB"; None: a modest share of the machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
     requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
-    computed per step. `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`.
-    `on_progress(what, fraction)` reports loading.
+    computed per step at most, and while others decode only as many as take `token_target` seconds (None: no target).
+    `prefix_cache` False computes every prompt anew. `pipeline` builds each decode step before the last one is read.
+    `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest. Use it as a context manager, or call `close`.
@@ -58,6 +61,8 @@ class Engine:
         max_rows: int = 16,
         attention: str = "auto",
         prefill_budget: int = 512,
+        token_target: float | None = 0.25,
+        prefix_cache: bool = True,
         pipeline: bool = True,
         dequantize: bool | None = None,
         on_progress: Callable[[str, float], None] | None = None,
@@ -70,10 +75,21 @@ class Engine:
         )
         memory = None if kv_memory is None else parse_size(kv_memory)
         blas.preload()
+        enter_mlx_lm()
         from cortexmlx.core import EngineConfig
 
         config = EngineConfig(
-            str(model), memory, block_size, max_rows, attention, prefill_budget, pipeline, dequantize, on_progress
+            model=str(model),
+            kv_memory=memory,
+            block_size=block_size,
+            max_rows=max_rows,
+            attention=attention,
+            prefill_budget=prefill_budget,
+            token_target=token_target,
+            prefix_cache=prefix_cache,
+            pipeline=pipeline,
+            dequantize=dequantize,
+            on_progress=on_progress,
         )
         self._worker = _Worker(config)
         self._finalizer = weakref.finalize(self, _Worker.stop, self._worker)
@@ -361,6 +377,9 @@ def _stream(handle: RequestHandle) -> Iterator[TokenEvent]:
         handle.cancel()
 
 
+_PROMPT_KINDS = "a prompt is a text, a list of token ids or a list of messages"
+
+
 def _tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         try:
@@ -368,12 +387,12 @@ def _tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
         except UnicodeEncodeError:
             prompt = prompt.encode("utf-8", "replace").decode("utf-8")
         return list(tokenizer.encode(prompt))
-    items = list(prompt)
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return items  # type: ignore[return-value]
-    _require(
-        all(isinstance(item, dict) for item in items), "a prompt is a text, a list of token ids or a list of messages"
-    )
+    listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
+    _require(listed, _PROMPT_KINDS)
+    items: list[Any] = list(prompt)
+    if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+        return [int(item) for item in items]
+    _require(all(isinstance(item, Mapping) for item in items), _PROMPT_KINDS)
     try:
         return list(tokenizer.apply_chat_template(items, add_generation_prompt=True))
     except CortexError:

@@ -46,4 +46,6 @@ class KernelCompileError(CortexError):
 
 
 class KernelFault(CortexError):
-    """A simulated Metal kernel did something that a GPU does not define: out of bounds, a race, a divergent barrier, ..."""
+    """A simulated Metal kernel did something that a GPU does not define: out of bounds, a race, a divergent barrier,
+    ...
+    """

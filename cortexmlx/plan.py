@@ -19,11 +19,12 @@ TAIL_COLUMNS = 16
 
 class StepKind(Enum):
     """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the
-    tail.
+    tail. FLUSH computes nothing: it only brings the tail to the arena.
     """
 
     DRAINED = "drained"
     DECODE = "decode"
+    FLUSH = "flush"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class StepPlan:
     `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
     `source` `[T]` (None: as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had
     before. `groups` is None within a decode window after its first step: the arena part is unchanged. `column` is the
-    tail column of a DECODE step. Before the step: `copies` (forked blocks), then `flush`.
+    tail column of a DECODE step. `blocks` is the size that the arena must have. Before the step: `flush`, then
+    `copies`.
     """
 
     number: int
@@ -107,6 +109,7 @@ class StepPlan:
     places: IntArray
     groups: tuple[GroupPlan, ...] | None
     column: int
+    blocks: int
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
 

@@ -26,15 +26,17 @@ class Pending:
 
     plan: StepPlan
     sampled: Sampled | None
+    started: float
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A collected step on the host: `tokens` `[n]` for `plan.sampled`; log-probabilities where some row asked for
-    them.
+    """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.sampled`;
+    log-probabilities where some row asked for them.
     """
 
     plan: StepPlan
+    seconds: float
     tokens: list[int]
     logprobs: list[float] | None
     top_ids: list[list[int]] | None
@@ -77,8 +79,12 @@ class ModelRunner:
         collected.
         """
         started = time.perf_counter()
+        if plan.blocks != self.arena.blocks:
+            self.arena.resize(plan.blocks)
         if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
             self._write_arena_before(plan)
+        if plan.kind is StepKind.FLUSH:
+            return Pending(plan, None, started)
         self._plan = plan
         if plan.groups is not None:
             self._groups = tuple(self._group_step(plan, g) for g in range(len(plan.groups)))
@@ -92,9 +98,9 @@ class ModelRunner:
             if rows is not None:
                 self._sampler = BatchSampler(rows, self._vocab_size)
             assert self._sampler is not None
-            pending = Pending(plan, self._sampler(logits, plan.places))
+            pending = Pending(plan, self._sampler(logits, plan.places), started)
         else:
-            pending = Pending(plan, None)
+            pending = Pending(plan, None, started)
         self._last = pending
         built = time.perf_counter()
         results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.DRAINED else [])
@@ -110,11 +116,12 @@ class ModelRunner:
         sampled = pending.sampled
         if sampled is None:
             mx.eval(self.arena.arrays())
-            result = StepResult(pending.plan, [], None, None, None)
+            result = StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
         else:
             mx.eval(_arrays(sampled))
             result = StepResult(
                 pending.plan,
+                time.perf_counter() - pending.started,
                 _host(sampled.tokens),
                 None if sampled.logprobs is None else _host(sampled.logprobs),
                 None if sampled.top_ids is None else _host(sampled.top_ids),

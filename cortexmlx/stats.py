@@ -40,6 +40,7 @@ class EngineStats:
     free_blocks: int
     used_blocks: int
     shared_blocks: int
+    cached_blocks: int
     fragmentation: float
     kv_bytes: int
     kv_bytes_in_use: int
@@ -47,6 +48,7 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     requests_finished: int
+    cached_tokens: int
     preemptions: int
     plan_seconds: float
     build_seconds: float

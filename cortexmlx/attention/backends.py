@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.errors import InvalidRequest
+
+
+def _no_notes() -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A named implementation of `paged_attention`."""
+    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why."""
 
     name: str
     attend: Callable[..., mx.array]
+    notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+
+    def describe(self) -> str:
+        """Name and notes in one line."""
+        return "; ".join([self.name, *(f"reference for {note}" for note in self.notes())])
 
 
 def choose_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" picks for this machine. Raises InvalidRequest for a name that is none."""
-    if name in ("auto", "reference"):
+    """The backend called `name`; "auto" picks for this machine. Raises InvalidRequest for a name that is none, and for
+    "metal" where there is no Metal device.
+    """
+    if name == "auto":
+        name = "metal" if mx.metal.is_available() else "reference"
+    if name == "reference":
         return Backend("reference", reference.attend)
-    raise InvalidRequest(f"attention is {name!r}, but must be auto or reference")
+    if name == "metal":
+        if not mx.metal.is_available():
+            raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
+        attention = MetalAttention(mx.fast.metal_kernel)
+        return Backend("metal", attention.attend, attention.notes)
+    if name == "sim":
+        from cortexmlx.metal import sim
+
+        attention = MetalAttention(sim.metal_kernel, check=False)
+        return Backend("sim", attention.attend, attention.notes)
+    raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

@@ -95,6 +95,22 @@ class KVArena:
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
+    def resize(self, blocks: int) -> None:
+        """Bring the arena to `blocks` blocks; what lies in blocks that stay is kept. Waits for whatever is in flight.
+
+        Layer by layer, so that at most one slab exists twice.
+        """
+        mx.synchronize()
+        keep = min(blocks, self.blocks) * self.block_size
+        self.blocks = blocks
+        for layer, slab in self._slabs.items():
+            grown = tuple(
+                mx.concatenate([a[:, :keep], mx.zeros((a.shape[0], self.slots - keep, a.shape[2]), a.dtype)], axis=1)
+                for a in slab
+            )
+            mx.eval(grown)
+            self._slabs[layer] = grown
+
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy whole blocks within every layer of a group. Must be drained.
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
 
 IntArray = npt.NDArray[np.int32]
@@ -31,12 +32,15 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Blocks summed over all layer groups. `shared_blocks` have more than one owner."""
+    """Blocks summed over all layer groups: `used_blocks` belong to sequences (`shared_blocks` of them to more than
+    one), `cached_blocks` to nobody, but their content may be used again, and `free_blocks` are empty.
+    """
 
     total_blocks: int
     used_blocks: int
-    free_blocks: int
     shared_blocks: int
+    cached_blocks: int
+    free_blocks: int
     sequences: int
     tokens: int
     single_run_sequences: int
@@ -60,13 +64,17 @@ def _ascending(blocks: list[int]) -> bool:
 
 
 class _Sequence:
-    """A sequence's tables (one per group) and its length in tokens."""
+    """A sequence's tables (one per group), its length in tokens, and how many of its blocks are in the prefix cache,
+    up to `parent`.
+    """
 
-    __slots__ = ("length", "tables")
+    __slots__ = ("length", "parent", "registered", "tables")
 
     def __init__(self, groups: int) -> None:
         self.tables = [_Table() for _ in range(groups)]
         self.length = 0
+        self.registered = 0
+        self.parent: Entry | None = None
 
 
 class KVCache:
@@ -76,30 +84,114 @@ class KVCache:
     caller's choice.
     """
 
-    def __init__(self, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        blocks: int,
+        block_size: int,
+        *,
+        limit: int | None = None,
+        prefix: PrefixCache | None = None,
+    ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = blocks
+        self.limit = max(blocks, limit or blocks)
+        self.prefix = prefix or PrefixCache(block_size)
         self._allocators = [KVBlockAllocator(blocks) for _ in groups]
         self._counts = [np.zeros(blocks, np.int32) for _ in groups]
         self._sequences: dict[int, _Sequence] = {}
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
-    def allocate_for(self, seq: int, tokens: int, headroom: int = 0) -> None:
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int) -> Match:
+        """What of `tokens` is cached, at most `limit` tokens; `keys` are `prefix.keys(tokens)`."""
+        return self.prefix.match(tokens, keys, limit)
+
+    def in_use(self, match: Match) -> int:
+        """How many of a match's full blocks belong to a sequence now: sharing those costs no memory."""
+        return sum(bool(self._counts[0][hit.blocks[0]]) for hit in match.entries)
+
+    def allocate_for(
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None
+    ) -> tuple[BlockCopy, ...]:
         """Begin a sequence with room for `tokens` tokens, in one contiguous run per group where there is one.
 
-        `headroom` more tokens are taken too if they fit into the same run. Raises KVCacheFull with the numbers; then
-        nothing changed.
+        `headroom` more tokens are taken too if they fit into the same run. With `match`, the sequence begins with the
+        cached blocks: full ones are shared, and the partial one becomes its own if nobody else uses it, else a copy;
+        `length` then says how many tokens it has. Returns the copies that the caller must make in the arena. Raises
+        KVCacheFull with the numbers; then nothing changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
-        self._sequences[seq] = _Sequence(len(self.groups))
+        entry = self._sequences[seq] = _Sequence(len(self.groups))
+        source: Entry | None = None
+        if match is not None:
+            source = self._adopt(entry, match)
+        if source is not None:
+            self.prefix.acquire(source)
         try:
-            self._grow(seq, self.blocks_for(tokens), self.blocks_for(tokens + headroom))
+            self._grow(seq, self.blocks_for(max(tokens, entry.length)), self.blocks_for(tokens + headroom))
         except KVCacheFull:
-            del self._sequences[seq]
+            self.free(seq)
             raise
+        finally:
+            if source is not None and not self._counts[0][source.blocks[0]]:
+                self.prefix.release(source)
+        if source is None:
+            return ()
+        full = entry.length // self.block_size
+        return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(entry.tables))
+
+    def _adopt(self, entry: _Sequence, match: Match) -> Entry | None:
+        """Give a new sequence the blocks of a match. Returns the partial entry if its block must be copied instead."""
+        for hit in match.entries:
+            self._take(entry, hit.blocks)
+            self.prefix.acquire(hit)
+        entry.registered = len(match.entries)
+        entry.parent = match.entries[-1] if match.entries else None
+        entry.length = len(match.entries) * self.block_size + match.partial_tokens
+        partial = match.partial
+        if partial is None:
+            return None
+        if len(partial.tokens) == self.block_size or self._counts[0][partial.blocks[0]]:
+            return partial
+        self.prefix.remove(partial)
+        self._take(entry, partial.blocks)
+        return None
+
+    def _take(self, entry: _Sequence, blocks: Sequence[int]) -> None:
+        for table, counts, block in zip(entry.tables, self._counts, blocks, strict=True):
+            counts[block] += 1
+            table.blocks.append(block)
+
+    def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
+        """Let others share the full blocks of a sequence whose first `stored` tokens are in the arena (or will be,
+        before anyone reads them). `keys` are the known keys of its blocks.
+        """
+        entry = self._sequences[seq]
+        for index in range(entry.registered, stored // self.block_size):
+            content = tokens[index * self.block_size : (index + 1) * self.block_size]
+            key = keys[index] if index < len(keys) else None
+            cached = self.prefix.insert(entry.parent, content, self._blocks_at(entry, index), key)
+            cached = cached or self.prefix.find(entry.parent, content)
+            if cached is None:
+                return
+            entry.parent = cached
+            entry.registered = index + 1
+
+    def retire(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
+        """End a sequence and keep what it computed for others: its full blocks and its partial one."""
+        self.register(seq, tokens, stored, keys)
+        entry = self._sequences[seq]
+        full = stored // self.block_size
+        rest = tokens[full * self.block_size : stored]
+        if rest and entry.registered == full:
+            self.prefix.insert(entry.parent, rest, self._blocks_at(entry, full))
+        self.free(seq)
+
+    def _blocks_at(self, entry: _Sequence, index: int) -> tuple[int, ...]:
+        return tuple(table.blocks[index] for table in entry.tables)
 
     def reserve(self, seq: int, tokens: int) -> None:
         """Make room for `tokens` tokens in all, growing the last run in place or adding runs. Raises KVCacheFull;
@@ -134,43 +226,80 @@ class KVCache:
             del table.blocks[keep:]
         return freed
 
-    def fork(self, parent: int, child: int) -> tuple[BlockCopy, ...]:
-        """Begin `child` as a copy of `parent`: full blocks are shared, the partial one is copied.
+    def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
+        """Begin `child` as a copy of the first `tokens` tokens of `parent` (None: all of them).
 
-        Returns the copies that the caller must make in the arena. Raises KVCacheFull; then nothing changed.
+        Full blocks are shared, the partial one is copied. Returns the copies that the caller must make in the arena,
+        when the parent's tokens are there. Raises KVCacheFull; then nothing changed.
         """
         source = self._sequences[parent]
+        length = source.length if tokens is None else tokens
         if child in self._sequences:
             raise ValueError(f"sequence {child} already has blocks")
-        full, rest = divmod(source.length, self.block_size)
-        fresh: list[int] = []
-        if rest:
-            try:
-                for allocator in self._allocators:
-                    fresh.append(allocator.allocate(1).start)
-            except KVCacheFull:
-                for allocator, block in zip(self._allocators, fresh, strict=False):
-                    allocator.free(KVHandle(block, 1))
-                raise
-        entry = _Sequence(len(self.groups))
-        entry.length = source.length
-        copies = []
-        for group, (table, counts) in enumerate(zip(source.tables, self._counts, strict=True)):
-            shared = table.blocks[:full]
-            counts[shared] += 1
-            entry.tables[group].blocks = list(shared)
-            if rest:
-                counts[fresh[group]] = 1
-                entry.tables[group].blocks.append(fresh[group])
-                copies.append(BlockCopy(group, table.blocks[full], fresh[group]))
-        self._sequences[child] = entry
-        return tuple(copies)
+        if not 0 <= length <= source.length:
+            raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
+        full, rest = divmod(length, self.block_size)
+        entry = self._sequences[child] = _Sequence(len(self.groups))
+        entry.length = length
+        entry.registered = min(full, source.registered)
+        entry.parent = source.parent if entry.registered == source.registered else None
+        for index in range(full):
+            self._take(entry, self._blocks_at(source, index))
+        try:
+            self._grow(child, self.blocks_for(length), 0)
+        except KVCacheFull:
+            self.free(child)
+            raise
+        if not rest:
+            return ()
+        pairs = zip(self._blocks_at(source, full), self._blocks_at(entry, full), strict=True)
+        return tuple(BlockCopy(group, old, new) for group, (old, new) in enumerate(pairs))
 
     def free(self, seq: int) -> None:
-        """End a sequence: each of its blocks loses one owner, and goes back to the allocator when that was the last."""
+        """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
+        or evicted, and any other goes back to the allocator.
+        """
         entry = self._sequences.pop(seq)
+        held = [self.prefix.entry_of(block) for block in entry.tables[0].blocks]
         for group, table in enumerate(entry.tables):
-            self._release(group, table.blocks)
+            plain = [b for i, b in enumerate(table.blocks) if i >= len(held) or held[i] is None]
+            self._counts[group][[b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None]] -= 1
+            self._release(group, plain)
+        for cached in reversed(held):
+            if cached is not None and not self._counts[0][cached.blocks[0]]:
+                self.prefix.release(cached)
+
+    def drop_cached(self, entries: int | None = None) -> int:
+        """Evict up to `entries` unused cached blocks, oldest first (None: all of them). Returns how many went."""
+        dropped = 0
+        while (entries is None or dropped < entries) and (old := self.prefix.evict()) is not None:
+            for allocator, block in zip(self._allocators, old.blocks, strict=True):
+                allocator.free(KVHandle(block, 1))
+            dropped += 1
+        return dropped
+
+    # -- growing and shrinking ----------------------------------------------------------------------------------------
+
+    def grow(self, blocks: int) -> None:
+        """Bring the cache to `blocks` blocks per group. The arena must follow before the next step."""
+        more = blocks - self.blocks
+        for group, allocator in enumerate(self._allocators):
+            allocator.grow(more)
+            self._counts[group] = np.concatenate([self._counts[group], np.zeros(more, np.int32)])
+        self.blocks = blocks
+
+    def shrink(self, least: int) -> int:
+        """Give up free blocks at the end, down to `least`. Returns how many blocks went. The arena must follow before
+        the next step.
+        """
+        less = min(self.blocks - least, *(a.free_blocks_at_end for a in self._allocators))
+        if less <= 0:
+            return 0
+        for group, allocator in enumerate(self._allocators):
+            allocator.shrink(less)
+            self._counts[group] = self._counts[group][:-less].copy()
+        self.blocks -= less
+        return less
 
     # -- what a step needs to know ------------------------------------------------------------------------------------
 
@@ -207,13 +336,25 @@ class KVCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks free in the fullest group: what a new sequence can count on."""
-        return min(a.free_blocks for a in self._allocators)
+        """Blocks that a new sequence can count on, in the fullest group: free, cached but unused, or not yet grown
+        to.
+        """
+        return min(a.free_blocks for a in self._allocators) + self.prefix.unused + self.limit - self.blocks
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one sequence alone could have."""
-        return self.blocks * self.block_size
+        return self.limit * self.block_size
+
+    @property
+    def null_block(self) -> int:
+        """The arena's block of zeros, which pads block tables: the first behind those handed out."""
+        return self.blocks
+
+    @property
+    def scratch_slot(self) -> int:
+        """A slot whose content nobody reads, in the block behind the null block."""
+        return (self.blocks + 1) * self.block_size
 
     def allocator(self, group: int) -> KVBlockAllocator:
         """The group's allocator."""
@@ -222,11 +363,13 @@ class KVCache:
     def stats(self) -> CacheStats:
         """Counts over all groups, at this moment."""
         entries = self._sequences.values()
+        cached = self.prefix.unused * len(self.groups)
         return CacheStats(
             total_blocks=sum(a.total_blocks for a in self._allocators),
-            used_blocks=sum(a.used_blocks for a in self._allocators),
-            free_blocks=sum(a.free_blocks for a in self._allocators),
+            used_blocks=sum(a.used_blocks for a in self._allocators) - cached,
             shared_blocks=sum(int((c > 1).sum()) for c in self._counts),
+            cached_blocks=cached,
+            free_blocks=sum(a.free_blocks for a in self._allocators),
             sequences=len(self._sequences),
             tokens=sum(e.length for e in entries),
             single_run_sequences=sum(all(t.single_run() for t in e.tables) for e in entries),
@@ -251,7 +394,10 @@ class KVCache:
                 assert len(blocks) >= self.blocks_for(entry.length), f"sequence {seq} is longer than its blocks"
                 owners[blocks] += 1
             assert (owners == counts).all(), f"group {group}: counts do not match the tables"
-            assert int((counts > 0).sum()) == allocator.used_blocks, f"group {group}: used blocks without an owner"
+            kept = int((counts > 0).sum()) + self.prefix.unused
+            assert kept == allocator.used_blocks, (
+                f"group {group}: {allocator.used_blocks} used blocks, {kept} have a use"
+            )
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
@@ -271,7 +417,7 @@ class KVCache:
     def _grow_table(self, group: int, table: _Table, need: int, want: int) -> None:
         allocator = self._allocators[group]
         have = len(table.blocks)
-        if need - have > allocator.free_blocks:
+        if not self._make_room(group, need - have):
             raise KVCacheFull(
                 f"the KV cache is full: {need - have} more blocks of {self.block_size} tokens are needed, "
                 f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
@@ -292,8 +438,20 @@ class KVCache:
             table.blocks.extend(range(added.start, added.start + added.count))
             have = len(table.blocks)
 
+    def _make_room(self, group: int, blocks: int) -> bool:
+        """See to `blocks` free blocks in a group: grow towards the limit, then evict what is cached and unused."""
+        allocator = self._allocators[group]
+        short = blocks - allocator.free_blocks
+        if short > self.prefix.unused + self.limit - self.blocks:
+            return False
+        if short > 0 and self.blocks < self.limit:
+            self.grow(min(self.limit, max(2 * self.blocks, self.blocks + short)))
+        while allocator.free_blocks < blocks and self.drop_cached(1):
+            pass
+        return allocator.free_blocks >= blocks
+
     def _release(self, group: int, blocks: list[int]) -> int:
-        """Take one owner from each block; free those that have none left, run by run. Returns how many were freed."""
+        """Take one owner from each uncached block; free those that have none left. Returns how many were freed."""
         if not blocks:
             return 0
         counts = self._counts[group]

@@ -10,6 +10,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.exact_text import with_exact_text
+from cortexmlx.models.host import mlx_lm_utils
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.sentencepiece_folder import load_sentencepiece_folder
@@ -58,7 +59,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     """All token ids that end a generation, by config.json and generation_config.json together."""
-    sources = [config, config.get("text_config") or {}]
+    text_config = config.get("text_config")
+    sources = [config, text_config if isinstance(text_config, dict) else {}]
     generation = folder / "generation_config.json"
     if generation.is_file():
         sources.append(_read_json(generation))
@@ -96,16 +98,15 @@ def _load_tokenizer(folder: Path, eos_ids: set[int]) -> Any:
 
 
 def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
-    from mlx_lm import __version__ as version
-    from mlx_lm.utils import load_model
-
     if config.get("model_file") is not None:
         raise ModelUnsupported(f"{folder} brings its own model code ({config['model_file']}), which is not run.")
     try:
-        model, _ = load_model(folder)
+        model, _ = mlx_lm_utils().load_model(folder)
         return model
     except ValueError as error:
         if str(error).startswith("Model type"):
+            from mlx_lm._version import __version__ as version
+
             kind = config["model_type"]
             raise ModelUnsupported(f"mlx-lm {version} has no architecture {kind!r}, so {folder} cannot run.") from error
         raise ModelCorrupt(f"the weights in {folder} do not fit its config.json: {one_line(error)}") from error

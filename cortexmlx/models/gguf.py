@@ -10,18 +10,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models import templates
 from cortexmlx.models.gguf_config import model_config
 from cortexmlx.models.gguf_file import GGUFHeader, read_header
 from cortexmlx.models.gguf_layout import ROPE_FACTORS, parameter_names
 from cortexmlx.models.gguf_tokenizer import build_tokenizer
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 GROUP_SIZE = 32
 QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -40,6 +41,8 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     _check_tensor_types(header)
     names = parameter_names(header, config)
     tokenizer, notes = build_tokenizer(header, config["vocab_size"])
+    if tokenizer.has_chat_template:
+        templates.prepare()
     config["eos_token_id"] = sorted(tokenizer.eos_token_ids)
     return _build_model(header, config, names, float32), tokenizer, config, notes
 
@@ -56,9 +59,6 @@ def _check_tensor_types(header: GGUFHeader) -> None:
 
 
 def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str], float32: bool) -> Any:
-    import mlx.core as mx
-    import mlx.nn as nn
-
     arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = arch.Model(arch.ModelArgs.from_dict(config))
     try:
@@ -91,8 +91,6 @@ def _parameters(
     """The model's parameters by path: for a packed tensor its weight, scales and biases, all in the model's row
     order.
     """
-    import mlx.core as mx
-
     for tensor, parameter in names.items():
         stem, _, kind = tensor.rpartition(".")
         packed = header.tensors[tensor].type_name in QUANTIZED_BITS
@@ -108,8 +106,6 @@ def _parameters(
 
 def _matrix_dtype(header: GGUFHeader) -> mx.Dtype:
     """One dtype for every floating parameter: that of the matrices, float32 where they would lose bits otherwise."""
-    import mlx.core as mx
-
     kinds = {info.type_name for info in header.tensors.values() if len(info.shape) == 2}
     if "F32" in kinds or ("BF16" in kinds and len(kinds) > 1):
         return mx.float32
@@ -134,7 +130,6 @@ def _row_order(tensor: str, config: dict[str, Any]) -> list[int] | None:
 
 def _apply_rope_factors(model: Any, config: dict[str, Any], factors: mx.array) -> None:
     """Give every layer the rope whose wavelengths are stretched by `factors` (how llama 3.1 scaling is stored)."""
-    import mlx.core as mx
     from mlx_lm.models.rope_utils import Llama3RoPE
 
     dim = config["head_dim"]

@@ -27,8 +27,10 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx import blas
+    from cortexmlx.models.host import enter_mlx_lm
 
     blas.preload()
+    enter_mlx_lm()
     report = on_progress or (lambda what, fraction: None)
     source = resolve(name)
     report("loading weights", 0.0)
@@ -67,25 +69,23 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
 
     Where float32 does not pay (on a GPU, on macOS) the model stays as it is stored.
     """
-    from mlx_lm.utils import get_total_parameters
-
-    from cortexmlx.models.float32 import activations_to_float32, is_quantized, machine_memory, to_float32
+    from cortexmlx.models import weights
 
     if dequantize is None:
-        needed = int(get_total_parameters(model)) * 4
+        needed = weights.parameter_count(model) * 4
         switched_off = os.environ.get(DEQUANTIZE_SWITCH) == "0"
-        dequantize = slow_below_float32 and not switched_off and needed < machine_memory() / 4
-    packed = _weight_bytes(model)
+        dequantize = slow_below_float32 and not switched_off and needed < weights.machine_memory() / 4
+    packed = weights.weight_bytes(model)
     if dequantize:
-        to_float32(model)
-        grown = _weight_bytes(model)
+        weights.to_float32(model)
+        grown = weights.weight_bytes(model)
         if grown == packed:
             return ()
         return (f"weights are float32 in memory, for speed ({grown / 1e6:.0f} MB instead of {packed / 1e6:.0f} MB)",)
     if not slow_below_float32:
         return ()
-    activations_to_float32(model)
-    return ("weights stay quantized, which is slow on a CPU",) if is_quantized(model) else ()
+    weights.activations_to_float32(model)
+    return ("weights stay quantized, which is slow on a CPU",) if weights.is_quantized(model) else ()
 
 
 def _describe(
@@ -93,7 +93,8 @@ def _describe(
 ) -> LoadedModel:
     import mlx.core as mx
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import get_total_parameters
+
+    from cortexmlx.models import weights
 
     context = _context_length(config)
     if context is None:
@@ -107,23 +108,18 @@ def _describe(
         name=name,
         path=path,
         context_length=context,
-        weight_bytes=_weight_bytes(model),
-        parameters=int(get_total_parameters(model)),
+        weight_bytes=weights.weight_bytes(model),
+        parameters=weights.parameter_count(model),
         dtype=str(floats[0]).removeprefix("mlx.core."),
         notes=notes,
     )
 
 
 def _context_length(config: dict[str, Any]) -> int | None:
-    for source in (config, config.get("text_config") or {}):
+    text_config = config.get("text_config")
+    for source in (config, text_config if isinstance(text_config, dict) else {}):
         for key in _CONTEXT_KEYS:
             value = source.get(key)
             if isinstance(value, int) and value > 0:
                 return value
     return None
-
-
-def _weight_bytes(model: Any) -> int:
-    from mlx.utils import tree_flatten
-
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))

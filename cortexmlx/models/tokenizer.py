@@ -92,23 +92,12 @@ class Tokenizer(ABC):
         """
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template: give a plain text prompt instead of messages.")
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from cortexmlx.models.templates import render
 
         names = {"bos_token": self.bos_token, "eos_token": self.eos_token, "unk_token": self.unk_token}
-        named = {name: token for name, token in names.items() if token is not None}
-        try:
-            rendered, _ = render_jinja_template(
-                conversations=[list(conversation)],
-                tools=tools,
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(named | variables),
-            )
-        except TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refused the conversation: {error}") from error
-        text: str = rendered[0]
+        options = {name: token for name, token in names.items() if token is not None} | variables
+        options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        text = render(self.chat_template, conversation, tools, options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     @property

@@ -1,0 +1,162 @@
+"""The Metal backend: single-token queries through the decode kernels, prefill pieces through MLX's own attention.
+
+What the kernels need to know of a step is made in NumPy once per decode window (block tables) and once per step (work
+list), and shared by all layers. A variant of the kernels is checked against the reference before its first use; one
+that disagrees, or a shape that the kernels do not serve, runs on the reference path and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.check import check_variant
+from cortexmlx.attention.paged import GroupStep, PagedKV
+from cortexmlx.kv.arena import Slab
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
+from cortexmlx.metal.rules import PARTITION, Variant, refusal
+from cortexmlx.metal.work import SMALL, padded_tables, work_list
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A decode step's metadata on the device: block tables, and the work list for `tail_tokens` columns of the tail."""
+
+    tables: mx.array
+    tail_tokens: int
+    items: int
+    plan: mx.array
+
+    @classmethod
+    def of(cls, step: GroupStep, tail_tokens: int) -> _Step:
+        """From the step's memo, or new."""
+        known: _Step | None = step.memo.get("metal")
+        if known is not None and known.tail_tokens == tail_tokens:
+            return known
+        tables = mx.array(padded_tables(step.tables)) if known is None else known.tables
+        work = work_list(step.lengths, tail_tokens, step.window, PARTITION)
+        step.memo["metal"] = made = cls(tables, tail_tokens, work.items, mx.array(work.plan))
+        return made
+
+
+class MetalAttention:
+    """`paged_attention` on kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
+
+    With `check`, each variant is compared with the reference at first use and disabled if it disagrees.
+    """
+
+    def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
+        self._kernels = DecodeKernels(factory)
+        self._check = check
+        self._served: dict[tuple[Any, ...], Variant | None] = {}
+        self._notes: dict[str, str] = {}
+        self._factors: dict[tuple[float, float], mx.array] = {}
+        self._sinks: dict[int, tuple[mx.array, mx.array]] = {}
+        self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
+        self._no_sinks = mx.zeros(SMALL)
+
+    def notes(self) -> tuple[str, ...]:
+        """What runs on the reference path instead, and why."""
+        return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
+
+    def attend(
+        self, queries: mx.array, kv: PagedKV, *, scale: float, sinks: mx.array | None = None, softcap: float | None = None
+    ) -> mx.array:
+        """See `paged_attention`."""
+        rows = kv.step.rows
+        variant = self._variant(queries, kv, sinks, softcap) if rows else None
+        if variant is None:
+            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap)
+        if not kv.step.pieces:
+            return self._decode(variant, queries, kv, scale, sinks, softcap)
+        decoded = self._decode(variant, queries[:rows], kv, scale, sinks, softcap)
+        return mx.concatenate([decoded, *reference.attend_pieces(queries, kv, scale, sinks, softcap)])
+
+    def _decode(
+        self,
+        variant: Variant,
+        queries: mx.array,
+        kv: PagedKV,
+        scale: float,
+        sinks: mx.array | None,
+        softcap: float | None,
+    ) -> mx.array:
+        step = _Step.of(kv.step, kv.tail_tokens)
+        keys, values = kv.arena.slab(kv.layer)
+        tail_keys, tail_values = self._tail(kv, keys, values)
+        inputs = DecodeInputs(
+            queries,
+            keys,
+            values,
+            tail_keys,
+            tail_values,
+            step.tables,
+            step.plan,
+            self._score_factors(scale, softcap),
+            self._no_sinks if sinks is None else self._padded_sinks(kv.layer, sinks),
+        )
+        return self._kernels(variant, step.items, inputs)
+
+    def _variant(
+        self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None
+    ) -> Variant | None:
+        """The variant that serves this layer, or None if the reference path has to."""
+        keys, values = kv.arena.slab(kv.layer)
+        shape, kv_shape = queries.shape, keys.shape
+        key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], values.shape[2], softcap is None, sinks is None)
+        if key not in self._served:
+            variant = Variant(
+                dtype=_name(queries.dtype),
+                kv_dtype=_name(keys.dtype),
+                key_dim=shape[3],
+                value_dim=values.shape[2],
+                block_size=kv.arena.block_size,
+                group=shape[1] // kv_shape[0],
+                softcap=softcap is not None,
+                sinks=sinks is not None,
+            )
+            self._served[key] = variant if self._usable(variant) else None
+        return self._served[key]
+
+    def _usable(self, variant: Variant) -> bool:
+        reason = refusal(variant)
+        if reason is None and self._check:
+            result = check_variant(self._kernels, variant)
+            reason = None if result.agrees else f"disabled, {result.outcome}"
+        if reason is not None:
+            self._notes[variant.label] = reason
+            _log.warning("decode attention (%s) runs on the reference path: %s", variant.label, reason)
+        return reason is None
+
+    def _tail(self, kv: PagedKV, keys: mx.array, values: mx.array) -> Slab:
+        if kv.tail is not None:
+            return kv.tail
+        return self._nothing(keys.shape[2], keys.dtype), self._nothing(values.shape[2], values.dtype)
+
+    def _nothing(self, dim: int, dtype: mx.Dtype) -> mx.array:
+        if (dim, dtype) not in self._no_tail:
+            self._no_tail[dim, dtype] = mx.zeros((1, 1, 1, dim), dtype)
+        return self._no_tail[dim, dtype]
+
+    def _score_factors(self, scale: float, softcap: float | None) -> mx.array:
+        factors = (scale, softcap or 0.0)
+        if factors not in self._factors:
+            self._factors[factors] = mx.array(factors, mx.float32)
+        return self._factors[factors]
+
+    def _padded_sinks(self, layer: int, sinks: mx.array) -> mx.array:
+        known = self._sinks.get(layer)
+        if known is None or known[0] is not sinks:
+            padded = mx.pad(sinks.astype(mx.float32), (0, max(0, SMALL - sinks.size)))
+            self._sinks[layer] = known = (sinks, padded)
+        return known[1]
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

@@ -1,0 +1,111 @@
+"""Job: one sequence on its way through the scheduler. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortexmlx.kv.prefix import Key
+from cortexmlx.request import FinishReason, RequestState, SamplingParams
+
+SECONDS_PER_PRIORITY = 30.0
+"""How much earlier a request counts as having come for each step of priority: high priority overtakes, but nobody
+waits for ever.
+"""
+
+
+@dataclass(eq=False)
+class Job:
+    """What the scheduler knows of a sequence.
+
+    `tokens` is the prompt and every committed token. `computed` tokens have their keys and values planned, `stored`
+    of them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of
+    `tokens` in the prefix cache, as far as they are known; `cached` tokens of the prompt were found there. A job with
+    `fork_of` begins as a copy of that one's prompt. `generation` changes when the job loses its row: results of an
+    older one are dropped.
+    """
+
+    id: int
+    prompt_length: int
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    limit: int
+    arrival: float
+    number: int
+    keys: list[Key]
+    fork_of: Job | None = None
+    state: RequestState = RequestState.WAITING
+    generation: int = 0
+    computed: int = 0
+    stored: int = 0
+    sampled: int = 0
+    reserved: int = 0
+    cached: int = 0
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens so far."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were generated and committed."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority."""
+        return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority, self.number)
+
+    @property
+    def running(self) -> bool:
+        """It has blocks and a row."""
+        return self.state in (RequestState.PREFILLING, RequestState.DECODING)
+
+    @property
+    def unfinished(self) -> bool:
+        """It decodes, and not all of its tokens are planned."""
+        return self.state is RequestState.DECODING and self.sampled < self.limit
+
+    @property
+    def needs_history(self) -> bool:
+        """Its sampling looks at the tokens so far."""
+        p = self.params
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One token that a step brought to a job; `place` is its index in the step's result, `finish_reason` set if it
+    was the last one.
+    """
+
+    job: Job
+    token: int
+    place: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A job's place in a decode window: its generation then, and the tokens it had in the arena."""
+
+    job: Job
+    generation: int
+    base: int
+
+    @property
+    def live(self) -> bool:
+        """The job is still the one that the window began with."""
+        return self.job.generation == self.generation and self.job.state is RequestState.DECODING
+
+
+@dataclass
+class Window:
+    """A decode window: its lanes, and the next tail column (0: not opened)."""
+
+    lanes: tuple[Lane, ...] = ()
+    column: int = 0

@@ -1,0 +1,194 @@
+"""The prefix cache: which blocks hold which tokens, so that a prompt that begins like an earlier one need not be
+computed again.
+
+A full block is keyed by a hash chain: the key of the block before it, and its own tokens; so equal keys mean equal
+text from the very beginning. A key is never trusted alone: a hit must also have the right tokens and the right
+predecessor.
+
+An entry whose blocks nobody uses any more waits in an order of use and is evicted from its old end; a sequence that
+ends hands its blocks over last block first, so that the ends of chains go before their beginnings. Everything is O(1)
+per block. No mlx.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Key = bytes
+Blocks = tuple[int, ...]
+"""The block of each layer group that holds the same tokens."""
+
+_CHILDREN_LOOKED_AT = 16
+"""How many successors of a block are compared for a partial match: bounds the work, and the newest are the likeliest.
+"""
+
+
+@dataclass(eq=False)
+class Entry:
+    """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
+    partial block.
+    """
+
+    key: Key
+    parent: Entry | None
+    tokens: tuple[int, ...]
+    blocks: Blocks
+    children: OrderedDict[Key, Entry] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True)
+class Match:
+    """What of a prompt is cached: `entries`, full blocks in order, then `tokens` tokens at the beginning of
+    `partial`'s block.
+    """
+
+    entries: tuple[Entry, ...]
+    partial: Entry | None
+    partial_tokens: int
+
+
+def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
+    """The key of a block: a hash over the key of the block before it and its tokens."""
+    return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=16).digest()
+
+
+class PrefixCache:
+    """Entries by key. `identity` names the model and whatever else must not be shared across; `hashing` is for tests.
+
+    The owner of the blocks tells it which entries are unused (`release`) and used again (`acquire`).
+    """
+
+    def __init__(
+        self, block_size: int, identity: str = "", hashing: Callable[[Key, Sequence[int]], Key] = chain_hash
+    ) -> None:
+        self.block_size = block_size
+        self._root: Key = identity.encode()
+        self._hash = hashing
+        self._entries: dict[Key, Entry] = {}
+        self._heads: OrderedDict[Key, Entry] = OrderedDict()
+        self._by_block: dict[int, Entry] = {}
+        self._unused: OrderedDict[Key, Entry] = OrderedDict()
+
+    # -- looking up ---------------------------------------------------------------------------------------------------
+
+    def keys(self, tokens: Sequence[int]) -> list[Key]:
+        """The keys of the full blocks of `tokens`."""
+        keys, key = [], self._root
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            key = self._hash(key, tokens[start : start + self.block_size])
+            keys.append(key)
+        return keys
+
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int) -> Match:
+        """The longest cached beginning of `tokens`, at most `limit` tokens. `keys` are the prompt's own."""
+        entries: list[Entry] = []
+        parent: Entry | None = None
+        for index, key in enumerate(keys[: limit // self.block_size]):
+            start = index * self.block_size
+            entry = self._entries.get(key)
+            if entry is None or entry.parent is not parent:
+                break
+            if entry.tokens != tuple(tokens[start : start + self.block_size]):
+                break
+            entries.append(entry)
+            parent = entry
+        start = len(entries) * self.block_size
+        rest = tokens[start : min(start + self.block_size, limit)]
+        partial, common = self._best_child(parent, rest)
+        return Match(tuple(entries), partial, common)
+
+    def _best_child(self, parent: Entry | None, rest: Sequence[int]) -> tuple[Entry | None, int]:
+        best, longest = None, 0
+        children = self._heads if parent is None else parent.children
+        for place, key in enumerate(reversed(children)):
+            if place == _CHILDREN_LOOKED_AT or longest == len(rest):
+                break
+            common = _common(children[key].tokens, rest)
+            if common > longest:
+                best, longest = children[key], common
+        return best, longest
+
+    def entry_of(self, block: int) -> Entry | None:
+        """The entry that a block of group 0 belongs to."""
+        return self._by_block.get(block)
+
+    # -- filling ------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self, parent: Entry | None, tokens: Sequence[int], blocks: Blocks, key: Key | None = None
+    ) -> Entry | None:
+        """Cache a block that follows `parent`. Returns its entry; None if those tokens are cached already, or their
+        key is taken.
+
+        The entry counts as used until `release`. Fewer tokens than a block make a partial entry.
+        """
+        before = self._root if parent is None else parent.key
+        key = key or self._hash(before, tokens)
+        if key in self._entries or blocks[0] in self._by_block:
+            return None
+        entry = Entry(key, parent, tuple(tokens), blocks)
+        self._entries[key] = entry
+        self._by_block[blocks[0]] = entry
+        (self._heads if parent is None else parent.children)[key] = entry
+        return entry
+
+    def find(self, parent: Entry | None, tokens: Sequence[int]) -> Entry | None:
+        """The entry with just these tokens after `parent`."""
+        entry = self._entries.get(self._hash(self._root if parent is None else parent.key, tokens))
+        return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
+
+    # -- use and eviction ---------------------------------------------------------------------------------------------
+
+    def release(self, entry: Entry) -> None:
+        """Nobody uses the entry's blocks now: it may be evicted, after those released before it."""
+        self._unused[entry.key] = entry
+        self._unused.move_to_end(entry.key)
+
+    def acquire(self, entry: Entry) -> None:
+        """The entry's blocks are used again: it must not be evicted."""
+        self._unused.pop(entry.key, None)
+
+    @property
+    def unused(self) -> int:
+        """Entries that could be evicted."""
+        return len(self._unused)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def evict(self) -> Entry | None:
+        """Forget the entry that was unused for the longest time, and return it; None if all are in use."""
+        if not self._unused:
+            return None
+        entry = next(iter(self._unused.values()))
+        self.remove(entry)
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry. Its successors can no longer be reached and go when their turn comes."""
+        self._unused.pop(entry.key, None)
+        del self._entries[entry.key]
+        del self._by_block[entry.blocks[0]]
+        (self._heads if entry.parent is None else entry.parent.children).pop(entry.key, None)
+
+    def clear(self) -> list[Entry]:
+        """Forget everything; returns the entries that were unused."""
+        unused = list(self._unused.values())
+        self._entries.clear()
+        self._heads.clear()
+        self._by_block.clear()
+        self._unused.clear()
+        return unused
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return min(len(one), len(other))

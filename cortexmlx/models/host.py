@@ -1,0 +1,87 @@
+"""mlx-lm's model classes without the rest of mlx-lm, and the rest without its side effects.
+
+`import mlx_lm.models.llama` first runs mlx-lm's own `__init__`, which imports the whole of transformers (most of a
+second), sets an environment variable and lowers the process's limit of open files. The model classes need none of it.
+So the package is entered here without running its `__init__`, which still runs, on the same module, as soon as
+anybody asks the package for something that only it provides (`mlx_lm.load`, `mlx_lm.stream_generate`, ...).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_NAME = "mlx_lm"
+_RUNNING = "_init_is_running"
+_loading = threading.RLock()
+
+
+class _LazyPackage(ModuleType):
+    """A package whose `__init__` runs when an attribute is missed."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Names that tools look for on every module they meet are no reason to load.
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
+        with _loading:
+            if type(self) is _LazyPackage and not self.__dict__.get(_RUNNING):
+                self.__dict__[_RUNNING] = True
+                try:
+                    assert self.__spec__ is not None and self.__spec__.loader is not None
+                    with without_side_effects():
+                        self.__spec__.loader.exec_module(self)
+                    object.__setattr__(self, "__class__", ModuleType)
+                finally:
+                    del self.__dict__[_RUNNING]
+        if name in self.__dict__:
+            return self.__dict__[name]
+        raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
+
+
+@contextmanager
+def without_side_effects() -> Iterator[None]:
+    """What is imported meanwhile cannot lower the process's limits (they could not be raised again), and transformers
+    does not tell the user that PyTorch is missing.
+    """
+
+    def say_nothing(record: logging.LogRecord) -> bool:
+        return False
+
+    advice = logging.getLogger("transformers")
+    real = resource.setrlimit
+    with _loading:
+        resource.setrlimit = lambda *_: None
+        advice.addFilter(say_nothing)
+        try:
+            yield
+        finally:
+            resource.setrlimit = real
+            advice.removeFilter(say_nothing)
+
+
+def mlx_lm_utils() -> Any:
+    """The module `mlx_lm.utils`: loading of model folders. Imports transformers."""
+    enter_mlx_lm()
+    with without_side_effects():
+        return importlib.import_module(f"{_NAME}.utils")
+
+
+def enter_mlx_lm() -> None:
+    """Make `mlx_lm.models.*` importable without mlx-lm's `__init__`. Does nothing when mlx-lm is imported already."""
+    with _loading:
+        if _NAME in sys.modules:
+            return
+        spec = importlib.util.find_spec(_NAME)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {_NAME!r}", name=_NAME)
+        package = importlib.util.module_from_spec(spec)
+        package.__class__ = _LazyPackage
+        sys.modules[_NAME] = package

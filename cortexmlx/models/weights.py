@@ -1,0 +1,89 @@
+"""A loaded model's weights: how much they are, and float32 for MLX's CPU build.
+
+That build's matrix products are fast in float32, through BLAS, and slow in every other type.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's limit where that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(limit_file).read_text())
+        except (OSError, ValueError):
+            continue
+        total = min(total, limit)
+    return total
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether any layer of the model holds packed weights."""
+    return any("scales" in layer for _, layer in model.named_modules())
+
+
+def to_float32(model: Any) -> None:
+    """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place.
+
+    Scales are widened before the weights are expanded, so no bit is lost on the way. Layers of a kind that has no plain
+    twin here stay packed, and right.
+    """
+    model.set_dtype(mx.float32)
+    plain = [(path, twin) for path, layer in model.named_modules() if (twin := _plain_twin(layer)) is not None]
+    model.update_modules(tree_unflatten(plain))
+    activations_to_float32(model)
+
+
+def activations_to_float32(model: Any) -> None:
+    """Make every floating parameter float32, in place, so that activations are too; packed weights stay packed."""
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+
+
+def _plain_twin(layer: Any) -> Any:
+    """The plain layer with the values that the packed one stands for; None for a layer that is not packed."""
+    if "global_scale" in layer:
+        return None
+    plain: Any
+    if isinstance(layer, nn.QuantizedLinear):
+        plain = nn.Linear(1, 1, bias="bias" in layer)
+    elif isinstance(layer, nn.QuantizedEmbedding):
+        plain = nn.Embedding(1, 1)
+    elif isinstance(layer, QuantizedSwitchLinear):
+        plain = SwitchLinear(1, 1, 1, bias="bias" in layer)
+    else:
+        return None
+    plain.weight = mx.dequantize(
+        layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode
+    )
+    if "bias" in layer:
+        plain.bias = layer.bias
+    return plain
+
+
+def parameter_count(model: Any) -> int:
+    """How many numbers the model's weights stand for: packed ones counted as what they expand to."""
+    layers = tree_flatten(model.leaf_modules(), is_leaf=lambda layer: hasattr(layer, "leaf_modules"))
+    count = 0
+    for _, layer in layers:
+        arrays = dict(tree_flatten(layer.parameters()))
+        if "scales" in arrays and hasattr(layer, "bits"):
+            count += arrays["weight"].size * 32 // layer.bits + (arrays["bias"].size if "bias" in arrays else 0)
+        else:
+            count += sum(array.size for array in arrays.values() if isinstance(array, mx.array))
+    return count
+
+
+def weight_bytes(model: Any) -> int:
+    """What the model's weights take in memory."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
