@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.threads import Task
 
 if TYPE_CHECKING:
-    from cortexmlx.core import EngineConfig, EngineCore
+    from cortexmlx.core import EngineConfig, EngineCore, NewRequest
 
 log = logging.getLogger("cortexmlx")
 
@@ -142,8 +143,7 @@ class Engine:
         """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
         request.
         """
-        handle = self._submit(prompt, params, None)
-        return _stream(handle)
+        return self._events(self._submit(prompt, params, None))
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio."""
@@ -151,7 +151,7 @@ class Engine:
         arrived: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
 
         def listen(event: TokenEvent | None) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(arrived.put_nowait, event)
 
         handle = self._submit(prompt, params, listen)
@@ -207,6 +207,13 @@ class Engine:
         self._worker.core.scheduler.check_prompt(len(tokens))
         return self._worker.submit(tuple(tokens), params, submitted, listener)
 
+    def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
+        """The handle's events. While they are read the engine lives, whoever else drops it."""
+        try:
+            yield from handle
+        finally:
+            handle.cancel()
+
     @staticmethod
     def _wait(handles: Sequence[RequestHandle]) -> list[Completion]:
         try:
@@ -261,7 +268,7 @@ class _Worker:
             self._handles[handle.id] = handle
             seed = secrets.randbits(62) if params.seed is None else params.seed
             request = NewRequest(handle.id, prompt, params, seed, submitted, handle)
-            self._calls.put(lambda core: core.add(request))
+            self._calls.put(lambda core: _add(core, request))
         return handle
 
     def cancel(self, request: int) -> None:
@@ -339,8 +346,7 @@ class _Worker:
             self.core.step()
         except Exception as error:
             log.exception("a step failed; its requests fail with it")
-            failure = error if isinstance(error, CortexError) else CortexError(f"the step failed: {error}")
-            self.core.fail_all(failure)
+            self.core.fail_all(_as_cortex_error("the step failed", error))
 
     def _shut_down(self) -> None:
         with self._lock:
@@ -362,19 +368,26 @@ def _stop_all() -> None:
         worker.stop()
 
 
+def _add(core: EngineCore, request: NewRequest) -> None:
+    try:
+        core.add(request)
+    except Exception as error:
+        log.exception("request %d could not be queued", request.id)
+        request.handle.fail(_as_cortex_error("the request could not be queued", error))
+
+
+def _as_cortex_error(what: str, error: Exception) -> CortexError:
+    return error if isinstance(error, CortexError) else CortexError(f"{what}: {error}")
+
+
 def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
     try:
         for event in handle:
             on_event(event)
     except CortexError as error:
         log.warning("request %d failed: %s", handle.id, error)
-
-
-def _stream(handle: RequestHandle) -> Iterator[TokenEvent]:
-    try:
-        yield from handle
-    finally:
-        handle.cancel()
+    except Exception:
+        log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)
 
 
 _PROMPT_KINDS = "a prompt is a text, a list of token ids or a list of messages"
