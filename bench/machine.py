@@ -1,0 +1,64 @@
+"""What a figure was measured on: chip, memory, system, versions, BLAS."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+
+from cortexmlx import blas
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.machine import memory_bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine and the software that a benchmark ran on. `cpus` this process may use; `memory` in bytes."""
+
+    chip: str
+    cpus: int
+    memory: int
+    device: str
+    system: str
+    python: str
+    cortexmlx: str
+    mlx: str
+    mlx_lm: str
+    blas: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one."""
+        return cls(
+            chip=_chip(),
+            cpus=blas.usable_cpus(),
+            memory=memory_bytes(),
+            device="Metal GPU" if mx.metal.is_available() else "CPU",
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            python=platform.python_version(),
+            cortexmlx=version("cortexmlx"),
+            mlx=version("mlx"),
+            mlx_lm=version("mlx-lm"),
+            blas=blas.status(),
+        )
+
+    def lines(self) -> list[str]:
+        """Two lines for people."""
+        return [
+            f"{self.chip}, {self.cpus} CPUs, {format_bytes(self.memory)} memory, MLX on {self.device}, {self.system}",
+            f"cortexmlx {self.cortexmlx}, mlx {self.mlx}, mlx-lm {self.mlx_lm}, Python {self.python}; {self.blas}",
+        ]
+
+
+def _chip() -> str:
+    if mx.metal.is_available():
+        return str(mx.device_info().get("device_name", platform.machine()))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,28 @@
+"""Prompts for benchmarks: random token ids, so that no prompt is like another and no prefix is ever cached by chance.
+
+The time of a forward pass does not depend on which tokens it computes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Prompts:
+    """A stream of unique prompts; the same `seed` gives the same stream."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._first = min(256, vocab_size // 2)  # the lowest ids are often control tokens
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def take(self, tokens: int) -> tuple[int, ...]:
+        """The next prompt, of so many tokens."""
+        return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
+
+    def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
+        """`count` lengths, log-uniform: as many between 64 and 128 as between 512 and 1,024. The longest is among
+        them."""
+        drawn = np.exp(self._random.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
+        drawn[0] = longest
+        return [int(n) for n in self._random.permutation(drawn.clip(shortest, longest))]

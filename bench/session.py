@@ -1,0 +1,112 @@
+"""One `cortexmlx bench`: engines opened as the tests need them, everything measured, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cortexmlx.bench.against import ROWS, Contest, Shape, basic_cases
+from cortexmlx.bench.machine import Machine
+from cortexmlx.bench.pairs import Comparison, compare
+from cortexmlx.bench.prompts import Prompts
+from cortexmlx.bench.report import Report
+from cortexmlx.bench.rows import Row, measure, tests
+from cortexmlx.bench.serving import CONTEXTS, DECODED, serving_cases
+from cortexmlx.bench.trace import Work
+from cortexmlx.engine import Engine
+from cortexmlx.errors import InvalidRequest
+
+WARM_UP = ((64, 8), (300, 4))
+"""Prompt and generated tokens of the runs that both sides make before the first pair."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
+    attention backend, repetitions, the prompts' seed, and whom to tell what is running."""
+
+    model: str
+    notes: tuple[str, ...]
+    kv_memory: int | None
+    attention: str
+    repetitions: int
+    seed: int
+    on_run: Callable[[str], None] | None
+
+
+def measure_rows(
+    plan: Plan,
+    prompts: Sequence[int],
+    generates: Sequence[int],
+    batches: Sequence[int],
+    depths: Sequence[int],
+    block_sizes: Sequence[int],
+) -> Report:
+    """The rows of all combinations. Raises InvalidRequest if the model's context is too short for one."""
+    wanted = tests(prompts, generates, batches, depths)
+    if not wanted:
+        raise InvalidRequest("nothing to measure: give prompt tokens (-p) or tokens to generate (-n)")
+    rows: list[Row] = []
+    for block_size in block_sizes:
+        needed = max(test.tokens + test.batch * 2 * block_size for test in wanted)
+        with _engine(plan, block_size, max(batches), needed) as engine:
+            longest = max(test.tokens // test.batch for test in wanted)
+            if longest > engine.info.context_length:
+                raise InvalidRequest(
+                    f"a test needs {longest} tokens per row, and the model's context is {engine.info.context_length}: "
+                    "lower -p, -n or -d"
+                )
+            stream = Prompts(engine.info.vocab_size, plan.seed)
+            rows += measure(engine, wanted, plan.repetitions, stream, plan.on_run)
+            info = engine.info
+    return Report(Machine.here(), info, tuple(rows), notes=plan.notes)
+
+
+def compare_with_mlx_lm(
+    plan: Plan, suites: Sequence[str], only: str | None, prompt: int, generate: int, block_size: int
+) -> Report:
+    """The comparisons of the suites "basic" and "serving"; `only` keeps cases with that text in their name."""
+    shape = Shape(prompt=prompt or Shape.prompt, generate=generate or Shape.generate)
+    needed = ROWS * (max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size)
+    with _engine(plan, block_size, ROWS, max(needed, shape.prompt + block_size)) as engine:
+        contest = Contest(engine, plan.seed)
+        cases = basic_cases(contest, shape) if "basic" in suites else []
+        cases += serving_cases(contest) if "serving" in suites else []
+        chosen = [case for case in cases if only is None or only in case.name]
+        if not chosen:
+            raise InvalidRequest(f"no case has {only!r} in its name: {', '.join(case.name for case in cases)}")
+        _warm_up(contest)
+        found: list[Comparison] = []
+        for case in chosen:
+            found += compare(case, plan.repetitions, plan.on_run)
+        return Report(Machine.here(), engine.info, comparisons=tuple(found), notes=plan.notes)
+
+
+def _warm_up(contest: Contest) -> None:
+    prompts = contest.prompts("warm-up", 0)
+    for length, tokens in WARM_UP:
+        for rows in (1, 8):
+            work = [Work(prompts.take(length), tokens) for _ in range(rows)]
+            contest.cortex().run(work)
+            contest.mlx_lm().run(work)
+
+
+@contextmanager
+def _engine(plan: Plan, block_size: int, max_rows: int, tokens: int) -> Iterator[Engine]:
+    """An engine that holds `tokens` tokens: with its default memory if that is enough, else with as much as needed."""
+    if plan.on_run is not None:
+        plan.on_run(f"loading {plan.model}, block size {block_size}")
+
+    def opened(kv_memory: int | None) -> Engine:
+        return Engine(
+            plan.model, kv_memory=kv_memory, block_size=block_size, max_rows=max_rows, attention=plan.attention
+        )
+
+    engine = opened(plan.kv_memory)
+    if plan.kv_memory is None and engine.stats().total_blocks * block_size < tokens:
+        needed = (tokens + block_size) * engine.info.kv_bytes_per_token
+        engine.close()
+        engine = opened(needed)
+    with engine:
+        yield engine
