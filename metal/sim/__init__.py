@@ -1,4 +1,4 @@
-"""A CPU simulator of MLX's custom Metal kernels: it runs the text that MLX would compile, checks it, and counts its traffic."""
+"""A CPU simulator of MLX's custom Metal kernels: runs the text that MLX compiles, checks it, counts traffic."""
 
 from .kernel import MetalKernel, metal_kernel
 from .report import BufferReport, Fault, Finding, LaunchReport

@@ -78,6 +78,8 @@ class Launch(ctypes.Structure):
         ("coalescing", c_uint32),
         ("buffer_count", c_uint32),
         ("stack_bytes", c_uint32),
+        ("lockstep", c_uint32),
+        ("padding", c_uint32),
         ("stacks", c_void_p),
         ("buffers", c_void_p),
         ("finding_count", c_uint32),

@@ -1,4 +1,4 @@
-"""The C++ translation unit of a kernel: MLX's preamble, the rewritten text, and an entry point that calls the kernel."""
+"""The C++ translation unit of a kernel: MLX's preamble, the rewritten text, and an entry point that calls it."""
 
 from collections.abc import Sequence
 

@@ -6,7 +6,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +107,9 @@ class HostKernel:
         constants: values of the function constants, by name; the others are false or 0.
     """
 
-    def __init__(self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]) -> None:
+    def __init__(
+        self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]
+    ) -> None:
         text = blank_comments(flatten(headers))
 
         def value(match: re.Match[str]) -> str:
@@ -116,6 +117,7 @@ class HostKernel:
             return f"constant constexpr {kind} {name} = {kind}({int(constants.get(name, 0))});"
 
         text = _FUNCTION_CONSTANT.sub(value, text)
+        self._text = text
         self.name = f"{function}<{template}>"
         self._slots: list[int] = []
         arguments = []
@@ -125,7 +127,9 @@ class HostKernel:
             attribute = match.group("attribute").strip() if match else f"buffer({number})"
             kind = match.group("type") if match else plain.group(1) if plain else ""
             arguments.append(self._argument(attribute, kind, constants))
-        self._unit = PREAMBLE + '#line 1 "kernel"\n' + to_cpp(text) + _HOST_ARGUMENTS + entry_point(self.name, arguments)
+        self._unit = (
+            PREAMBLE + '#line 1 "kernel"\n' + to_cpp(text) + _HOST_ARGUMENTS + entry_point(self.name, arguments)
+        )
 
     def _argument(self, attribute: str, kind: str, constants: Mapping[str, int | bool]) -> str:
         buffer = re.match(r"buffer\(\s*(\d+)\s*\)(?:\s*,\s*function_constant\(\s*(\w+)\s*\))?", attribute)
@@ -156,4 +160,4 @@ class HostKernel:
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
         library = build(self._unit, current.checked)
         grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
-        return run(self.name, library, specs, grid, threadgroup, current)
+        return run(self.name, self._text, library, specs, grid, threadgroup, current)

@@ -1,6 +1,6 @@
 """`metal_kernel`: the constructor and call of `mx.fast.metal_kernel`, executed on the CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +17,8 @@ from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .toolchain import build
 
 Scalar = bool | int | float
+MATH_MODES = ("safe", "relaxed", "fast")
+_MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
 
 def _host_view(array: mx.array) -> npt.NDArray[np.generic]:
@@ -60,7 +62,12 @@ class MetalKernel:
         header: str = "",
         ensure_row_contiguous: bool = True,
         atomic_outputs: bool = False,
+        compile_options: Mapping[str, str] | None = None,
     ) -> None:
+        if unknown := set((compile_options or {}).items()) - _MATH_MODES:
+            raise ValueError(
+                f"[metal_kernel] unknown compile options {sorted(unknown)}: 'math_mode' may be {MATH_MODES}."
+            )
         if not output_names:
             raise ValueError("[metal_kernel] Must specify at least one output.")
         self.name = name
@@ -73,7 +80,9 @@ class MetalKernel:
         self.last_report: LaunchReport | None = None
         self._units: dict[str, str] = {}
 
-    def text(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: TemplateArgs | None = None) -> KernelText:
+    def text(
+        self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: TemplateArgs | None = None
+    ) -> KernelText:
         """The Metal text that MLX would compile for these inputs."""
         return generate(
             self.name,
@@ -105,9 +114,14 @@ class MetalKernel:
             KernelFault: a thread did something that a GPU does not define.
         """
         if len(inputs) != len(self.input_names):
-            raise ValueError(f"[metal_kernel] {self.name} takes {len(self.input_names)} inputs, {len(inputs)} were given.")
+            raise ValueError(
+                f"[metal_kernel] {self.name} takes {len(self.input_names)} inputs, {len(inputs)} were given."
+            )
         if not len(output_shapes) == len(output_dtypes) == len(self.output_names):
-            raise ValueError(f"[metal_kernel] {self.name} has {len(self.output_names)} outputs, the call names other numbers of shapes or dtypes.")
+            raise ValueError(
+                f"[metal_kernel] {self.name} has {len(self.output_names)} outputs, "
+                f"{len(output_shapes)} shapes and {len(output_dtypes)} dtypes were given."
+            )
         arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
         kernel = self.text(arrays, output_dtypes, template)
         if verbose:
@@ -118,9 +132,20 @@ class MetalKernel:
         views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
         outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
         specs = [_buffer(p, views, outputs, init_value) for p in kernel.buffers]
-        launched = run(self.name, library, specs, tuple(grid), tuple(threadgroup), current)
+        launched = run(
+            self.name,
+            kernel.text,
+            library,
+            specs,
+            (grid[0], grid[1], grid[2]),
+            (threadgroup[0], threadgroup[1], threadgroup[2]),
+            current,
+        )
         self.last_report = launched.report
-        return [to_array(data, shape, dtype) for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)]
+        return [
+            to_array(data, shape, dtype)
+            for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)
+        ]
 
     def _view(self, array: mx.array) -> npt.NDArray[np.generic]:
         view = _host_view(array)
@@ -166,9 +191,15 @@ def metal_kernel(
     header: str = "",
     ensure_row_contiguous: bool = True,
     atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
 ) -> MetalKernel:
-    """A drop-in for `mx.fast.metal_kernel` that runs on the CPU: same arguments, same call."""
-    return MetalKernel(name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs)
+    """A drop-in for `mx.fast.metal_kernel` that runs on the CPU: same arguments, same call.
+
+    Every math mode computes as "safe" does.
+    """
+    return MetalKernel(
+        name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs, compile_options
+    )
 
 
 __all__ = ["KernelFault", "MetalKernel", "metal_kernel"]

@@ -1,4 +1,4 @@
-"""Running a built kernel: buffers into simulated device memory, one call into the runtime, counters and findings out."""
+"""Running a built kernel: buffers into simulated device memory, one call into the runtime, counters out."""
 
 import ctypes
 from collections.abc import Sequence
@@ -25,10 +25,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One argument: its bytes (None for an output that starts undefined), how large it is, and how to name its elements.
-
-    `shape` is None for a buffer that is not an array (a parameter block).
-    """
+    """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes."""
 
     name: str
     data: npt.NDArray[np.generic] | None
@@ -53,7 +50,9 @@ def _limits(kernel: str, buffers: Sequence[BufferSpec], threadgroup: Triple) -> 
     found = []
     threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
     if threads > MAX_THREADS:
-        found.append(limit_finding(kernel, f"{threads} threads in a threadgroup {threadgroup}, at most {MAX_THREADS} fit"))
+        found.append(
+            limit_finding(kernel, f"{threads} threads in a threadgroup {threadgroup}, at most {MAX_THREADS} fit")
+        )
     if len(buffers) > MAX_BUFFERS:
         found.append(limit_finding(kernel, f"{len(buffers)} buffers, at most {MAX_BUFFERS} can be bound"))
     return found
@@ -61,6 +60,7 @@ def _limits(kernel: str, buffers: Sequence[BufferSpec], threadgroup: Triple) -> 
 
 def run(
     kernel: str,
+    text: str,
     library: Path,
     buffers: Sequence[BufferSpec],
     grid: Triple,
@@ -68,6 +68,8 @@ def run(
     settings: Settings,
 ) -> Launched:
     """Execute every thread of `grid` (threads, not groups) and return the writable buffers.
+
+    `library` was built from the kernel's `text`, which findings quote.
 
     Raises:
         KernelFault: the launch did something undefined that `settings.allow` does not list.
@@ -92,6 +94,7 @@ def run(
         launch = abi.Launch()
         launch.grid[:], launch.threadgroup[:] = grid, threadgroup
         launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
+        launch.lockstep = settings.lockstep
         launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
         launch.stacks, launch.buffers = memory.stacks, ctypes.addressof(table)
         load(library).sim_launch(ctypes.byref(launch))
@@ -102,7 +105,7 @@ def run(
         )
         for slot, spec in enumerate(buffers):
             memory.release(slot, spec.nbytes)
-    report = _report(kernel, library, buffers, table, launch, settings)
+    report = _report(kernel, text, library, buffers, table, launch, settings)
     record(report)
     serious = [f for f in report.findings if f.fault not in settings.allow]
     if serious:
@@ -112,6 +115,7 @@ def run(
 
 def _report(
     kernel: str,
+    text: str,
     library: Path,
     buffers: Sequence[BufferSpec],
     table: ctypes.Array[abi.Buffer],
@@ -122,7 +126,9 @@ def _report(
     for spec, entry in zip(buffers, table, strict=True):
         counters = {name: int(getattr(entry.counters, name)) for name, _ in abi.BufferCounters._fields_}
         reports[spec.name] = BufferReport(name=spec.name, bytes=spec.nbytes, **counters)
-    findings = [describe(kernel, library, buffers, launch, launch.findings[i]) for i in range(launch.finding_count)]
+    findings = [
+        describe(kernel, text, library, buffers, launch, launch.findings[i]) for i in range(launch.finding_count)
+    ]
     if not launch.aborted:
         findings += [
             unwritten_finding(kernel, spec, reports[spec.name])

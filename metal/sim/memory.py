@@ -1,4 +1,4 @@
-"""Where simulated buffers lie: far apart, so that an index that is off by gigabytes still meets nobody else's memory."""
+"""Where simulated buffers lie: far apart, so that an index off by gigabytes still meets nobody else's memory."""
 
 import ctypes
 import mmap
@@ -34,7 +34,9 @@ class DeviceMemory:
     def release(self, slot: int, size: int) -> None:
         """Give a large buffer's pages back to the system: they read as zeros again."""
         if size > _RELEASE_ABOVE:
-            self._slots[slot][0].madvise(mmap.MADV_DONTNEED, SLOT // 2, (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE)
+            self._slots[slot][0].madvise(
+                mmap.MADV_DONTNEED, SLOT // 2, (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+            )
 
 
 _memory: DeviceMemory | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import abi
+from .lines import line_of
 from .report import BufferReport, Fault, Finding
 
 if TYPE_CHECKING:
@@ -31,12 +32,20 @@ def _place(buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding) 
     return _ARRAY_TYPE.sub(r"\1", f.text.decode())
 
 
+def _quoted(text: str, line: int | None) -> str:
+    """` (line 7: "x[i] = y;")`, or nothing when the line is not known."""
+    lines = text.splitlines()
+    if line is None or line > len(lines):
+        return ""
+    return f' (line {line}: "{lines[line - 1].strip()[:90]}")'
+
+
 def describe(
-    kernel: str, library: Path, buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding
+    kernel: str, text: str, library: Path, buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding
 ) -> Finding:
-    """The runtime's record as a Finding."""
+    """The runtime's record as a Finding; `text` is what line numbers count in."""
     fault = Fault(f.kind)
-    line = f.line or None
+    line = f.line or (line_of(library, f.pc) if f.pc else None)
     who = _thread(f.group, f.thread)
     other = _thread(f.other_group, f.other_thread)
     place = _place(buffers, launch, f)
@@ -59,9 +68,8 @@ def describe(
         said = f"{f.offset} bytes of threadgroup memory, at most 32768 are there"
     else:
         said = f"{who}: {f.text.decode()}"
-    at = f" (line {line} of the kernel text)" if line else ""
     times = f", {f.count} times" if f.count > 1 else ""
-    return Finding(fault, f"{kernel}: {said}{at}{times}", f.count, line)
+    return Finding(fault, f"{kernel}: {said}{times}{_quoted(text, line)}", f.count, line)
 
 
 def limit_finding(kernel: str, said: str) -> Finding:
@@ -72,5 +80,6 @@ def limit_finding(kernel: str, said: str) -> Finding:
 def unwritten_finding(kernel: str, spec: "BufferSpec", report: BufferReport) -> Finding:
     """An output with elements that no thread wrote."""
     count = spec.nbytes // spec.item_bytes
-    said = f"{report.unwritten_elements} of {count} elements of output '{spec.name}' are never written, the first is {report.first_unwritten}"
+    missing, first = report.unwritten_elements, report.first_unwritten
+    said = f"{missing} of {count} elements of output '{spec.name}' are never written, the first is {first}"
     return Finding(Fault.UNWRITTEN, f"{kernel}: {said}", report.unwritten_elements)

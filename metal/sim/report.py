@@ -38,8 +38,8 @@ class Finding:
 class BufferReport:
     """Traffic of one buffer, in bytes unless it says otherwise.
 
-    `group_distinct_*` counts each byte once per threadgroup that touched it, summed over threadgroups. `simd_accesses` are
-    instructions executed by up to 32 lanes at once, `simd_segments` the 128-byte lines that they touched, and
+    `group_distinct_*` counts each byte once per threadgroup that touched it, summed over threadgroups. `simd_accesses`
+    are instructions executed by up to 32 lanes at once, `simd_segments` the 128-byte lines that they touched, and
     `simd_ideal_segments` the lines that the same bytes would fill if they lay side by side.
     """
 
@@ -98,7 +98,9 @@ class LaunchReport:
 
     def table(self) -> str:
         """The counters as text, one buffer a line."""
-        head = f"{'buffer':<24}{'bytes':>12}{'read':>12}{'distinct':>12}{'per group':>12}{'written':>12}{'coalesced':>10}"
+        head = (
+            f"{'buffer':<24}{'bytes':>12}{'read':>12}{'distinct':>12}{'per group':>12}{'written':>12}{'coalesced':>10}"
+        )
         rows = [
             f"{b.name:<24}{b.bytes:>12}{b.bytes_read:>12}{b.distinct_read:>12}{b.group_distinct_read:>12}"
             f"{b.bytes_written:>12}{b.coalescing:>10.2f}"
@@ -106,7 +108,7 @@ class LaunchReport:
         ]
         ops = ", ".join(f"{count} {kind}" for kind, count in self.simd_ops.items() if count) or "none"
         tail = (
-            f"{self.threadgroups} threadgroups of {self.threadgroup}, {self.barriers} barriers, simdgroup operations: {ops}, "
-            f"{self.threadgroup_memory} bytes of threadgroup memory"
+            f"{self.threadgroups} threadgroups of {self.threadgroup}, {self.barriers} barriers, "
+            f"simdgroup operations: {ops}, {self.threadgroup_memory} bytes of threadgroup memory"
         )
         return "\n".join([f"{self.kernel}  grid {self.grid}", head, *rows, tail])

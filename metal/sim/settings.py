@@ -1,8 +1,7 @@
-"""How launches are simulated, per context: checked or fast, with which seed, which faults to let pass; and recording."""
+"""How launches are simulated: checked or fast, with which seed, which faults to let pass; and recording them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +12,15 @@ from .report import Fault, LaunchReport
 class Settings:
     """`checked` watches every access (about 50 times slower); `coalescing` also groups accesses by simdgroup.
 
-    `seed` decides the order of threads and threadgroups. Faults in `allow` are reported but do not raise.
+    `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
+    Faults in `allow` are reported but do not raise.
     """
 
     checked: bool = True
     coalescing: bool = False
     address_spaces: bool = True
     seed: int = 0
+    lockstep: bool = False
     allow: frozenset[Fault] = frozenset()
 
 
@@ -35,38 +36,47 @@ class Recording:
         return self.launches[-1]
 
 
-_settings: ContextVar[Settings] = ContextVar("sim_settings", default=Settings())
-_recordings: ContextVar[tuple[Recording, ...]] = ContextVar("sim_recordings", default=())
+class _State:
+    """Process-wide, because kernels run on whichever thread owns MLX."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.recordings: tuple[Recording, ...] = ()
+
+
+_state = _State()
 
 
 def current() -> Settings:
     """The settings in force here."""
-    return _settings.get()
+    return _state.settings
 
 
 @contextmanager
 def options(**changes: Any) -> Iterator[Settings]:
     """Change fields of Settings for the launches inside the block."""
-    token = _settings.set(replace(_settings.get(), **changes))
+    before = _state.settings
+    _state.settings = replace(before, **changes)
     try:
-        yield _settings.get()
+        yield _state.settings
     finally:
-        _settings.reset(token)
+        _state.settings = before
 
 
 @contextmanager
 def recording(coalescing: bool = True) -> Iterator[Recording]:
     """Collect a LaunchReport for every launch inside the block, with coalescing measured unless told otherwise."""
     made = Recording()
-    token = _recordings.set((*_recordings.get(), made))
+    before = _state.recordings
+    _state.recordings = (*before, made)
     try:
         with options(coalescing=coalescing):
             yield made
     finally:
-        _recordings.reset(token)
+        _state.recordings = before
 
 
 def record(report: LaunchReport) -> None:
     """Give a report to every open recording."""
-    for open_recording in _recordings.get():
+    for open_recording in _state.recordings:
         open_recording.launches.append(report)

@@ -13,6 +13,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="only kernels whose group or name contains one of these")
     options = parser.parse_args()
     wrong = judged = 0
+    notes: set[str] = set()
     for case in all_cases():
         label = f"{case.group}: {case.name}"
         if options.words and not any(word in label for word in options.words):
@@ -23,10 +24,16 @@ def main() -> int:
         verdict = judge(case, checked=not options.fast)
         judged += 1
         wrong += not verdict.agrees
-        outcome = "agrees" if verdict.agrees else "DISAGREES"
-        print(f"{label:<72} {outcome:<10} {verdict.error:9.1e} of {case.tolerance:.0e}  {verdict.seconds:6.2f} s", flush=True)
+        outcome = ("agrees" + "*" * bool(case.unordered)) if verdict.agrees else "DISAGREES"
+        print(
+            f"{label:<72} {outcome:<10} {verdict.error:9.1e} of {case.tolerance:.0e}  {verdict.seconds:6.2f} s",
+            flush=True,
+        )
+        notes |= {case.unordered} - {""}
         if verdict.problem:
             print("    " + verdict.problem.replace("\n", "\n    "))
+    for note in sorted(notes):
+        print(f"* {note}")
     print(f"{judged - wrong} of {judged} agree")
     return 1 if wrong else 0
 

@@ -11,18 +11,24 @@ import numpy.typing as npt
 from cortexmlx.errors import CortexError
 
 from .. import settings
+from ..report import Fault
 
 Floats = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One known-good kernel in one shape. `run` returns (simulated, expected); `tolerance` is relative to the largest value."""
+    """One known-good kernel in one shape.
+
+    `run` returns (simulated, expected); `tolerance` is relative to the largest value.
+    `unordered` says why a kernel has races by the language's rules: it runs in lockstep and they are let pass.
+    """
 
     group: str
     name: str
     run: Callable[[], tuple[Floats, Floats]]
     tolerance: float
+    unordered: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 def judge(case: Case, checked: bool = True) -> Verdict:
     """Run one case on the simulator, watched unless `checked` is False."""
     start = time.perf_counter()
+    allowed = frozenset({Fault.RACE} if case.unordered else ())
     try:
-        with settings.options(checked=checked):
+        with settings.options(checked=checked, lockstep=bool(case.unordered), allow=allowed):
             simulated, expected = case.run()
     except CortexError as problem:
         return Verdict(case, float("inf"), time.perf_counter() - start, str(problem))

@@ -28,7 +28,10 @@ def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dty
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention problem in float64: q [B, H, L, D], k and v [B, KH, N, D]; mask bool or additive [L, N]; sinks [H]."""
+    """An attention problem in float64: q [B, H, L, D], k and v [B, KH, N, D].
+
+    `mask` is bool or additive [L, N], `sinks` [H].
+    """
 
     q: npt.NDArray[np.float64]
     k: npt.NDArray[np.float64]
@@ -54,4 +57,5 @@ class Problem:
             scores = np.concatenate([scores, sink], -1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        return np.einsum("bhqk,bhkd->bhqd", weights[..., :total], v)
+        out: npt.NDArray[np.float64] = np.einsum("bhqk,bhkd->bhqd", weights[..., :total], v)
+        return out

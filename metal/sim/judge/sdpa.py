@@ -26,7 +26,9 @@ def _u64(value: int) -> Array:
 class _Inputs:
     """Random q, k, v with one kind of mask: as bits for the kernel and in float64 for the reference."""
 
-    def __init__(self, head_dim: int, dtype: mx.Dtype, kind: str, heads: int, kv_heads: int, length: int, total: int) -> None:
+    def __init__(
+        self, head_dim: int, dtype: mx.Dtype, kind: str, heads: int, kv_heads: int, length: int, total: int
+    ) -> None:
         rng = np.random.default_rng(head_dim * 7 + length)
 
         def draw(*shape: int) -> tuple[Array, npt.NDArray[np.float64]]:

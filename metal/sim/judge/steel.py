@@ -114,9 +114,16 @@ def cases() -> Iterator[Case]:
     tilings = (Tiling(64, 32, 32, 4, 1), Tiling(80, 32, 32, 4, 1), Tiling(128, 32, 16, 4, 1), Tiling(128, 32, 32, 4, 2))
     for t in tilings:
         for dtype, name in METAL_NAMES.items():
-            for kind in ("none", "causal", "bool", "additive", "sinks"):
-                for length, total in ((64, 64), (37, 61)):
-                    if t.columns_of_simdgroups == 2 and dtype == mx.float32:
-                        continue
-                    title = f"steel_attention {name} {t.head_dim} ({t.rows_of_simdgroups}x{t.columns_of_simdgroups}) {length}x{total} mask {kind}"
-                    yield Case("MLX", title, partial(_attend, t, dtype, kind, length, total), TOLERANCE[dtype])
+            if t.columns_of_simdgroups == 2 and dtype == mx.float32:
+                continue
+            for kind, length, total in (
+                ("none", 64, 64),
+                ("none", 37, 61),
+                ("causal", 37, 61),
+                ("bool", 37, 61),
+                ("additive", 37, 61),
+                ("sinks", 37, 61),
+            ):
+                simdgroups = f"{t.rows_of_simdgroups}x{t.columns_of_simdgroups}"
+                title = f"steel_attention {name} {t.head_dim} ({simdgroups}) {length}x{total} mask {kind}"
+                yield Case("MLX", title, partial(_attend, t, dtype, kind, length, total), TOLERANCE[dtype])

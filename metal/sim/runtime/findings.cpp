@@ -3,6 +3,16 @@
 
 #include "state.h"
 
+#ifdef __APPLE__
+extern "C" char __dso_handle;
+uintptr_t library_begin() { return (uintptr_t)&__dso_handle; }
+uintptr_t library_bytes() { return 16u << 20; }
+#else
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
+uintptr_t library_begin() { return (uintptr_t)&__ehdr_start; }
+uintptr_t library_bytes() { return (uintptr_t)(&_end - &__ehdr_start); }
+#endif
+
 static void unravel(uint32_t linear, const uint32_t* extent, uint32_t* out) {
   out[0] = linear % extent[0];
   out[1] = linear / extent[0] % extent[1];
@@ -11,7 +21,7 @@ static void unravel(uint32_t linear, const uint32_t* extent, uint32_t* out) {
 
 Finding* add_finding(uint32_t kind, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, bool is_write) {
   Launch& l = *S.launch;
-  const uint64_t at = pc ? pc - (uintptr_t)&sim_kernel_entry : 0;
+  const uint64_t at = pc ? pc - library_begin() : 0;
   for (uint32_t i = 0; i < l.finding_count; ++i) {
     Finding& f = l.findings[i];
     if (f.kind == kind && f.pc == at && f.buffer == buffer && f.array == array && f.is_write == is_write) {

@@ -78,14 +78,6 @@ struct Pending {
   bool active;
 } pending;
 
-#ifdef __APPLE__
-extern "C" char __dso_handle;
-bool in_library(uintptr_t a) { return a - (uintptr_t)&__dso_handle < (16u << 20); }
-#else
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start;
-extern "C" __attribute__((visibility("hidden"))) char _end;
-bool in_library(uintptr_t a) { return a - (uintptr_t)&__ehdr_start < (uintptr_t)(&_end - &__ehdr_start); }
-#endif
 
 uint32_t group_of(uint32_t other_stamp) {
   // memory_begin_group numbers the groups as they run; the scheduler visits them in arithmetic progression.
@@ -281,7 +273,7 @@ inline void access(uintptr_t address, uint32_t size, bool is_write, bool atomic,
       return device_access((int)i, address, size, is_write, atomic, pc);
     }
   }
-  if (in_library(address) && !is_write) return;
+  if (address - library_begin() < library_bytes() && !is_write) return;  // a table of constants
   outside(address, size, is_write, pc);
 }
 

@@ -139,7 +139,7 @@ static void wait_as(FiberState state) {
     (state == kAtExchange ? g->at_exchange : g->at_barrier) |= bit;
   }
   Fiber* next = next_ready(g);
-  if (!next && resolve(g) && (next_random() & 7)) next = next_ready(g);
+  if (!next && resolve(g) && !S.launch->lockstep && (next_random() & 7)) next = next_ready(g);
   if (next) run(next);
   else back_to_main();
 }
@@ -256,8 +256,9 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
 }
 
 static void run_group() {
+  uint32_t turn = S.simd_count - 1;
   while (!S.abort) {
-    uint32_t pick = (uint32_t)(next_random() % S.simd_count), tried = 0;
+    uint32_t pick = S.launch->lockstep ? ++turn % S.simd_count : (uint32_t)(next_random() % S.simd_count), tried = 0;
     while (tried < S.simd_count && !S.simds[pick].ready) {
       pick = (pick + 1) % S.simd_count;
       ++tried;
@@ -279,7 +280,7 @@ extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
   S.random = l->seed;
   for (auto& order : S.permutations) {
     for (uint32_t i = 0; i < SIM_LANES; ++i) order[i] = (uint8_t)i;
-    for (uint32_t i = SIM_LANES - 1; i; --i) {
+    for (uint32_t i = SIM_LANES - 1; i && !l->lockstep; --i) {
       const uint32_t j = (uint32_t)(next_random() % (i + 1));
       const uint8_t t = order[i];
       order[i] = order[j];

@@ -50,6 +50,8 @@ struct Launch {
   uint64_t seed;
   uint32_t checked, coalescing;
   uint32_t buffer_count, stack_bytes;
+  uint32_t lockstep;  // simdgroups take turns at every meeting, lanes run in order: nothing is random
+  uint32_t padding;
   uint8_t* stacks;  // kMaxThreads stacks of stack_bytes each
   Buffer* buffers;
   // filled in
@@ -113,6 +115,8 @@ static inline uint64_t next_random() {
 [[noreturn]] void abandon_launch();
 // findings.cpp
 Finding* add_finding(uint32_t kind, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, bool is_write);
+uintptr_t library_begin();
+uintptr_t library_bytes();
 void set_other(Finding* finding, uint32_t group_linear, uint32_t thread_linear);
 // memory.cpp
 void memory_begin_launch();
