@@ -84,10 +84,9 @@ def _no_weights(folder: Path) -> CortexError:
 def _load_tokenizer(folder: Path, eos_ids: set[int]) -> Any:
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
         return load_sentencepiece_folder(folder, eos_ids)
-    from mlx_lm.utils import load_tokenizer
-
+    load = mlx_lm_utils().load_tokenizer
     try:
-        wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=sorted(eos_ids) or None)
+        wrapper = load(folder, {"trust_remote_code": False}, eos_token_ids=sorted(eos_ids) or None)
         return with_exact_text(wrapper)
     except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
         if "trust_remote_code" in str(error):

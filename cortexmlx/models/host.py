@@ -56,8 +56,8 @@ def without_side_effects() -> Iterator[None]:
         return False
 
     advice = logging.getLogger("transformers")
-    real = resource.setrlimit
     with _loading:
+        real = resource.setrlimit
         resource.setrlimit = lambda *_: None
         advice.addFilter(say_nothing)
         try:
