@@ -4,6 +4,7 @@ commit.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from cortexmlx.answers import Answer, NewRequest, RequestAnswers, scored, seed_of
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.seam import probe
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.handle import RequestHandle
 from cortexmlx.job import Committed, Job
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
@@ -24,16 +25,7 @@ from cortexmlx.kv.spec import group_layers
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.plan import TAIL_COLUMNS, StepPlan
-from cortexmlx.request import (
-    Completion,
-    FinishReason,
-    RequestState,
-    SamplingParams,
-    Timings,
-    TokenEvent,
-    TokenLogprob,
-    Usage,
-)
+from cortexmlx.request import FinishReason, RequestState, SamplingParams, TokenLogprob
 from cortexmlx.runner import ModelRunner, Pending, StepResult
 from cortexmlx.sampling import SamplingRow
 from cortexmlx.scheduler import Scheduler
@@ -54,36 +46,13 @@ class EngineConfig:
     max_rows: int = 16
     attention: str = "auto"
     prefill_budget: int = 512
+    max_request_tokens: int | None = None
+    client_tokens: int | None = None
     token_target: float | None = 0.25
     prefix_cache: bool = True
     pipeline: bool = True
     dequantize: bool | None = None
     on_progress: Callable[[str, float], None] | None = None
-
-
-@dataclass(frozen=True)
-class NewRequest:
-    """A request as it reaches the engine thread."""
-
-    id: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    submitted: float
-    handle: RequestHandle
-
-
-@dataclass
-class _Track:
-    """What the core remembers of a request while it runs."""
-
-    request: NewRequest
-    job: Job
-    text: TextStream
-    logprobs: list[TokenLogprob]
-    shown: str = ""
-    started: float | None = None
-    first: float | None = None
 
 
 class EngineCore:
@@ -109,6 +78,8 @@ class EngineCore:
             max_rows=config.max_rows,
             prefill_budget=config.prefill_budget,
             context_length=self.loaded.context_length,
+            max_request_tokens=config.max_request_tokens,
+            client_tokens=config.client_tokens,
             token_target=config.token_target,
             pipeline=config.pipeline,
             share_prefixes=config.prefix_cache,
@@ -126,7 +97,9 @@ class EngineCore:
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes,
         )
-        self._tracks: dict[int, _Track] = {}
+        self._answers: dict[int, Answer] = {}
+        self._requests: dict[int, RequestAnswers] = {}
+        self._jobs = itertools.count()
         self._in_flight: deque[Pending] = deque()
         self._finished = self._prompt_tokens = self._generated_tokens = 0
         self._plan_seconds = self._commit_seconds = 0.0
@@ -150,32 +123,51 @@ class EngineCore:
 
     def add(self, request: NewRequest) -> None:
         """Queue a request; one that cannot run fails at once."""
-        stop_ids = frozenset(request.params.stop_token_ids)
-        if not request.params.ignore_eos:
+        params = scored(request.params)
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
             stop_ids |= frozenset(self.loaded.tokenizer.eos_token_ids)
-        try:
-            job = self.scheduler.add(request.id, request.prompt, request.params, request.seed, stop_ids)
-        except CortexError as error:
-            request.handle.fail(error)
-            return
+        answers = RequestAnswers(request)
+        first: Job | None = None
+        for index in range(params.best_of or params.n):
+            seed = seed_of(request.seed, index)
+            try:
+                job = self.scheduler.add(
+                    next(self._jobs), request.prompt, params, seed, stop_ids, fork_of=first, client=request.client
+                )
+            except CortexError as error:
+                request.handle.fail(error)
+                return
+            first = first or job
+            text = TextStream(self.loaded.tokenizer.detokenizer, params.stop)
+            self._answers[job.id] = Answer(answers, job, index, text)
+        self._requests[request.id] = answers
         self._prompt_tokens += len(request.prompt)
-        text = TextStream(self.loaded.tokenizer.detokenizer, request.params.stop)
-        self._tracks[request.id] = _Track(request, job, text, [])
 
     def cancel(self, request: int) -> None:
         """End a request with the text it has; nothing happens if it has ended."""
-        track = self._tracks.get(request)
-        if track is not None:
-            self.scheduler.finish(request, FinishReason.CANCELLED, RequestState.CANCELLED)
-            self._finish(track, FinishReason.CANCELLED)
+        answers = self._requests.get(request)
+        for answer in list(answers.open) if answers is not None else ():
+            self.scheduler.finish(answer.job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+            self._finish(answer, FinishReason.CANCELLED)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""
         self._in_flight.clear()
         self.runner.reset()
         self.scheduler.forget_all()
-        while self._tracks:
-            self._tracks.popitem()[1].request.handle.fail(error)
+        self._answers.clear()
+        while self._requests:
+            self._requests.popitem()[1].request.handle.fail(error)
+
+    def relieve(self, critical: bool) -> None:
+        """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena
+        that is free behind the last used block.
+        """
+        self.scheduler.relieve(critical)
+        if critical and self.idle:
+            self.arena.resize(self.cache.blocks)
+        mx.clear_cache()
 
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards."""
@@ -195,67 +187,42 @@ class EngineCore:
         now = time.perf_counter()
         self._plan_seconds += now - started
         for segment in plan.segments if plan is not None and plan.groups is not None else ():
-            track = self._tracks.get(segment.request)
-            if track is not None and track.started is None:
-                track.started = now
-                track.request.handle.advance(RequestState.PREFILLING)
+            answer = self._answers.get(segment.request)
+            if answer is not None:
+                answer.begin(now)
         return plan
 
     def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
         """The sampling rows of a step, or None within a decode window, where they stay the same."""
         if plan.groups is None:
             return None
-        jobs = [self._tracks[s.request].job for s in plan.sampled]
+        jobs = [self._answers[s.request].job for s in plan.sampled]
         return [SamplingRow(j.params, j.seed, j.tokens[: j.prompt_length], j.output) for j in jobs]
 
     def _commit(self, result: StepResult) -> None:
         started = time.perf_counter()
         for news in self.scheduler.commit(result.plan, result.tokens, result.seconds):
-            self._take(self._tracks[news.job.id], news, result)
+            self._take(self._answers[news.job.id], news, result)
         self._commit_seconds += time.perf_counter() - started
 
-    def _take(self, track: _Track, news: Committed, result: StepResult) -> None:
-        """One new token of a request: text, events, and its end if this was the last."""
-        if track.first is None:
-            track.first = time.perf_counter()
-            track.request.handle.advance(RequestState.DECODING)
+    def _take(self, answer: Answer, news: Committed, result: StepResult) -> None:
+        """One new token of an answer, and its end if this was the last."""
         self._generated_tokens += 1
-        logprob = _logprob(track.request.params, news, result)
-        if logprob is not None:
-            track.logprobs.append(logprob)
+        answer.take(news, _logprob(answer.job.params, news, result))
         reason = news.finish_reason
-        piece = "" if reason is FinishReason.STOP else track.text.push(news.token)
-        if track.text.stopped:
+        if answer.stopped:
             reason = FinishReason.STOP
             self.scheduler.finish(news.job.id, reason)
-        track.shown += piece
-        track.request.handle.push(TokenEvent(piece, news.token, logprob))
         if reason is not None:
-            self._finish(track, reason)
+            self._finish(answer, reason)
 
-    def _finish(self, track: _Track, reason: FinishReason) -> None:
-        rest = track.text.finish()
-        del self._tracks[track.request.id]
-        self._finished += 1
-        job, now = track.job, time.perf_counter()
-        submitted = track.request.submitted
-        started, first = track.started or now, track.first or now
-        prefilling, decoding = first - started, now - first
-        completion = Completion(
-            text=track.shown + rest,
-            token_ids=tuple(job.output),
-            finish_reason=reason,
-            usage=Usage(job.prompt_length, job.generated, job.cached),
-            timings=Timings(
-                queued=started - submitted,
-                ttft=first - submitted,
-                total=now - submitted,
-                prefill_tokens_per_second=(job.prompt_length - job.cached) / prefilling if prefilling > 0 else 0.0,
-                decode_tokens_per_second=(job.generated - 1) / decoding if job.generated > 1 and decoding > 0 else 0.0,
-            ),
-            logprobs=None if track.request.params.logprobs is None else tuple(track.logprobs),
-        )
-        track.request.handle.push(TokenEvent(rest, finish_reason=reason, completion=completion))
+    def _finish(self, answer: Answer, reason: FinishReason) -> None:
+        del self._answers[answer.job.id]
+        answer.finish(reason)
+        answers = self._requests[answer.request.id]
+        if not answers.open:
+            del self._requests[answer.request.id]
+            self._finished += 1
 
     def stats(self) -> EngineStats:
         """See `EngineStats`."""

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +28,21 @@ from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.threads import Task
 
 if TYPE_CHECKING:
-    from cortexmlx.core import EngineConfig, EngineCore, NewRequest
+    from cortexmlx.answers import NewRequest
+    from cortexmlx.core import EngineConfig, EngineCore
 
 log = logging.getLogger("cortexmlx")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template)."""
+
+
+class MemoryPressure(str, Enum):
+    """How short of memory the system is; the levels that macOS reports."""
+
+    WARNING = "warning"
+    CRITICAL = "critical"
+
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -44,8 +54,9 @@ class Engine:
     "4GB"; None: a modest share of the machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
     requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
     computed per step at most, and while others decode only as many as take `token_target` seconds (None: no target).
-    `prefix_cache` False computes every prompt anew. `pipeline` builds each decode step before the last one is read.
-    `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
+    `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all running requests of
+    one client. `prefix_cache` False computes every prompt anew. `pipeline` builds each decode step before the last
+    one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest. Use it as a context manager, or call `close`.
@@ -62,6 +73,8 @@ class Engine:
         max_rows: int = 16,
         attention: str = "auto",
         prefill_budget: int = 512,
+        max_request_tokens: int | None = None,
+        client_tokens: int | None = None,
         token_target: float | None = 0.25,
         prefix_cache: bool = True,
         pipeline: bool = True,
@@ -73,6 +86,11 @@ class Engine:
         _require(
             isinstance(prefill_budget, int) and prefill_budget >= 1,
             f"prefill_budget is {prefill_budget!r}, but must be at least 1 token",
+        )
+        for name, value in (("max_request_tokens", max_request_tokens), ("client_tokens", client_tokens)):
+            _require(value is None or value >= 2, f"{name} is {value!r}, but must be at least 2 tokens or None")
+        _require(
+            token_target is None or token_target > 0, f"token_target is {token_target!r} s, but must be more than 0"
         )
         memory = None if kv_memory is None else parse_size(kv_memory)
         blas.preload()
@@ -86,6 +104,8 @@ class Engine:
             max_rows=max_rows,
             attention=attention,
             prefill_budget=prefill_budget,
+            max_request_tokens=max_request_tokens,
+            client_tokens=client_tokens,
             token_target=token_target,
             prefix_cache=prefix_cache,
             pipeline=pipeline,
@@ -109,12 +129,14 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         on_event: Callable[[TokenEvent], None] | None = None,
+        client: str | None = None,
     ) -> RequestHandle:
-        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own.
+        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own. Requests
+        of one `client` share what `client_tokens` allows.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(prompt, params, None)
+        handle = self._submit(prompt, params, None, client)
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
@@ -179,6 +201,17 @@ class Engine:
         stats: EngineStats = self._worker.ask(lambda core: core.stats())
         return stats
 
+    def on_memory_pressure(self, level: MemoryPressure | str) -> None:
+        """Give memory back before the system takes it: "warning" drops half of the unused prefix cache, "critical"
+        all of it, the arena's free end and MLX's own buffers. Running requests go on. Raises InvalidRequest or
+        EngineClosed.
+        """
+        try:
+            critical = MemoryPressure(level) is MemoryPressure.CRITICAL
+        except ValueError:
+            raise InvalidRequest(f'level is {level!r}, but must be "warning" or "critical"') from None
+        self._worker.ask(lambda core: core.relieve(critical))
+
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""
         self._finalizer.detach()
@@ -195,7 +228,11 @@ class Engine:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, listener: Callable[[TokenEvent | None], None] | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Callable[[TokenEvent | None], None] | None,
+        client: str | None = None,
     ) -> RequestHandle:
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
@@ -205,7 +242,7 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         self._worker.core.scheduler.check_prompt(len(tokens))
-        return self._worker.submit(tuple(tokens), params, submitted, listener)
+        return self._worker.submit(tuple(tokens), params, submitted, listener, client)
 
     def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
         """The handle's events. While they are read the engine lives, whoever else drops it."""
@@ -258,8 +295,9 @@ class _Worker:
         params: SamplingParams,
         submitted: float,
         listener: Callable[[TokenEvent | None], None] | None,
+        client: str | None,
     ) -> RequestHandle:
-        from cortexmlx.core import NewRequest
+        from cortexmlx.answers import NewRequest
 
         with self._lock:
             self._check_open()
@@ -267,7 +305,7 @@ class _Worker:
             handle = RequestHandle(self._requests, self.cancel, listener)
             self._handles[handle.id] = handle
             seed = secrets.randbits(62) if params.seed is None else params.seed
-            request = NewRequest(handle.id, prompt, params, seed, submitted, handle)
+            request = NewRequest(handle.id, prompt, params, seed, submitted, handle, client)
             self._calls.put(lambda core: _add(core, request))
         return handle
 

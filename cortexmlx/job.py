@@ -35,6 +35,7 @@ class Job:
     number: int
     keys: list[Key]
     fork_of: Job | None = None
+    client: str | None = None
     state: RequestState = RequestState.WAITING
     generation: int = 0
     computed: int = 0

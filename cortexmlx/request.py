@@ -64,7 +64,8 @@ class SamplingParams:
     tokens, as the OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part
     of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full. `seed`
     makes the tokens repeatable whatever else is in the batch. `logprobs` n asks for the log-probability of each token
-    and of the n likeliest (0: only the chosen one). `n` answers are wanted; a higher `priority` goes first.
+    and of the n likeliest (0: only the chosen one). `n` answers are wanted, the likeliest of `best_of` (None: any);
+    a higher `priority` goes first.
 
     Any iterable serves for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
     Python's. Nothing else is checked before `validate`, which raises InvalidRequest naming the parameter, its value
@@ -87,6 +88,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     n: int = 1
+    best_of: int | None = None
     priority: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class SamplingParams:
         self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
         self._check_int("logprobs", 0, 100, optional=True)
         self._check_int("n", 1, 128)
+        self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
         self._check_int("priority", -_INT_MAX, _INT_MAX)
         self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
@@ -219,7 +222,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `index` counts the answers of one request when `n` > 1."""
+    """A finished answer. `index` counts the answers of one request when `n` > 1, and `others` of the first are the
+    rest of them.
+
+    `cumulative_logprob`, the sum over its tokens, is there if log-probabilities or `best_of` were asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -228,13 +235,15 @@ class Completion:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
     index: int = 0
+    cumulative_logprob: float | None = None
+    others: tuple[Completion, ...] = ()
 
 
 @dataclass(frozen=True)
 class TokenEvent:
     """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
 
-    The last event has `finish_reason` and `completion`, and no token.
+    The last event of an answer has `finish_reason` and no token; the last of all has `completion`.
     """
 
     text: str

@@ -44,6 +44,8 @@ class Scheduler:
         max_rows: int,
         prefill_budget: int,
         context_length: int,
+        max_request_tokens: int | None = None,
+        client_tokens: int | None = None,
         token_target: float | None = None,
         pipeline: bool = True,
         headroom: int = 128,
@@ -54,6 +56,8 @@ class Scheduler:
         self.max_rows = max_rows
         self.prefill_budget = prefill_budget
         self.context_length = context_length
+        self.max_request_tokens = max_request_tokens
+        self.client_tokens = client_tokens
         self.token_target = token_target
         self.pipeline = pipeline
         self.headroom = headroom
@@ -73,6 +77,7 @@ class Scheduler:
         self._arrivals = 0
         self._changes = 0
         self._nobody_at = -1
+        self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
@@ -89,6 +94,16 @@ class Scheduler:
                 f"the prompt has {prompt_tokens} tokens and the KV cache holds {capacity}: "
                 "raise the KV memory (--kv-memory) or shorten the prompt"
             )
+        if prompt_tokens + 1 > self._longest:
+            raise PromptTooLong(
+                f"the prompt has {prompt_tokens} tokens and a request may have {self._longest} with its answer: "
+                "shorten the prompt or raise max_request_tokens"
+            )
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that a prompt and its answer may have."""
+        return min(self.context_length, self.max_request_tokens or self.context_length)
 
     def add(
         self,
@@ -98,12 +113,13 @@ class Scheduler:
         seed: int,
         stop_ids: frozenset[int],
         fork_of: Job | None = None,
+        client: str | None = None,
     ) -> Job:
         """Queue a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it can never
         fit.
         """
         self.check_prompt(len(prompt))
-        room = min(self.context_length, self.cache.capacity_tokens + 1) - len(prompt)
+        room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         if fork_of is not None:
             keys = list(fork_of.keys)
@@ -112,7 +128,18 @@ class Scheduler:
         self._arrivals += 1
         arrival = self._clock() if fork_of is None else fork_of.arrival
         job = Job(
-            request, len(prompt), list(prompt), params, seed, stop_ids, limit, arrival, self._arrivals, keys, fork_of
+            request,
+            len(prompt),
+            list(prompt),
+            params,
+            seed,
+            stop_ids,
+            limit,
+            arrival,
+            self._arrivals,
+            keys,
+            fork_of,
+            client,
         )
         self._jobs[request] = job
         self._enqueue(job)
@@ -157,6 +184,24 @@ class Scheduler:
         self._changes += 1
         self.cache.drop_cached()
 
+    def relieve(self, critical: bool) -> None:
+        """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
+        drain, the free end of the arena.
+        """
+        unused = self.cache.prefix.unused
+        self.cache.drop_cached(None if critical else (unused + 1) // 2)
+        if not critical:
+            return
+        for job in self._running:
+            self.cache.give_back(job.id, job.reserved)
+        self._shrinking = True
+        if self.idle:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        self._shrinking = False
+        self.cache.shrink(1)
+
     @property
     def idle(self) -> bool:
         """Nothing is waiting, running or on its way to the arena."""
@@ -197,6 +242,8 @@ class Scheduler:
         window.
         """
         flush = self._close_window()
+        if self._shrinking:
+            self._shrink()
         copies = self._admit()
         plan = None
         if any(j.state is RequestState.PREFILLING for j in self._running):
@@ -379,11 +426,20 @@ class Scheduler:
                 continue
             shared = self.cache.in_use(match) if match is not None else 0
             need = self.cache.blocks_for(len(job.tokens)) - shared + len(self._running)
+            if not self._within_client_share(job):
+                continue
             if need <= self.cache.free_blocks or not self._running:
                 return job, match
             break
         self._nobody_at = self._changes
         return None
+
+    def _within_client_share(self, job: Job) -> bool:
+        """Whether the job's client may have it running; one request is always allowed."""
+        if self.client_tokens is None or job.client is None:
+            return True
+        held = sum(len(j.tokens) for j in self._running if j.client == job.client)
+        return not held or held + len(job.tokens) <= self.client_tokens
 
     def _can_fork(self, job: Job) -> bool:
         parent = job.fork_of
