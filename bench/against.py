@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cortexmlx.bench.mlxlm import BatchSettings, MlxLm
 from cortexmlx.bench.pairs import Better, Case, Measure
@@ -25,16 +26,24 @@ class Shape:
     generate: int = 128
 
 
-@dataclass(frozen=True)
 class Contest:
-    """Both sides on one engine's weights, and where prompts come from: the same ones for both sides of a pair."""
+    """Both sides on one engine's weights, and where prompts come from: the same ones for both sides of a pair.
 
-    engine: Engine
-    seed: int
+    `open_engine` is called when the first case runs.
+    """
+
+    def __init__(self, open_engine: Callable[[], Engine], seed: int) -> None:
+        self._open_engine = open_engine
+        self._seed = seed
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine, opened at the first use."""
+        return self._open_engine()
 
     def prompts(self, case: str, repetition: int) -> Prompts:
         """A fresh stream of prompts for a repetition of a case."""
-        seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self.seed
+        seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self._seed
         return Prompts(self.engine.info.vocab_size, seed)
 
     def cortex(self, *, watch_kv: bool = False) -> Cortex:
@@ -54,13 +63,23 @@ class Contest:
         settings: BatchSettings | None = None,
     ) -> Case:
         """A case in which both sides run the same work; `settings` watch the KV memory on both sides or on none."""
-        ours = self.cortex(watch_kv=settings is not None and settings.watch_kv)
-        theirs = self.mlx_lm(settings)
+        watch_kv = settings is not None and settings.watch_kv
+        return Case(
+            name,
+            what,
+            lambda repetition: self.cortex(watch_kv=watch_kv).run(work(self.prompts(name, repetition))),
+            lambda repetition: self.mlx_lm(settings).run(work(self.prompts(name, repetition))),
+            tuple(measures),
+        )
 
-        def run(side: Cortex | MlxLm) -> Callable[[int], Trace]:
-            return lambda repetition: side.run(work(self.prompts(name, repetition)))
 
-        return Case(name, what, run(ours), run(theirs), tuple(measures))
+@dataclass(frozen=True)
+class Section:
+    """Cases that share an engine: with the engine's own target for the time between two tokens, or (`token_target`
+    False) with prompts computed in full chunks whoever decodes."""
+
+    cases: Callable[[Contest], list[Case]]
+    token_target: bool = True
 
 
 def prefill(target: float) -> Measure:
@@ -78,9 +97,17 @@ def together(rows: int) -> BatchSettings:
     return BatchSettings(completion_batch_size=rows, prefill_batch_size=rows)
 
 
-def basic_cases(contest: Contest, shape: Shape) -> list[Case]:
+def basic_sections(shape: Shape) -> list[Section]:
     """Prefill of one long and of many short prompts; decode alone, with 8 and with 16 rows."""
-    cases = [
+    return [
+        Section(lambda contest: prefill_cases(contest, shape)),
+        Section(lambda contest: decode_cases(contest, shape), token_target=False),
+    ]
+
+
+def prefill_cases(contest: Contest, shape: Shape) -> list[Case]:
+    """One long prompt, and sixteen short ones."""
+    return [
         contest.case(
             f"pp{shape.prompt}",
             f"one prompt of {shape.prompt} tokens to its first token",
@@ -88,25 +115,28 @@ def basic_cases(contest: Contest, shape: Shape) -> list[Case]:
             [prefill(1.0)],
         ),
         contest.case(
-            "pp16x20",
+            "pp20 x16",
             "16 prompts of 20 tokens to all first tokens",
             lambda prompts: [Work(prompts.take(20), 2) for _ in range(16)],
             [prefill(1.0)],
             together(16),
         ),
     ]
-    for rows, target in ((1, 0.95), (8, 1.0), (16, 1.0)):
-        cases.append(
-            contest.case(
-                f"tg{shape.generate} x{rows}",
-                f"{rows} rows decode {shape.generate} tokens each behind prompts of {shape.context}",
-                _decoding(rows, shape),
-                [decode(target)],
-                together(rows),
-            )
+
+
+def decode_cases(contest: Contest, shape: Shape) -> list[Case]:
+    """One row, 8 and 16 rows at the same context."""
+
+    def decoding(rows: int) -> Callable[[Prompts], list[Work]]:
+        return lambda prompts: [Work(prompts.take(shape.context), shape.generate) for _ in range(rows)]
+
+    return [
+        contest.case(
+            f"tg{shape.generate} x{rows}",
+            f"{rows} row{'s' * (rows > 1)} decode behind prompts of {shape.context} tokens",
+            decoding(rows),
+            [decode(target)],
+            together(rows),
         )
-    return cases
-
-
-def _decoding(rows: int, shape: Shape) -> Callable[[Prompts], list[Work]]:
-    return lambda prompts: [Work(prompts.take(shape.context), shape.generate) for _ in range(rows)]
+        for rows, target in ((1, 0.95), (8, 1.0), (16, 1.0))
+    ]

@@ -5,31 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from cortexmlx.bench.against import Contest, decode, together
+from cortexmlx.bench.against import Contest, Section, decode, together
 from cortexmlx.bench.mlxlm import BatchSettings
 from cortexmlx.bench.pairs import Better, Case, Measure
 from cortexmlx.bench.prompts import Prompts
-from cortexmlx.bench.subject import prefill_budget
 from cortexmlx.bench.trace import Trace, Work
 
 LONG_PROMPT = 2_000
 CONTEXTS = (64, 1_024)
 COMPLETIONS = (16, 512)
+CHUNK = 512
+"""Prompt tokens per step: the engine's default."""
 DECODED = 64
 """Tokens of a decoding row: the first rows decode while the last prompts are computed, and all must still be there."""
 
 
-def serving_cases(contest: Contest) -> list[Case]:
-    """All serving cases, in the order of their cost."""
+def serving_sections() -> list[Section]:
+    """All serving cases."""
     return [
-        shared_system_prompt(contest),
-        second_turn(contest, prompt_cache=False, target=0.15),
-        second_turn(contest, prompt_cache=True, target=1.1),
-        ragged_kv_bytes(contest),
-        *long_prompt_arrives(contest),
-        ragged_decode(contest),
-        uniform_decode(contest),
-        ragged_completions(contest),
+        Section(
+            lambda contest: [
+                shared_system_prompt(contest),
+                second_turn(contest, prompt_cache=False, target=0.15),
+                second_turn(contest, prompt_cache=True, target=1.1),
+                ragged_kv_bytes(contest),
+                long_prompt_arrives(contest),
+                ragged_completions(contest),
+            ]
+        ),
+        Section(
+            lambda contest: [
+                long_prompt_in_equal_chunks(contest),
+                ragged_decode(contest),
+                uniform_decode(contest),
+            ],
+            token_target=False,
+        ),
     ]
 
 
@@ -54,12 +65,11 @@ def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> Case:
         prompts = contest.prompts(name, repetition)
         return [Work(prompts.take(500), 100), Work(prompts.take(32), 2)]
 
-    ours, theirs = contest.cortex(), contest.mlx_lm(prompt_cache=prompt_cache)
     return Case(
         name,
         f"32 more tokens after a conversation of 600, against {peer}",
-        lambda repetition: ours.chat(turns(repetition)),
-        lambda repetition: theirs.chat(turns(repetition)),
+        lambda repetition: contest.cortex().chat(turns(repetition)),
+        lambda repetition: contest.mlx_lm(prompt_cache=prompt_cache).chat(turns(repetition)),
         (_ttft(0, "TTFT", target),),
     )
 
@@ -72,27 +82,29 @@ def ragged_kv_bytes(contest: Contest) -> Case:
     return contest.case("ragged KV memory", what, _ragged(16), [measure], settings)
 
 
-def long_prompt_arrives(contest: Contest) -> list[Case]:
-    """Four rows decode when a long prompt arrives: how long does any of them wait for a token?"""
+def long_prompt_arrives(contest: Contest) -> Case:
+    """A long prompt arrives while others decode: both sides as they come."""
+    return _arrival(contest, "long prompt arrives", "both with their defaults", BatchSettings(), 0.1)
 
+
+def long_prompt_in_equal_chunks(contest: Contest) -> Case:
+    """The same with prompts computed in chunks of one size on both sides."""
+    settings = BatchSettings(prefill_step_size=CHUNK)
+    return _arrival(contest, "long prompt, equal chunks", f"{CHUNK} tokens per chunk", settings, 1.1)
+
+
+def _arrival(contest: Contest, name: str, how: str, settings: BatchSettings, target: float) -> Case:
     def work(prompts: Prompts) -> list[Work]:
-        rows = [Work(prompts.take(64), 64) for _ in range(4)]
+        rows = [Work(prompts.take(64), 96) for _ in range(4)]
         return [*rows, Work(prompts.take(LONG_PROMPT), 2, after=16)]
 
     gap = partial(Trace.longest_gap, requests=range(4))
-    chunk = prefill_budget(contest.engine)
-    cases = []
-    for name, settings, target in (
-        ("mlx-lm's defaults", BatchSettings(), 0.1),
-        (f"chunks of {chunk} on both sides", BatchSettings(prefill_step_size=chunk), 1.1),
-    ):
-        measures = [
-            Measure("longest inter-token gap of the running rows", "s", gap, Better.LOWER, target),
-            _ttft(4, "TTFT of the new prompt", 1.3),
-        ]
-        what = f"4 rows decode while a prompt of {LONG_PROMPT:,} tokens arrives; {name}"
-        cases.append(contest.case(f"long prompt arrives, {name}", what, work, measures, settings))
-    return cases
+    measures = [
+        Measure("longest gap between tokens", "s", gap, Better.LOWER, target),
+        _ttft(4, "TTFT of the new prompt", 1.3),
+    ]
+    what = f"4 rows decode while a prompt of {LONG_PROMPT:,} tokens arrives, {how}"
+    return contest.case(name, what, work, measures, settings)
 
 
 def ragged_decode(contest: Contest) -> Case:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from cortexmlx.bench.against import ROWS, Contest, Shape, basic_cases
+from cortexmlx.bench.against import ROWS, Contest, Section, Shape, basic_sections
 from cortexmlx.bench.machine import Machine
 from cortexmlx.bench.pairs import Comparison, compare
 from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.report import Report
 from cortexmlx.bench.rows import Row, measure, tests
-from cortexmlx.bench.serving import CONTEXTS, DECODED, serving_cases
+from cortexmlx.bench.serving import CONTEXTS, DECODED, serving_sections
+from cortexmlx.bench.subject import kv_limit
 from cortexmlx.bench.trace import Work
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.stats import ModelInfo
 
 WARM_UP = ((64, 8), (300, 4))
 """Prompt and generated tokens of the runs that both sides make before the first pair."""
@@ -50,37 +53,56 @@ def measure_rows(
     rows: list[Row] = []
     for block_size in block_sizes:
         needed = max(test.tokens + test.batch * 2 * block_size for test in wanted)
-        with _engine(plan, block_size, max(batches), needed) as engine:
+        with _engine(plan, block_size, max(batches), needed, token_target=False, prefix_cache=False) as engine:
+            info = engine.info
             longest = max(test.tokens // test.batch for test in wanted)
-            if longest > engine.info.context_length:
+            if longest > info.context_length:
                 raise InvalidRequest(
-                    f"a test needs {longest} tokens per row, and the model's context is {engine.info.context_length}: "
+                    f"a test needs {longest} tokens per row, and the model's context is {info.context_length}: "
                     "lower -p, -n or -d"
                 )
-            stream = Prompts(engine.info.vocab_size, plan.seed)
-            rows += measure(engine, wanted, plan.repetitions, stream, plan.on_run)
-            info = engine.info
+            rows += measure(engine, wanted, plan.repetitions, Prompts(info.vocab_size, plan.seed), plan.on_run)
     return Report(Machine.here(), info, tuple(rows), notes=plan.notes)
 
 
 def compare_with_mlx_lm(
     plan: Plan, suites: Sequence[str], only: str | None, prompt: int, generate: int, block_size: int
 ) -> Report:
-    """The comparisons of the suites "basic" and "serving"; `only` keeps cases with that text in their name."""
+    """The comparisons of the suites "basic" and "serving"; `only` keeps cases with that text in their name.
+
+    Raises InvalidRequest if no case is left.
+    """
     shape = Shape(prompt=prompt or Shape.prompt, generate=generate or Shape.generate)
-    needed = ROWS * (max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size)
-    with _engine(plan, block_size, ROWS, max(needed, shape.prompt + block_size)) as engine:
-        contest = Contest(engine, plan.seed)
-        cases = basic_cases(contest, shape) if "basic" in suites else []
-        cases += serving_cases(contest) if "serving" in suites else []
-        chosen = [case for case in cases if only is None or only in case.name]
-        if not chosen:
-            raise InvalidRequest(f"no case has {only!r} in its name: {', '.join(case.name for case in cases)}")
-        _warm_up(contest)
-        found: list[Comparison] = []
-        for case in chosen:
-            found += compare(case, plan.repetitions, plan.on_run)
-        return Report(Machine.here(), engine.info, comparisons=tuple(found), notes=plan.notes)
+    sections = basic_sections(shape) if "basic" in suites else []
+    sections += serving_sections() if "serving" in suites else []
+    row = max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size
+    tokens = max(ROWS * row, shape.prompt + block_size)
+    found: list[Comparison] = []
+    info: ModelInfo | None = None
+    names: list[str] = []
+    for section in sections:
+        with ExitStack() as stack:
+            contest = _contest(plan, stack, section, block_size, tokens)
+            cases = section.cases(contest)
+            names += [case.name for case in cases]
+            chosen = [case for case in cases if only is None or only in case.name]
+            if chosen:
+                info = contest.engine.info
+                _warm_up(contest)
+            for case in chosen:
+                found += compare(case, plan.repetitions, plan.on_run)
+    if info is None:
+        raise InvalidRequest(f"no case has {only!r} in its name; there are: {', '.join(names)}")
+    return Report(Machine.here(), info, comparisons=tuple(found), notes=plan.notes)
+
+
+def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, tokens: int) -> Contest:
+    """A contest whose engine opens when it is needed and closes with `stack`."""
+
+    def open_engine() -> Engine:
+        return stack.enter_context(_engine(plan, block_size, ROWS, tokens, token_target=section.token_target))
+
+    return Contest(open_engine, plan.seed)
 
 
 def _warm_up(contest: Contest) -> None:
@@ -93,18 +115,29 @@ def _warm_up(contest: Contest) -> None:
 
 
 @contextmanager
-def _engine(plan: Plan, block_size: int, max_rows: int, tokens: int) -> Iterator[Engine]:
-    """An engine that holds `tokens` tokens: with its default memory if that is enough, else with as much as needed."""
+def _engine(
+    plan: Plan, block_size: int, max_rows: int, tokens: int, *, token_target: bool, prefix_cache: bool = True
+) -> Iterator[Engine]:
+    """An engine that holds `tokens` tokens: with its default memory if that is enough, else with as much as needed.
+
+    `token_target`: with the engine's own target for the time between two tokens, or none.
+    """
     if plan.on_run is not None:
         plan.on_run(f"loading {plan.model}, block size {block_size}")
 
     def opened(kv_memory: int | None) -> Engine:
-        return Engine(
-            plan.model, kv_memory=kv_memory, block_size=block_size, max_rows=max_rows, attention=plan.attention
+        make = Engine if token_target else partial(Engine, token_target=None)
+        return make(
+            plan.model,
+            kv_memory=kv_memory,
+            block_size=block_size,
+            max_rows=max_rows,
+            attention=plan.attention,
+            prefix_cache=prefix_cache,
         )
 
     engine = opened(plan.kv_memory)
-    if plan.kv_memory is None and engine.stats().total_blocks * block_size < tokens:
+    if plan.kv_memory is None and kv_limit(engine) < tokens:
         needed = (tokens + block_size) * engine.info.kv_bytes_per_token
         engine.close()
         engine = opened(needed)

@@ -26,9 +26,9 @@ def on_engine_thread(engine: Engine, work: Callable[[EngineCore], Any]) -> Any:
     return engine._worker.ask(work)
 
 
-def prefill_budget(engine: Engine) -> int:
-    """Prompt tokens that the engine computes per step."""
-    return engine._worker.core.config.prefill_budget
+def kv_limit(engine: Engine) -> int:
+    """Tokens that the engine's KV cache can hold when it is fully grown."""
+    return engine._worker.core.cache.capacity_tokens
 
 
 class Cortex:
@@ -127,9 +127,11 @@ class Flight:
 
 
 def kv_bytes_in_use(core: EngineCore) -> int:
-    """Bytes of the blocks that sequences hold, and of the tails. On the engine's thread."""
+    """Bytes of the blocks that sequences hold, and of the tails; cached blocks that nobody holds do not count. On the
+    engine's thread."""
+    cache = core.cache
     blocks = sum(
-        core.cache.allocator(g).used_blocks * core.cache.block_size * group.bytes_per_token
-        for g, group in enumerate(core.cache.groups)
+        (cache.allocator(g).used_blocks - cache.prefix.unused) * cache.block_size * group.bytes_per_token
+        for g, group in enumerate(cache.groups)
     )
     return blocks + sum(array.nbytes for tail in core.runner._tail.values() for array in tail)
