@@ -1,6 +1,7 @@
 """`metal_kernel`: the constructor and call of `mx.fast.metal_kernel`, executed on the CPU."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +11,11 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import settings
-from .entry import translation_unit
+from .entry import PREAMBLE, translation_unit
 from .launch import BufferSpec, run
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
+from .static_pass import check
 from .toolchain import build
 
 Scalar = bool | int | float
@@ -78,7 +80,7 @@ class MetalKernel:
         self.ensure_row_contiguous = ensure_row_contiguous
         self.atomic_outputs = atomic_outputs
         self.last_report: LaunchReport | None = None
-        self._units: dict[str, str] = {}
+        self._libraries: dict[tuple[str, bool, bool], Path] = {}
 
     def text(
         self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: TemplateArgs | None = None
@@ -127,8 +129,7 @@ class MetalKernel:
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
         current = settings.current()
-        unit = self._units.get(kernel.text) or self._units.setdefault(kernel.text, translation_unit(kernel))
-        library = build(unit, current.checked)
+        library = self._library(kernel, current)
         views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
         outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
         specs = [_buffer(p, views, outputs, init_value) for p in kernel.buffers]
@@ -146,6 +147,14 @@ class MetalKernel:
             to_array(data, shape, dtype)
             for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)
         ]
+
+    def _library(self, kernel: KernelText, current: settings.Settings) -> Path:
+        key = (kernel.text, current.checked, current.static_pass)
+        if key not in self._libraries:
+            if current.static_pass:
+                check(self.name, kernel.text, PREAMBLE)
+            self._libraries[key] = build(translation_unit(kernel), current.checked)
+        return self._libraries[key]
 
     def _view(self, array: mx.array) -> npt.NDArray[np.generic]:
         view = _host_view(array)

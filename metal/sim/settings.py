@@ -13,12 +13,13 @@ class Settings:
     """`checked` watches every access (about 50 times slower); `coalescing` also groups accesses by simdgroup.
 
     `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
+    `static_pass` checks address spaces and bfloat conversions before a text is first run.
     Faults in `allow` are reported but do not raise.
     """
 
     checked: bool = True
     coalescing: bool = False
-    address_spaces: bool = True
+    static_pass: bool = True
     seed: int = 0
     lockstep: bool = False
     allow: frozenset[Fault] = frozenset()

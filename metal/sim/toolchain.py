@@ -164,7 +164,8 @@ def _own_files() -> str:
     return digest.hexdigest()
 
 
-def _key(*parts: str) -> str:
+def content_key(*parts: str) -> str:
+    """A name for what these parts, this compiler, this processor and the simulator's own files give."""
     compiler = find_compiler()
     everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
@@ -191,7 +192,7 @@ def _store(build: Path, target: Path) -> None:
 def _runtime_object() -> Path:
     compiler = find_compiler()
     sources = sorted(RUNTIME.glob("*.cpp"))
-    target = cache_folder() / f"runtime-{_key('runtime')}.o"
+    target = cache_folder() / f"runtime-{content_key('runtime')}.o"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -203,6 +204,15 @@ def _runtime_object() -> Path:
     return target
 
 
+def _includes() -> list[str]:
+    return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
+
+
+def syntax_command() -> list[str]:
+    """The command that checks a file without compiling it; every error is reported."""
+    return [*find_compiler().compile, *_KERNEL, *_includes(), "-fsyntax-only", "-ferror-limit=0"]
+
+
 def build(text: str, checked: bool) -> Path:
     """Compile C++ `text` (rewritten kernel and entry point) with the runtime into a shared library; cached.
 
@@ -212,8 +222,8 @@ def build(text: str, checked: bool) -> Path:
     """
     compiler = find_compiler()
     flags = [*_KERNEL, *(_CHECKED if checked else _UNCHECKED), *(_hook_flags() if checked else [])]
-    flags += ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
-    target = cache_folder() / f"{_key(text, *flags)}.so"
+    flags += _includes()
+    target = cache_folder() / f"{content_key(text, *flags)}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -178,7 +178,7 @@ def _loss_gradient(kind: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
     function = getattr(plain, f"{kind}_div_loss")
 
     def weighted(logits: mx.array) -> mx.array:
-        return (function(logits, p.astype(mx.float32)) * cotangent.astype(mx.float32)).sum()
+        return mx.sum(function(logits, p.astype(mx.float32)) * cotangent.astype(mx.float32))
 
     expected = mx.grad(weighted)(q.astype(mx.float32))
     inputs = [q, p, cotangent]

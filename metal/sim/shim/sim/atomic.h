@@ -13,7 +13,8 @@ typedef atomic<int> atomic_int; typedef atomic<uint> atomic_uint; typedef atomic
 typedef atomic<float> atomic_float; typedef atomic<ulong> atomic_ulong;
 
 // Threads never run at the same time here, so a plain access is indivisible; the runtime is told that it is atomic.
-template <class P> using __cell_type = remove_cvref_t<decltype(*declval<P>())>;
+template <class T> T __cell_value(const SIM_HIDDEN T*);
+template <class P> using __cell_type = decltype(__cell_value(declval<P>()));
 template <class A> SIM_FN auto __cell(A* a) {
   using T = remove_cv_t<decltype(a->__value)>;
   sim_atomic_access((const void*)a, sizeof(T));

@@ -1,12 +1,12 @@
 // The language's keywords, last: nothing above may use them as words of its own. To run, the address spaces vanish (threadgroup
-// variables have been rewritten before); for the static pass each is an address space of clang's.
+// variables have been rewritten before); for the address-space pass each is one of clang's.
 #pragma once
 
 #define __METAL__ 1
 #define __METAL_VERSION__ 320
 #define kernel
 #define static_cast metal::__static_cast
-#ifdef SIM_STATIC_PASS
+#ifdef SIM_ADDRESS_SPACES
 #define device __attribute__((address_space(11)))
 #define constant __attribute__((address_space(12)))
 #define threadgroup __attribute__((address_space(13)))
@@ -19,7 +19,7 @@
 
 // A variable in threadgroup memory: one for all threads of the threadgroup, found by the place of its declaration.
 #define SIM_UNWRAP(...) __VA_ARGS__
-#ifdef SIM_STATIC_PASS
+#ifdef SIM_ADDRESS_SPACES
 #define SIM_THREADGROUP(name, type, dims) static threadgroup SIM_UNWRAP type name dims;
 #else
 #define SIM_THREADGROUP(name, type, dims)                                                                  \

@@ -69,5 +69,7 @@ template <class A, class B> SIM_FN simdgroup_matrix<A, 8, 8> operator*(simdgroup
   simdgroup_matrix<A, 8, 8> d; simdgroup_multiply(d, a, b); return d; }
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+#ifndef SIM_STRICT_BFLOAT
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+#endif
 }  // namespace metal

@@ -18,7 +18,7 @@ typedef long ptrdiff_t;
 typedef long intptr_t;
 typedef ulong uintptr_t;
 typedef _Float16 half;
-#ifdef SIM_STATIC_PASS
+#ifdef SIM_STRICT_BFLOAT
 #include "sim/strict_bfloat.h"
 #else
 typedef __bf16 bfloat;
@@ -176,7 +176,7 @@ constexpr bfloat operator"" bf(long double v) { return bfloat(float(v)); }
   namespace metal { using ::T##2; using ::T##3; using ::T##4; }
 SIM_VECTORS(char) SIM_VECTORS(uchar) SIM_VECTORS(short) SIM_VECTORS(ushort) SIM_VECTORS(int) SIM_VECTORS(uint)
 SIM_VECTORS(long) SIM_VECTORS(ulong) SIM_VECTORS(half) SIM_VECTORS(float)
-#ifndef SIM_STATIC_PASS
+#ifndef SIM_STRICT_BFLOAT
 SIM_VECTORS(bfloat)
 #endif
 #undef SIM_VECTORS
@@ -224,7 +224,7 @@ template <class T, int N> using packed_vec = __packed<T, N>;
   namespace metal { using ::packed_##T##2; using ::packed_##T##3; using ::packed_##T##4; }
 SIM_PACKED(char) SIM_PACKED(uchar) SIM_PACKED(short) SIM_PACKED(ushort) SIM_PACKED(int) SIM_PACKED(uint)
 SIM_PACKED(half) SIM_PACKED(float) SIM_PACKED(long)
-#ifndef SIM_STATIC_PASS
+#ifndef SIM_STRICT_BFLOAT
 SIM_PACKED(bfloat)
 #endif
 #undef SIM_PACKED
