@@ -147,6 +147,11 @@ def test_experts_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, ModelUnsupported, "experts", header=metadata(llama__expert_count=Uint32(8)))
 
 
+def test_a_part_of_a_split_model_says_how_to_join_them(tmp_path: Path) -> None:
+    header = metadata() | {"split.count": Uint32(3)}
+    refused(tmp_path, ModelUnsupported, "3 parts", "--merge", header=header)
+
+
 def test_unknown_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
     refused(tmp_path, ModelUnsupported, "'longrope'", header=metadata(llama__rope__scaling__type="longrope"))
 
@@ -217,3 +222,26 @@ def test_base_is_the_one_in_the_header(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", header=header, type_name="F32")
     assert BASE != 500.0
     assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, base=500.0)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("pre", "setting", "begins"),
+    [("llama-bpe", None, True), ("llama-bpe", False, False), ("smollm", None, False), ("smollm", True, True)],
+)
+def test_prompts_begin_as_the_file_or_else_its_family_says(
+    tmp_path: Path, pre: str, setting: bool | None, begins: bool
+) -> None:
+    header = metadata(tokenizer__ggml__pre=pre)
+    if setting is not None:
+        header["tokenizer.ggml.add_bos_token"] = setting
+    tokenizer = load_model(write_model(tmp_path / "tiny.gguf", header=header)).tokenizer
+    assert (tokenizer.encode("hello")[0] == tokenizer.bos_token_id) is begins
+
+
+def test_every_token_that_ends_a_turn_ends_a_generation(tmp_path: Path) -> None:
+    header = metadata()
+    count = len(header["tokenizer.ggml.tokens"])
+    header |= {"tokenizer.ggml.eos_token_id": Uint32(5), "tokenizer.ggml.eot_token_id": Uint32(6)}
+    loaded = load_model(write_model(tmp_path / "tiny.gguf", header=header))
+    assert loaded.tokenizer.eos_token_ids == {5, 6, count - 1}  # and <|im_end|>, a control token, by its name
+    assert loaded.config["eos_token_id"] == [5, 6, count - 1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gguf_models import write_model
+from test_models_folder import write_folder
 
 from cortexmlx.errors import ModelNotFound
 from cortexmlx.models import SourceKind, list_models, load_model, resolve
@@ -154,6 +155,40 @@ def test_a_refusal_by_the_hub_says_what_to_do(
             load_model(repo)
         server.shutdown()
     assert "\n" not in str(caught.value)
+
+
+def test_a_repository_without_a_config_says_how_to_use_its_files(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    (empty_cache / "snapshot").mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(empty_cache / "snapshot"))
+    with pytest.raises(ModelNotFound, match="hf download org/files-GGUF"):
+        load_model("org/files-GGUF")
+
+
+def test_a_hub_id_is_downloaded_into_the_cache_and_loaded_from_there(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The download itself is the hub library's; here it finds the snapshot that appears when it is asked to fetch."""
+    import huggingface_hub
+
+    real = huggingface_hub.snapshot_download
+    asked: list[dict[str, object]] = []
+
+    def download(repo: str, **options: object) -> str:
+        if not options.get("local_files_only"):
+            asked.append(options)
+            write_folder(cached_model(empty_cache, repo, complete=False))
+        return str(real(repo, local_files_only=True, allow_patterns=options["allow_patterns"]))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for _ in range(2):
+        loaded = load_model("org/new")
+        assert loaded.name == "org/new" and loaded.path.is_relative_to(empty_cache)
+    assert len(asked) == 1, "the second time it is in the cache"
+    assert "*.py" not in asked[0]["allow_patterns"]  # type: ignore[operator]
 
 
 def cached_model(cache: Path, repo: str, complete: bool = True) -> Path:

@@ -87,6 +87,11 @@ def model_config(header: GGUFHeader) -> dict[str, Any]:
     """
     meta = Metadata(header)
     architecture = meta.architecture
+    parts = meta.integer("split.count", 1)
+    if parts is not None and parts > 1:
+        raise ModelUnsupported(
+            f"{meta.file} is one of {parts} parts of a model; join them first: `llama-gguf-split --merge FIRST OUT`."
+        )
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelUnsupported(

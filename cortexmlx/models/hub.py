@@ -32,7 +32,7 @@ def fetch(repo: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=NEEDED_FILES))
+        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"{repo} asks for consent first: accept its terms on https://huggingface.co/{repo}, then `hf auth login`."
@@ -50,6 +50,12 @@ def fetch(repo: str) -> Path:
         raise ModelNotFound(f"{repo!r} cannot be a hub id: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelNotFound(f"downloading {repo!r} failed: {one_line(error)}. Try again.") from error
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(
+            f"the hub's {repo!r} has no config.json. If it holds GGUF files, download one and give its path: "
+            f"`hf download {repo} FILE.gguf`."
+        )
+    return folder
 
 
 def cached_folder(repo: str) -> Path | None:
