@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from cortexmlx.answers import Answer, NewRequest, RequestAnswers, scored, seed_of
 from cortexmlx.attention.backends import choose_backend
@@ -23,6 +24,7 @@ from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import default_kv_bytes, default_kv_tokens, format_bytes, logits_bytes
 from cortexmlx.kv.spec import group_layers
 from cortexmlx.machine import working_set_bytes
+from cortexmlx.meter import Meter
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.plan import TAIL_COLUMNS, StepPlan
 from cortexmlx.request import FinishReason, RequestState, SamplingParams, TokenLogprob
@@ -31,6 +33,12 @@ from cortexmlx.sampling import SamplingRow
 from cortexmlx.scheduler import Scheduler
 from cortexmlx.stats import EngineStats, ModelInfo
 from cortexmlx.text import TextStream
+
+_FRAGMENTED = 0.5
+"""Fragmentation above which an idle engine compacts its arena."""
+
+_BLOCKS_AT_ONCE = 256
+"""How many blocks compaction copies at a time: bounds its memory."""
 
 _FIRST_TOKENS = 2048
 """Tokens that the arena holds before it grows: small enough to be there at once."""
@@ -102,12 +110,14 @@ class EngineCore:
         self._jobs = itertools.count()
         self._in_flight: deque[Pending] = deque()
         self._finished = self._prompt_tokens = self._generated_tokens = 0
-        self._plan_seconds = self._commit_seconds = 0.0
+        self._plan_seconds = self._commit_seconds = self._busy_seconds = 0.0
+        self._queued, self._first_token, self._inter_token = Meter(), Meter(), Meter()
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
+        began = time.perf_counter()
         plan = self._timed_plan()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan, self._sampling_rows(plan)))
@@ -115,6 +125,7 @@ class EngineCore:
             self._commit(self.runner.collect(self._in_flight.popleft()))
         elif plan is None and not self.scheduler.idle:
             raise RuntimeError("the scheduler has requests but nothing to compute")
+        self._busy_seconds += time.perf_counter() - began
 
     @property
     def idle(self) -> bool:
@@ -169,6 +180,28 @@ class EngineCore:
             self.arena.resize(self.cache.blocks)
         mx.clear_cache()
 
+    def compact(self) -> int:
+        """Move cached blocks together so that what is free is one run, if nothing is running. Returns how many blocks
+        moved.
+        """
+        if not self.idle:
+            return 0
+        mx.synchronize()
+        copies = self.cache.compact()
+        for group in range(len(self.cache.groups)):
+            pairs = [c for c in copies if c.group == group]
+            for start in range(0, len(pairs), _BLOCKS_AT_ONCE):
+                part = pairs[start : start + _BLOCKS_AT_ONCE]
+                sources, targets = (np.array([getattr(c, f) for c in part], np.int32) for f in ("source", "target"))
+                self.arena.copy_blocks(group, sources, targets)
+                mx.eval(self.arena.arrays())
+        return len(copies)
+
+    def tidy(self) -> None:
+        """Called when nothing is left to do: compact a badly fragmented arena."""
+        if self.idle and self.cache.fragmentation > _FRAGMENTED:
+            self.compact()
+
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards."""
         del self.runner, self.arena, self.loaded
@@ -208,13 +241,23 @@ class EngineCore:
     def _take(self, answer: Answer, news: Committed, result: StepResult) -> None:
         """One new token of an answer, and its end if this was the last."""
         self._generated_tokens += 1
+        before = answer.last
         answer.take(news, _logprob(answer.job.params, news, result))
+        self._measure(answer, before)
         reason = news.finish_reason
         if answer.stopped:
             reason = FinishReason.STOP
             self.scheduler.finish(news.job.id, reason)
         if reason is not None:
             self._finish(answer, reason)
+
+    def _measure(self, answer: Answer, before: float | None) -> None:
+        now = answer.last or 0.0
+        if before is None:
+            self._queued.add((answer.started or now) - answer.request.submitted)
+            self._first_token.add(now - answer.request.submitted)
+        else:
+            self._inter_token.add(now - before)
 
     def _finish(self, answer: Answer, reason: FinishReason) -> None:
         del self._answers[answer.job.id]
@@ -240,6 +283,7 @@ class EngineCore:
             shared_blocks=cache.shared_blocks,
             cached_blocks=cache.cached_blocks,
             fragmentation=cache.fragmentation,
+            single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
             kv_bytes_in_use=round(share * self.cache.block_size * per_token),
             steps=self.scheduler.steps,
@@ -248,6 +292,10 @@ class EngineCore:
             requests_finished=self._finished,
             cached_tokens=self.scheduler.cached_tokens,
             preemptions=self.scheduler.preemptions,
+            queued=self._queued.summary(),
+            time_to_first_token=self._first_token.summary(),
+            inter_token=self._inter_token.summary(),
+            tokens_per_second=self._generated_tokens / self._busy_seconds if self._busy_seconds else 0.0,
             plan_seconds=self._plan_seconds,
             build_seconds=self.runner.build_seconds,
             wait_seconds=self.runner.wait_seconds,
@@ -256,8 +304,16 @@ class EngineCore:
             active_memory=mx.get_active_memory(),
             peak_memory=mx.get_peak_memory(),
             block_map=self.cache.allocator(0).block_map(),
-            sequences=self.cache.dump(),
+            sequences=tuple(map(self._sequence_line, self.scheduler.jobs)),
         )
+
+    def _sequence_line(self, job: Job) -> str:
+        """A job for people: its state, its tokens, its blocks."""
+        where = f", blocks {self.cache.describe(job.id)}" if job.running else ""
+        most = job.prompt_length + job.limit
+        counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
+        again = f", preempted {job.preemptions} times" if job.preemptions else ""
+        return f"{job.state.value}: {counts}{again}{where}"
 
 
 def _logprob(params: SamplingParams, news: Committed, result: StepResult) -> TokenLogprob | None:

@@ -369,6 +369,8 @@ class _Worker:
     def _take_calls(self) -> bool:
         """Carry out what others asked for; wait for something if the core is idle. False: stop."""
         block = self.core.idle
+        if block and self._calls.empty():
+            self.core.tidy()
         while True:
             try:
                 call = self._calls.get(block=block)

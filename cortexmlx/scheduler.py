@@ -208,6 +208,11 @@ class Scheduler:
         return not self._jobs and not self._leaving
 
     @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Everything unfinished: running first, then waiting in order."""
+        return (*self._running, *self._waiting)
+
+    @property
     def rows_running(self) -> int:
         """Requests that have a row."""
         return len(self._running)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortexmlx.meter import Latency
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -28,6 +30,11 @@ class EngineStats:
     """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are
     seconds.
 
+    `used_blocks` belong to running requests (`shared_blocks` of them to several), `cached_blocks` to nobody, but
+    their content may be used again. `single_run_share` of the running rows have all their blocks in one run.
+    `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate of generated tokens
+    while the engine had work.
+
     A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
     device) and `commit` (taking the tokens, detokenizing).
     """
@@ -42,6 +49,7 @@ class EngineStats:
     shared_blocks: int
     cached_blocks: int
     fragmentation: float
+    single_run_share: float
     kv_bytes: int
     kv_bytes_in_use: int
     steps: int
@@ -50,6 +58,10 @@ class EngineStats:
     requests_finished: int
     cached_tokens: int
     preemptions: int
+    queued: Latency
+    time_to_first_token: Latency
+    inter_token: Latency
+    tokens_per_second: float
     plan_seconds: float
     build_seconds: float
     wait_seconds: float

@@ -301,6 +301,33 @@ class KVCache:
         self.blocks -= less
         return less
 
+    def compact(self) -> tuple[BlockCopy, ...]:
+        """Move all blocks that hold something to the front, in their order, so that runs stay runs and what is free
+        is one run.
+
+        Returns the copies that the caller must make in the arena, in order and before the next step: no target lies
+        behind its source.
+        """
+        copies = []
+        moved: list[dict[int, int]] = []
+        for group, allocator in enumerate(self._allocators):
+            free = {b for run in allocator.free_runs() for b in range(run.start, run.stop)}
+            kept = [b for b in range(self.blocks) if b not in free]
+            places = {old: new for new, old in enumerate(kept)}
+            copies += [BlockCopy(group, old, new) for old, new in places.items() if old != new]
+            counts = np.zeros(self.blocks, np.int32)
+            counts[: len(kept)] = self._counts[group][kept]
+            self._counts[group] = counts
+            self._allocators[group] = KVBlockAllocator(self.blocks)
+            if kept:
+                self._allocators[group].allocate(len(kept))
+            moved.append(places)
+        for entry in self._sequences.values():
+            for table, places in zip(entry.tables, moved, strict=True):
+                table.blocks = [places[b] for b in table.blocks]
+        self.prefix.move(moved)
+        return tuple(copies)
+
     # -- what a step needs to know ------------------------------------------------------------------------------------
 
     def blocks_for(self, tokens: int) -> int:
@@ -360,6 +387,11 @@ class KVCache:
         """The group's allocator."""
         return self._allocators[group]
 
+    @property
+    def fragmentation(self) -> float:
+        """That of the worst group: `1 - longest free run / free blocks`."""
+        return max(a.fragmentation() for a in self._allocators)
+
     def stats(self) -> CacheStats:
         """Counts over all groups, at this moment."""
         entries = self._sequences.values()
@@ -373,16 +405,14 @@ class KVCache:
             sequences=len(self._sequences),
             tokens=sum(e.length for e in entries),
             single_run_sequences=sum(all(t.single_run() for t in e.tables) for e in entries),
-            fragmentation=max(a.fragmentation() for a in self._allocators),
+            fragmentation=self.fragmentation,
         )
 
-    def dump(self) -> tuple[str, ...]:
-        """One readable line per sequence: tokens, capacity and its runs as `start+count`."""
-        lines = []
-        for seq, entry in self._sequences.items():
-            runs = " | ".join(" ".join(f"{h.start}+{h.count}" for h in _runs(t.blocks)) for t in entry.tables)
-            lines.append(f"sequence {seq}: {entry.length}/{self.capacity(seq)} tokens, blocks {runs}")
-        return tuple(lines)
+    def describe(self, seq: int) -> str:
+        """A sequence's blocks for people: its runs as `start+count`, groups separated by bars."""
+        return " | ".join(
+            " ".join(f"{h.start}+{h.count}" for h in _runs(t.blocks)) for t in self._sequences[seq].tables
+        )
 
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -176,14 +176,11 @@ class PrefixCache:
         del self._by_block[entry.blocks[0]]
         (self._heads if entry.parent is None else entry.parent.children).pop(entry.key, None)
 
-    def clear(self) -> list[Entry]:
-        """Forget everything; returns the entries that were unused."""
-        unused = list(self._unused.values())
-        self._entries.clear()
-        self._heads.clear()
-        self._by_block.clear()
-        self._unused.clear()
-        return unused
+    def move(self, places: Sequence[Mapping[int, int]]) -> None:
+        """The blocks of each group have new numbers."""
+        for entry in self._entries.values():
+            entry.blocks = tuple(places[group][block] for group, block in enumerate(entry.blocks))
+        self._by_block = {entry.blocks[0]: entry for entry in self._entries.values()}
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
