@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from cortexmlx import __version__
 from cortexmlx.cli.batch import batch
+from cortexmlx.cli.chat import chat
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.plan import plan
 from cortexmlx.cli.start import exit_codes
@@ -67,6 +68,7 @@ def top(
     """What holds for all commands."""
 
 
+app.command("chat")(chat)
 app.command("generate")(generate)
 app.command("batch")(batch)
 app.command("plan")(plan)

@@ -116,15 +116,21 @@ class MarkdownStream:
         self._open = ""
         self._shown = 0
         self._last: str | None = None
+        self._unfinished = ""
 
     def feed(self, text: str) -> None:
         """More of the answer."""
         self._open += text
 
     @property
+    def begun(self) -> bool:
+        """Whether any line has come out."""
+        return self._last is not None or self._shown > 0
+
+    @property
     def unfinished(self) -> str:
-        """The last line of the source as far as it has come, for a preview."""
-        return self._open.rpartition("\n")[2]
+        """The line that is being written, as far as it has come, for a preview."""
+        return self._unfinished
 
     def lines(self) -> Iterator[Line]:
         """The lines that have become final since the last call."""
@@ -154,18 +160,18 @@ class MarkdownStream:
     def _advance(self) -> Iterator[Line]:
         """The lines of the open block that cannot change any more."""
         source = self._open
+        self._unfinished = source.rpartition("\n")[2]
         found = blocks(source)
         if len(found) != 1 or found[0].kind not in STREAMED:
             return
         block = found[0]
         if block.kind in CODE:
-            source = source[: source.rfind("\n") + 1]
-            found = blocks(source)
-            if len(found) != 1:
-                return
-            stable = self._render(found[0])[:-2]
+            complete = blocks(source[: source.rfind("\n") + 1])
+            stable = self._render(complete[0])[:-2] if complete else []
         else:
-            stable = _settled(self._render(block))
+            rendered = self._render(block)
+            stable = _settled(rendered)
+            self._unfinished = _plain(rendered[-1]).strip() if rendered else ""
         if len(stable) > self._shown:
             yield from self._gap(block)
             yield from stable[self._shown :]
@@ -181,8 +187,16 @@ class MarkdownStream:
         lines = self._console.render_lines(Rendered(list(block.tokens)), self._options, pad=False)
         if block.kind in CODE:  # framed by empty lines in the colour of its background
             return lines
+        lines = [_stripped(line) for line in lines]
         filled = [number for number, line in enumerate(lines) if _plain(line).strip()]
         return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _stripped(line: Line) -> Line:
+    """The line without the spaces that fill it up to the width: they would be copied along."""
+    while line and not line[-1].text.strip():
+        line = line[:-1]
+    return [*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())] if line else []
 
 
 def _settled(lines: list[Line]) -> list[Line]:

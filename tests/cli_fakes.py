@@ -56,6 +56,7 @@ class FakeEngine:
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     cancelled: set[int] = field(default_factory=set)
+    template_end: str = ""
 
     def __enter__(self) -> FakeEngine:
         return self
@@ -66,7 +67,13 @@ class FakeEngine:
         self.closed = True
 
     def tokenize(self, prompt: Prompt) -> list[int]:
-        return list(range(len(text_of(prompt).split()) + 3))
+        """Code points; messages as `<role>content` lines, and what the template adds."""
+        if isinstance(prompt, str):
+            return list(map(ord, prompt))
+        if all(isinstance(item, int) for item in prompt):
+            return [*prompt]  # type: ignore[list-item]
+        lines = "".join(f"<{m['role']}>{m['content']}\n" for m in prompt)  # type: ignore[index,call-overload]
+        return list(map(ord, lines + "<assistant>" + self.template_end))
 
     def stats(self) -> EngineStats:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
@@ -106,7 +113,7 @@ class FakeEngine:
             time.sleep(0.05 if "!slow" in text else 0.0005)
             said.append(word)
             handle.push(TokenEvent(word, token_id=number))
-        usage = Usage(len(self.tokenize(prompt)), len(said), cached_tokens=2 if not isinstance(prompt, str) else 0)
+        usage = Usage(len(text.split()) + 3, len(said), cached_tokens=0 if isinstance(prompt, str) else 2)
         timings = Timings(
             queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
         )
@@ -125,7 +132,8 @@ def text_of(prompt: Prompt) -> str:
         return prompt
     if prompt and isinstance(prompt[-1], Mapping):
         return str(prompt[-1]["content"])
-    return " ".join(map(str, prompt))
+    text = "".join(map(chr, prompt))  # type: ignore[arg-type]
+    return text.rpartition("<user>")[2].partition("\n<assistant>")[0]
 
 
 def answer_to(text: str) -> list[str]:
@@ -142,9 +150,10 @@ def answer_to(text: str) -> list[str]:
 
 @dataclass
 class Fakes:
-    """The engines that the commands opened."""
+    """The engines that the commands opened; `template_end` is what the chat template puts after the last message."""
 
     info: FakeInfo = field(default_factory=FakeInfo)
+    template_end: str = ""
     opened: list[FakeEngine] = field(default_factory=list)
 
     @property
@@ -162,7 +171,7 @@ class Fakes:
             raise RuntimeError("a bug")
         if "closed" in options.model:
             raise EngineClosed("the engine's thread failed")
-        with FakeEngine(options, info=self.info) as engine:
+        with FakeEngine(options, info=self.info, template_end=self.template_end) as engine:
             self.opened.append(engine)
             yield engine
 

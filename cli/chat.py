@@ -1,0 +1,235 @@
+"""`cortexmlx chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cortexmlx import __version__
+from cortexmlx.cli import console, options
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli.start import leave_now
+from cortexmlx.cli.text import clean, gather_prompt
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.request import Completion, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cortexmlx.cli.chat_input import QuestionSource
+    from cortexmlx.cli.chat_session import ChatSession, ViewFactory
+    from cortexmlx.engine import Engine
+
+TWICE_SECONDS = 1.0
+
+
+def chat(
+    model: options.Model = None,
+    model_option: options.ModelOption = None,
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 2048,
+    temp: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
+    kv_memory: options.KVMemory = None,
+    block_size: options.BlockSize = 32,
+    attention: options.Attention = "auto",
+) -> None:
+    """Talk to a model. /help in the chat lists its commands.
+
+    With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
+    the answer is its plain text.
+    """
+    params = options.checked(
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temp,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            repetition_penalty=repetition_penalty,
+        )
+    )
+    chosen = engines.EngineOptions(
+        model=options.model_name(model, model_option),
+        kv_memory=options.memory_size(kv_memory),
+        block_size=block_size,
+        max_rows=1,
+        attention=attention,
+    )
+    piped = not sys.stdin.isatty()
+    first = gather_prompt(prompt or ["-"] if piped else prompt or [])
+    if piped and not first:
+        raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
+    system = None if system is None else clean(system, "--system")
+    with engines.open_engine(chosen) as engine, interrupts() as presses:
+        talk(engine, params, presses, system=system, first=first, once=piped, remember=not no_history)
+
+
+def talk(
+    engine: Engine,
+    params: SamplingParams,
+    presses: Interrupts,
+    *,
+    system: str | None,
+    first: str,
+    once: bool,
+    remember: bool,
+) -> None:
+    """The chat itself: asks, answers, and ends. `once`: only the first question."""
+    from cortexmlx.cli.chat_input import LineCleared
+    from cortexmlx.cli.chat_session import ChatSession
+    from cortexmlx.cli.conversation import Conversation
+
+    screen, pretty = console.stdout(), console.is_terminal(sys.stdout)
+    views = view_factory(engine, screen, pretty)
+    session = ChatSession(engine, views, params, Conversation(system), presses.calling)
+    if once:
+        if answer(session, first, screen, pretty).finish_reason is FinishReason.CANCELLED:
+            raise KeyboardInterrupt
+        return
+    if pretty:
+        banner(engine, screen)
+    source = question_source(pretty, remember)
+    question: str | None = first or None
+    while True:
+        try:
+            if question is None:
+                question = source.ask()
+            if question is None:
+                return
+            question = respond(session, question, screen, pretty)
+        except LineCleared:
+            if presses.again():
+                raise KeyboardInterrupt from None
+            screen.print("  (Ctrl-C again, Ctrl-D or /exit leaves)", style="dim")
+        except KeyboardInterrupt:  # counted by the signal handler already
+            question = None
+
+
+def respond(session: ChatSession, question: str, screen: Console, pretty: bool) -> str | None:
+    """Carry out one command or answer one message. Returns a question that is to be asked next."""
+    from cortexmlx.cli.chat_commands import Leave, run_command
+    from cortexmlx.cli.chat_session import is_fatal
+
+    try:
+        if question.startswith("/") and not question.startswith("//"):
+            return run_command(question, session, screen)
+        if question.strip():
+            answer(session, question.removeprefix("/") if question.startswith("//") else question, screen, pretty)
+    except Leave:
+        raise typer.Exit from None
+    except (CortexError, OSError) as error:
+        if isinstance(error, CortexError) and is_fatal(error):
+            raise
+        console.error(str(error))
+    return None
+
+
+def answer(session: ChatSession, question: str, screen: Console, pretty: bool) -> Completion:
+    """One turn, and the line of figures below it."""
+    from cortexmlx.cli.chat_input import no_echo
+    from cortexmlx.cli.generate import summary
+
+    if pretty:
+        screen.print()
+    with no_echo():
+        completion = session.ask(question)
+    if pretty:
+        stopped = " · stopped" if completion.finish_reason is FinishReason.CANCELLED else ""
+        screen.print(f"\n[dim]{summary(completion)}{stopped}[/dim]\n")
+    return completion
+
+
+def view_factory(engine: Engine, screen: Console, pretty: bool) -> ViewFactory:
+    """Rendered Markdown on a terminal, plain text elsewhere."""
+    from cortexmlx.cli.chat_view import MarkdownView, RawView
+
+    if not pretty:
+        return lambda prompt: RawView()
+    context = engine.info.context_length
+    return lambda prompt: MarkdownView(
+        screen, prompt_tokens=len(prompt.tokens), context=context, thinking=bool(prompt.thinking)
+    )
+
+
+def question_source(pretty: bool, remember: bool) -> QuestionSource:
+    """The editing input line on a good terminal, plain lines elsewhere."""
+    from cortexmlx.cli.chat_commands import completions
+    from cortexmlx.cli.chat_input import PlainInput, TerminalInput, history_path
+
+    if not pretty:
+        return PlainInput()
+    return TerminalInput(completions(), history_path() if remember else None)
+
+
+def banner(engine: Engine, screen: Console) -> None:
+    """Which model, how much context and KV memory, on what."""
+    from cortexmlx.cli.device import device_line
+
+    info, stats = engine.info, engine.stats()
+    screen.print(
+        f"[bold]{info.name}[/bold] · {info.architecture}, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}"
+    )
+    memory = f"KV memory {format_bytes(stats.kv_bytes)} in {stats.total_blocks:,} blocks of {stats.block_size} tokens"
+    screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")
+    screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention · cortexmlx {__version__}[/dim]")
+    for remark in info.notes:
+        screen.print(remark, style="dim", markup=False)
+    screen.print("[dim]/help lists the commands, Ctrl-D leaves[/dim]\n")
+
+
+class Interrupts:
+    """Counts Ctrl-C: the first stops what is going on, the second within a second ends the program."""
+
+    def __init__(self) -> None:
+        self._last = float("-inf")
+        self._stop: Callable[[], None] | None = None
+
+    def again(self) -> bool:
+        """One more; True if the last was less than a second ago."""
+        now = time.monotonic()
+        since, self._last = now - self._last, now
+        return since < TWICE_SECONDS
+
+    @contextmanager
+    def calling(self, stop: Callable[[], None]) -> Iterator[None]:
+        """In this context the first Ctrl-C calls `stop`; elsewhere it raises KeyboardInterrupt."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As a signal handler."""
+        if self.again():
+            leave_now()
+        if self._stop is None:
+            raise KeyboardInterrupt
+        self._stop()
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Ctrl-C as a chat needs it."""
+    presses = Interrupts()
+    before = signal.signal(signal.SIGINT, presses.handle)
+    try:
+        yield presses
+    finally:
+        signal.signal(signal.SIGINT, before)

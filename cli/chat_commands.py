@@ -1,0 +1,185 @@
+"""The slash commands of a chat."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cortexmlx.cli.chat_session import ChatSession
+from cortexmlx.cli.conversation import Conversation
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.request import SamplingParams
+
+SETTINGS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+SHORT = {"temp": "temperature"}
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: `run(chat, argument, console)` returns a question to ask next, or None."""
+
+    name: str
+    aliases: tuple[str, ...]
+    usage: str
+    meaning: str
+    run: Callable[[ChatSession, str, Console], str | None]
+
+
+def run_command(line: str, chat: ChatSession, console: Console) -> str | None:
+    """Carry out `line`, which begins with a slash. Raises InvalidRequest if there is no such command."""
+    name, _, argument = line.partition(" ")
+    command = BY_NAME.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        raise InvalidRequest(f"no command {name}: {hint} (a message that begins with a slash: write two)")
+    return command.run(chat, argument.strip(), console)
+
+
+def completions() -> list[tuple[str, str]]:
+    """Names and meanings for the input line."""
+    return [(command.name, command.meaning) for command in COMMANDS]
+
+
+def _help(chat: ChatSession, argument: str, console: Console) -> None:
+    for command in COMMANDS:
+        names = ", ".join((command.usage, *command.aliases))
+        console.print(f"  {names:<32}{command.meaning}", markup=False)
+    console.print('  """ begins and ends a message of several lines; so does Alt-Enter for each line', markup=False)
+    console.print("  Ctrl-C stops an answer or clears the line, twice it leaves; so does Ctrl-D")
+
+
+def _clear(chat: ChatSession, argument: str, console: Console) -> None:
+    chat.conversation.turns.clear()
+    console.print("  the conversation is empty again", style="dim")
+
+
+def _system(chat: ChatSession, argument: str, console: Console) -> None:
+    if argument:
+        chat.conversation.system = None if argument == "none" else argument
+    console.print(f"  system prompt: {chat.conversation.system or 'none'}", style="dim", markup=False)
+
+
+def _set(chat: ChatSession, argument: str, console: Console) -> None:
+    name, _, value = argument.replace("=", " ").partition(" ")
+    if name:
+        chat.params = _changed(chat.params, SHORT.get(name, name), value.strip())
+    for setting in SETTINGS:
+        console.print(f"  {setting:<20}{getattr(chat.params, setting)}", style="dim", markup=False)
+
+
+def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
+    if name not in SETTINGS:
+        raise InvalidRequest(f"no setting {name!r}: {', '.join(SETTINGS)}")
+    default = next(f.default for f in fields(SamplingParams) if f.name == name)
+    whole = isinstance(default, int) or name == "seed"
+    try:
+        number = None if value == "none" else int(value) if whole else float(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * whole} number") from None
+    given: dict[str, Any] = {name: number}
+    changed = replace(params, **given)
+    changed.validate()
+    return changed
+
+
+def _save(chat: ChatSession, argument: str, console: Console) -> None:
+    path = _path(argument, "/save")
+    chat.conversation.save(path)
+    console.print(f"  saved {len(chat.conversation.turns)} messages to {path}", style="dim", markup=False)
+
+
+def _load(chat: ChatSession, argument: str, console: Console) -> None:
+    path = _path(argument, "/load")
+    chat.conversation = Conversation.load(path)
+    console.print(f"  loaded {len(chat.conversation.turns)} messages from {path}", style="dim", markup=False)
+
+
+def _path(argument: str, command: str) -> Path:
+    if not argument:
+        raise InvalidRequest(f"{command} needs a file name")
+    return Path(argument).expanduser()
+
+
+def _undo(chat: ChatSession, argument: str, console: Console) -> None:
+    question = chat.conversation.undo()
+    said = "there is nothing to take back" if question is None else f"took back: {question.splitlines()[0]}"
+    console.print(f"  {said}", style="dim", markup=False)
+
+
+def _regen(chat: ChatSession, argument: str, console: Console) -> str | None:
+    question = chat.conversation.undo()
+    if question is None:
+        raise InvalidRequest("there is no answer to write again")
+    if chat.params.temperature == 0:
+        console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
+    return question
+
+
+def _stats(chat: ChatSession, argument: str, console: Console) -> None:
+    stats = chat.engine.stats()
+    blocks = f"{stats.used_blocks:,} of {stats.total_blocks:,} blocks of {stats.block_size} tokens"
+    memory = f"{format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes)}"
+    lines = {
+        "KV memory": f"{memory}, {blocks} in use, fragmentation {stats.fragmentation:.0%}",
+        "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",
+        "step time": f"plan {stats.plan_seconds:.2f} s, build {stats.build_seconds:.2f} s, "
+        f"wait {stats.wait_seconds:.2f} s, commit {stats.commit_seconds:.2f} s",
+        "attention": stats.attention_backend,
+        "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
+    }
+    for label, figure in lines.items():
+        console.print(f"  {label:<12}{figure}", style="dim", markup=False)
+
+
+def _blocks(chat: ChatSession, argument: str, console: Console) -> None:
+    stats = chat.engine.stats()
+    console.print(stats.block_map, style="dim", markup=False, soft_wrap=False)
+    for sequence in stats.sequences:
+        console.print(f"  {sequence}", style="dim", markup=False)
+
+
+def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
+    used, context = chat.prompt_tokens(), chat.engine.info.context_length
+    console.print(f"  {used:,} of {context:,} tokens of context ({used / context:.0%})", style="dim")
+
+
+def _exit(chat: ChatSession, argument: str, console: Console) -> None:
+    raise Leave
+
+
+COMMANDS = (
+    Command("/help", ("/?",), "/help", "this list", _help),
+    Command("/clear", ("/reset",), "/clear", "forget the conversation", _clear),
+    Command("/system", (), "/system [TEXT]", "show or change the system prompt (none: no such prompt)", _system),
+    Command("/set", (), "/set [NAME VALUE]", "show or change sampling: /set temp 0.7", _set),
+    Command("/regen", (), "/regen", "write the last answer again", _regen),
+    Command("/undo", (), "/undo", "take the last turn back", _undo),
+    Command("/save", (), "/save FILE", "write the conversation to a file", _save),
+    Command("/load", (), "/load FILE", "go on with a saved conversation", _load),
+    Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
+    Command("/stats", (), "/stats", "memory, steps and times of the engine", _stats),
+    Command("/blocks", (), "/blocks", "the map of the KV blocks", _blocks),
+    Command("/exit", ("/quit", "/bye"), "/exit", "leave", _exit),
+)
+BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
