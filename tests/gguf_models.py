@@ -122,15 +122,20 @@ def logits(
     base: float = BASE,
     pairs: bool = True,
     stretch: np.ndarray | float = 1.0,
+    amplitude: float = 1.0,
 ) -> np.ndarray:
-    """Logits `[tokens, vocabulary]` in float64. `pairs`: rotate neighbours (llama files), else halves."""
+    """Logits `[tokens, vocabulary]` in float64.
+
+    `pairs`: rotate neighbours (llama files), else halves. The rotation's wavelengths are multiplied by `stretch`, what
+    it yields by `amplitude`.
+    """
     w = weights
     x = w["token_embd.weight"][tokens]
     hidden = x.shape[1]
     head_dim = w["blk.0.attn_q.weight"].shape[0] // heads
     count = len(tokens)
     angle = np.arange(count)[:, None] / (base ** (np.arange(0, head_dim, 2) / head_dim) * stretch)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    cos, sin = amplitude * np.cos(angle)[:, None], amplitude * np.sin(angle)[:, None]
     layer = 0
 
     def norm(v: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -61,13 +61,31 @@ def test_linear_rope_scaling(tmp_path: Path) -> None:
     assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, stretch=4.0)) < 2e-5
 
 
-def test_yarn_rope_scaling_is_mlx_lms(tmp_path: Path) -> None:
-    from mlx_lm.models.rope_utils import YarnRoPE
+def yarn(factor: float, original: int, base: float = BASE) -> tuple[np.ndarray, float]:
+    """Stretch of each wavelength and amplitude, by the YaRN paper (sections 3.2 and 3.4; alpha 1, beta 32)."""
+    at = np.arange(HEAD_DIM // 2)
 
+    def dimension(rotations: float) -> float:
+        return HEAD_DIM * np.log(original / (rotations * 2 * np.pi)) / (2 * np.log(base))
+
+    low, high = np.floor(dimension(32)), np.ceil(dimension(1))
+    ramp = np.clip((at - max(low, 0)) / (min(high, HEAD_DIM - 1) - max(low, 0)), 0, 1)
+    return 1 / (ramp / factor + (1 - ramp)), 0.1 * np.log(factor) + 1
+
+
+def test_yarn_rope_scaling(tmp_path: Path) -> None:
     header = metadata(llama__rope__scaling__type="yarn", llama__rope__scaling__factor=4.0)
     header["llama.rope.scaling.original_context_length"] = Uint32(128)
-    loaded = load_model(write_model(tmp_path / "tiny.gguf", header=header, type_name="F32"))
-    assert isinstance(loaded.model.layers[0].self_attn.rope, YarnRoPE)
+    path = write_model(tmp_path / "tiny.gguf", header=header, type_name="F32")
+    stretch, amplitude = yarn(4.0, 128)
+    assert len(set(stretch)) > 1 and {1.0, 4.0} <= set(stretch), "a ramp between both ends"
+    wanted = logits(values(tensors("F32")), TOKENS, stretch=stretch, amplitude=amplitude)
+    assert relative_error(computed(path), wanted) < 2e-5
+
+
+def test_a_factor_without_a_kind_is_linear(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", header=metadata(llama__rope__scaling__factor=4.0), type_name="F32")
+    assert relative_error(computed(path), logits(values(tensors("F32")), TOKENS, stretch=4.0)) < 2e-5
 
 
 @pytest.mark.parametrize(("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 4)])
@@ -153,7 +171,17 @@ def test_a_part_of_a_split_model_says_how_to_join_them(tmp_path: Path) -> None:
 
 
 def test_unknown_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
-    refused(tmp_path, ModelUnsupported, "'longrope'", header=metadata(llama__rope__scaling__type="longrope"))
+    refused(
+        tmp_path,
+        ModelUnsupported,
+        "'longrope'",
+        header=metadata(llama__rope__scaling__type="longrope", llama__rope__scaling__factor=2.0),
+    )
+
+
+def test_an_unknown_setting_of_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
+    header = metadata(llama__rope__scaling__type="yarn", llama__rope__scaling__yarn_log_multiplier=0.1)
+    refused(tmp_path, ModelUnsupported, "yarn_log_multiplier", header=header)
 
 
 def test_partial_rotation_is_refused(tmp_path: Path) -> None:

@@ -176,6 +176,13 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     fails(folder, ModelCorrupt, "model-00002-of-00002.safetensors")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}'])
+def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "model.safetensors.index.json").write_text(content)
+    fails(folder, ModelCorrupt, "model.safetensors.index.json")
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00", '{"hidden_size": 3}', '{"model_type": 4}'])
 def test_a_broken_config(tmp_path: Path, content: str) -> None:
     folder = write_folder(tmp_path / "m")

@@ -4,13 +4,13 @@ line.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.exact_text import with_exact_text
 from cortexmlx.models.host import mlx_lm_utils
+from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.sentencepiece_folder import load_sentencepiece_folder
@@ -41,20 +41,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         if gguf:
             raise ModelNotFound(f"{folder} has no config.json; give one of its files instead, such as {gguf[0]}.")
         raise ModelNotFound(f"{folder} holds no model: there is no config.json in it.")
-    config = _read_json(path)
+    config = read_json_object(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelCorrupt(f"{path} does not say which model_type it is.")
     return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelCorrupt(f"{path} cannot be read: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise ModelCorrupt(f"{path} is not a JSON object. Download it again.")
-    return content
 
 
 def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
@@ -63,7 +53,7 @@ def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     sources = [config, text_config if isinstance(text_config, dict) else {}]
     generation = folder / "generation_config.json"
     if generation.is_file():
-        sources.append(_read_json(generation))
+        sources.append(read_json_object(generation))
     found: set[int] = set()
     for source in sources:
         ids = source.get("eos_token_id")

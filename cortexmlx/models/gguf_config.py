@@ -138,16 +138,23 @@ def model_config(header: GGUFHeader) -> dict[str, Any]:
     return config
 
 
+_ROPE_SCALING = "rope.scaling."
+_KNOWN_SCALING_KEYS = ("type", "factor", "original_context_length", "finetuned")
+
+
 def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
-    kind = meta.text(f"{meta.architecture}.rope.scaling.type", "none")
+    prefix = f"{meta.architecture}.{_ROPE_SCALING}"
+    for key in meta.header.metadata:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN_SCALING_KEYS:
+            raise ModelUnsupported(f"{meta.file} sets {key!r}, which is not served here.")
+    has_factor = meta.arch_has(f"{_ROPE_SCALING}factor")
+    kind = meta.text(f"{prefix}type", "linear" if has_factor else "none")
     if kind == "none":
         return None
+    factor = meta.arch_number(f"{_ROPE_SCALING}factor")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": meta.arch_number("rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return {
-            "rope_type": "yarn",
-            "factor": meta.arch_number("rope.scaling.factor"),
-            "original_max_position_embeddings": meta.arch_integer("rope.scaling.original_context_length"),
-        }
+        original = meta.arch_integer(f"{_ROPE_SCALING}original_context_length")
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise ModelUnsupported(f"{meta.file} uses the rope scaling {kind!r}, which is not served here.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
+from cortexmlx.models.json_file import read_json_object
 
 INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
@@ -36,10 +37,10 @@ def check_weights(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> set[str]:
-    try:
-        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelCorrupt(f"{index} cannot be read: {error}. Download it again.") from error
+    files = read_json_object(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise ModelCorrupt(f"{index} has no weight_map. Download it again.")
+    return {str(name) for name in files.values()}
 
 
 def _check_file(file: Path) -> None:

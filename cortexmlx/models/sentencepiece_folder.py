@@ -6,12 +6,12 @@ sentencepiece itself tokenizes; the folder's settings only say which special tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
+from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.sentencepiece_tokenizer import SentencePieceTokenizer
 from cortexmlx.models.tokenizer import SpecialTokens
@@ -70,15 +70,7 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
 
 def _settings(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelCorrupt(f"{path} cannot be read: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise ModelCorrupt(f"{path} is not a JSON object. Download it again.")
-    return content
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _content(token: Any) -> str | None:
