@@ -16,6 +16,15 @@ from cortexmlx.models import load_model
 TOKENS = [5, 250, 17, 17, 99, 3, 140, 261, 0, 42, 8, 200]
 
 
+@pytest.fixture(autouse=True)
+def a_linux_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded here becomes float32, as on a Linux CPU, wherever the tests run."""
+    import mlx.core as mx
+
+    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: True)
+    mx.set_default_device(mx.cpu)
+
+
 def computed(path: Path, dequantize: bool | None = False) -> np.ndarray:
     import mlx.core as mx
 
@@ -109,8 +118,37 @@ def test_mixed_types_share_one_activation_dtype(tmp_path: Path) -> None:
         name: entry for name, entry in tensors("F16", tied=False).items() if name == "output.weight"
     }
     path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    assert load_model(path, dequantize=False).dtype == "float32"  # float16 on a GPU, float32 on a CPU
+    assert load_model(path, dequantize=False).dtype == "float32"
     assert relative_error(computed(path), logits(values(stored), TOKENS)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("matrices", "head", "dtype"),
+    [
+        ("F32", "F32", "float32"),
+        ("F16", "F16", "float16"),
+        ("BF16", "BF16", "bfloat16"),
+        ("Q4_1", "Q4_1", "float16"),
+        ("Q8_0", "F16", "float16"),
+        ("Q8_0", "F32", "float32"),
+        ("F16", "BF16", "float32"),
+    ],
+)
+def test_on_a_gpu_everything_floating_has_the_type_of_the_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrices: str, head: str, dtype: str
+) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    stored = tensors(matrices, tied=False) | {"output.weight": tensors(head, tied=False)["output.weight"]}
+    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
+    loaded = load_model(path)
+    kinds = {a.dtype for _, a in tree_flatten(loaded.model.parameters()) if mx.issubdtype(a.dtype, mx.floating)}
+    assert loaded.dtype == dtype and kinds == {getattr(mx, dtype)} and loaded.notes == ()
+    assert hasattr(loaded.model.layers[0].mlp.up_proj, "scales") is matrices.startswith("Q")
+    tolerance = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}[dtype]
+    assert relative_error(computed(path, None), logits(values(stored), TOKENS)) < tolerance
 
 
 def test_the_loaded_model_says_what_it_is(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def write_folder(folder: Path, quantize: bool = False, dtype: str = "float32", *
     return folder
 
 
+@pytest.fixture(autouse=True)
+def a_linux_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded here becomes float32, as on a Linux CPU, wherever the tests run."""
+    import mlx.core as mx
+
+    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: True)
+    mx.set_default_device(mx.cpu)
+
+
 TOKENS = [5, 250, 17, 99, 3, 140]
 
 

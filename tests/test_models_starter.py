@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model("smollm2")
+    return load_model("smollm2", dequantize=True)
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,12 @@ def test_packed_weights_give_the_same_logits(weights: dict[str, np.ndarray]) -> 
     import mlx.core as mx
 
     packed = load_model("smollm2", dequantize=False)
+    tolerance = 2e-3 if packed.dtype == "float32" else 0.2
     assert packed.weight_bytes < packed.parameters and hasattr(packed.model.layers[0].mlp.up_proj, "scales")
     tokens = packed.tokenizer.encode(PROMPT)[:6]
     wanted = logits(weights, tokens, heads=9, kv_heads=3, base=100000.0)
-    found = np.array(packed.model(mx.array([tokens])))[0]
-    assert np.abs(found - wanted).max() < 2e-3
+    found = np.array(packed.model(mx.array([tokens])).astype(mx.float32))[0]
+    assert np.abs(found - wanted).max() < tolerance
 
 
 def test_it_answers_a_question_through_mlx_lm(loaded: LoadedModel) -> None:
