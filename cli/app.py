@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from cortexmlx import __version__
+from cortexmlx.bench.command import bench
 from cortexmlx.cli.batch import batch
 from cortexmlx.cli.chat import chat
+from cortexmlx.cli.doctor import doctor
 from cortexmlx.cli.generate import generate
+from cortexmlx.cli.models import models
 from cortexmlx.cli.plan import plan
 from cortexmlx.cli.start import exit_codes
 
@@ -68,10 +70,14 @@ def top(
     """What holds for all commands."""
 
 
-app.command("chat")(chat)
-app.command("generate")(generate)
-app.command("batch")(batch)
-app.command("plan")(plan)
-
-if importlib.util.find_spec("cortexmlx.bench.command"):
-    app.command("bench")(importlib.import_module("cortexmlx.bench.command").bench)
+COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("chat", chat, "Talk to a model."),
+    ("generate", generate, "Answer one prompt."),
+    ("batch", batch, "Answer every request of a file."),
+    ("plan", plan, "Say what fits into this machine's memory."),
+    ("models", models, "List the models on this machine."),
+    ("doctor", doctor, "Check the installation."),
+    ("bench", bench, "Measure speed, alone or beside mlx-lm."),
+)
+for name, command, summary in COMMANDS:
+    app.command(name, short_help=summary)(command)

@@ -16,6 +16,11 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def is_coloured(stream: TextIO) -> bool:
+    """True if colours make sense on `stream`."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
 def stdout() -> Console:
     """A rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text."""
     from rich.console import Console
@@ -37,7 +42,7 @@ def note(message: str) -> None:
 
 def error(message: str) -> None:
     """The one or two lines that say what went wrong and what next."""
-    if is_terminal(sys.stderr) and not os.environ.get("NO_COLOR"):
+    if is_coloured(sys.stderr):
         print(f"\x1b[1;31merror:\x1b[0m {message}", file=sys.stderr)
     else:
         print(f"error: {message}", file=sys.stderr)

@@ -53,7 +53,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All figures as one JSON object, in bytes.")] = False,
 ) -> None:
-    """What fits: weights, KV bytes per token, and the tokens that this machine's memory holds.
+    """Say what fits: weights, KV bytes per token, and the tokens that this machine's memory holds.
 
     KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
     model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.errors import ModelNotFound
+from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.resolve import SourceKind, resolve
 
 
@@ -42,13 +42,7 @@ def find(target: str) -> PlanSource:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelCorrupt(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelCorrupt(f"{path} holds a {type(config).__name__}, not a model's configuration")
-    return config
+    return read_json_object(path)
 
 
 def _weights(folder: Path) -> int | None:

@@ -45,21 +45,22 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
     blas.preload()
     import mlx.core as mx
-    from mlx_lm.utils import get_total_parameters
+
+    from cortexmlx.models.weights import parameter_count, weight_bytes
 
     model = _lazy_model(dict(config))
     dtype = _dtype(config)
     model.set_dtype(getattr(mx, dtype))
-    parameters = int(get_total_parameters(model))
+    parameters = parameter_count(model)
     _quantize(model, config)
     vocab_size, shapes = _caches(model)
-    weight_bytes = _bytes(model)
+    stored = weight_bytes(model)
     model.set_dtype(mx.float32)
     return Skeleton(
         architecture=str(config["model_type"]),
         parameters=parameters,
-        weight_bytes=weight_bytes,
-        widened_bytes=_bytes(model),
+        weight_bytes=stored,
+        widened_bytes=weight_bytes(model),
         vocab_size=vocab_size,
         context_length=_context(config),
         dtype=dtype,
@@ -68,12 +69,12 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
 
 def _lazy_model(config: dict[str, Any]) -> Any:
-    from mlx_lm.utils import _get_classes
+    from cortexmlx.models.host import mlx_lm_utils
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
     try:
-        model_class, args_class = _get_classes(config)
+        model_class, args_class = mlx_lm_utils()._get_classes(config)
     except ValueError:
         kind = config["model_type"]
         raise ModelUnsupported(
@@ -88,12 +89,6 @@ def _lazy_model(config: dict[str, Any]) -> Any:
         with contextlib.suppress(Exception):
             model.sanitize({})
     return model
-
-
-def _bytes(model: Any) -> int:
-    from mlx.utils import tree_flatten
-
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

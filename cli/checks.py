@@ -1,0 +1,154 @@
+"""What `cortexmlx doctor` looks at."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from cortexmlx import __version__
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.machine import memory_bytes, working_set_bytes
+
+
+class Verdict(str, Enum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: what was looked at, what was found, and what to do about it (empty: nothing)."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def all_checks() -> Iterator[Check]:
+    """Every check, one after the other. A check that breaks is a failed check, and the next one still runs."""
+    for name, look in CHECKS.items():
+        try:
+            yield from look()
+        except Exception as error:
+            yield Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "run it with --debug, and report it")
+
+
+def _version() -> Iterator[Check]:
+    yield Check("cortexmlx", Verdict.OK, f"{__version__}, Python {platform.python_version()}")
+
+
+def _machine() -> Iterator[Check]:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        yield Check("machine", Verdict.FAIL, system, "MLX needs Apple Silicon and a native (arm64) Python")
+        return
+    memory = f"{format_bytes(memory_bytes())} memory, {format_bytes(working_set_bytes())} of it for models"
+    yield Check("machine", Verdict.OK, f"{system}, {memory}")
+
+
+def _packages() -> Iterator[Check]:
+    from packaging.requirements import Requirement
+
+    wanted = {r.name: r for r in map(Requirement, importlib.metadata.requires("cortexmlx") or []) if _applies(r.marker)}
+    for name in ("mlx", "mlx-lm"):
+        needed = wanted[name]
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name, Verdict.FAIL, "not installed", f"pip install '{needed.name}{needed.specifier}'")
+            continue
+        if needed.specifier.contains(found):
+            yield Check(name, Verdict.OK, found)
+        else:
+            detail = f"{found}, but this version was made for {needed.specifier}"
+            yield Check(name, Verdict.FAIL, detail, f"pip install '{needed.name}{needed.specifier}'")
+
+
+def _applies(marker: object) -> bool:
+    return marker is None or bool(marker.evaluate({"extra": ""}))  # type: ignore[attr-defined]
+
+
+def _device() -> Iterator[Check]:
+    from cortexmlx import blas
+
+    blas.preload()
+    from cortexmlx.bench.machine import Machine
+
+    here = Machine.here()
+    yield Check("device", Verdict.OK, f"{here.device}: {here.chip}, {here.cpus} CPUs")
+
+
+def _blas() -> Iterator[Check]:
+    from cortexmlx import blas
+
+    status = blas.preload()
+    advice = {
+        blas.BlasState.SLOW: "do what the line says; everything works without, slowly",
+        blas.BlasState.SWITCHED_OFF: f"unset {blas.SWITCH} for speed",
+    }
+    verdict = Verdict.WARN if status.state in advice else Verdict.OK
+    yield Check("BLAS", verdict, status.line, advice.get(status.state, ""))
+
+
+def _float32() -> Iterator[Check]:
+    import mlx.core as mx
+
+    from cortexmlx.models.load import DEQUANTIZE_SWITCH
+
+    if sys.platform != "linux" or mx.default_device() != mx.cpu:
+        yield Check("weights", Verdict.OK, "run as they are stored")
+    elif os.environ.get(DEQUANTIZE_SWITCH) == "0":
+        detail = f"quantized weights stay so, which is slow on a CPU ({DEQUANTIZE_SWITCH}=0)"
+        yield Check("weights", Verdict.WARN, detail, f"unset {DEQUANTIZE_SWITCH} for speed")
+    else:
+        limit = format_bytes(memory_bytes() // 4)
+        detail = f"made float32, for speed on a CPU, up to {limit} ({DEQUANTIZE_SWITCH}=0 switches it off)"
+        yield Check("weights", Verdict.OK, detail)
+
+
+def _starter() -> Iterator[Check]:
+    from cortexmlx.models.resolve import STARTER, STARTER_INSTALL, starter_path
+
+    path = starter_path()
+    if path is None:
+        yield Check("starter model", Verdict.WARN, f"{STARTER} is not installed", STARTER_INSTALL)
+    else:
+        yield Check("starter model", Verdict.OK, f"{STARTER}, {format_bytes(path.stat().st_size)}")
+
+
+def _attention() -> Iterator[Check]:
+    import mlx.core as mx
+
+    from cortexmlx.attention.backends import choose_backend
+
+    name = choose_backend("auto").name
+    if not mx.metal.is_available():
+        yield Check("attention", Verdict.OK, f"{name} (the kernels need an Apple GPU)")
+        return
+    yield Check("attention", Verdict.OK, name)
+    from cortexmlx.attention.check import check_all
+
+    for check in check_all(mx.fast.metal_kernel):
+        advice = "" if check.agrees else "this shape runs on the reference path, slower; please report it"
+        yield Check("kernel", Verdict.OK if check.agrees else Verdict.WARN, f"{check.variant}: {check.outcome}", advice)
+
+
+CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
+    "cortexmlx": _version,
+    "machine": _machine,
+    "packages": _packages,
+    "BLAS": _blas,
+    "device": _device,
+    "weights": _float32,
+    "starter model": _starter,
+    "attention": _attention,
+}
