@@ -66,7 +66,7 @@ class Progress:
             f"{stats.rows_running} running",
             f"{stats.rows_waiting} waiting",
             f"{stats.generated_tokens / elapsed:.0f} tok/s",
-            f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes)}",
+            f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
         if self._total is not None and run.done:
             parts.append(f"{duration(elapsed / run.done * (self._total - run.done))} left")

@@ -185,7 +185,7 @@ def banner(engine: Engine, screen: Console) -> None:
     screen.print(
         f"[bold]{info.name}[/bold] · {info.architecture}, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}"
     )
-    memory = f"KV memory {format_bytes(stats.kv_bytes)} in {stats.total_blocks:,} blocks of {stats.block_size} tokens"
+    memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
     screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")
     screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention · cortexmlx {__version__}[/dim]")
     for remark in info.notes:

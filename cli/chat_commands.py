@@ -139,7 +139,8 @@ def _regen(chat: ChatSession, argument: str, console: Console) -> str | None:
 def _stats(chat: ChatSession, argument: str, console: Console) -> None:
     stats = chat.engine.stats()
     blocks = f"{stats.used_blocks:,} of {stats.total_blocks:,} blocks of {stats.block_size} tokens"
-    memory = f"{format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes)}"
+    most = format_bytes(stats.kv_bytes_limit)
+    memory = f"{format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes)}, which may grow to {most}"
     lines = {
         "KV memory": f"{memory}, {blocks} in use, fragmentation {stats.fragmentation:.0%}",
         "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",

@@ -285,6 +285,7 @@ class EngineCore:
             fragmentation=cache.fragmentation,
             single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
+            kv_bytes_limit=self.cache.limit * self.cache.block_size * per_token,
             kv_bytes_in_use=round(share * self.cache.block_size * per_token),
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,

@@ -35,6 +35,8 @@ class EngineStats:
     `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate of generated tokens
     while the engine had work.
 
+    The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it hold tokens.
+
     A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
     device) and `commit` (taking the tokens, detokenizing).
     """
@@ -51,6 +53,7 @@ class EngineStats:
     fragmentation: float
     single_run_share: float
     kv_bytes: int
+    kv_bytes_limit: int
     kv_bytes_in_use: int
     steps: int
     prompt_tokens: int

@@ -79,7 +79,7 @@ class FakeEngine:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "block_map": "##..", "sequences": (), "total_blocks": 4}
-        values |= {"kv_bytes": 2**30, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
+        values |= {"kv_bytes": 2**30, "kv_bytes_limit": 2**31, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
         return EngineStats(**values)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None) -> RequestHandle:

@@ -230,4 +230,4 @@ def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     assert plan.model.parameters == info.parameters
     assert plan.here.kv_bytes_per_token == info.kv_bytes_per_token
     assert plan.here.weight_bytes == info.weight_bytes
-    assert plan.here.arena_bytes == pytest.approx(stats.kv_bytes, rel=0.01)
+    assert plan.here.arena_bytes == pytest.approx(stats.kv_bytes_limit, rel=0.01)
