@@ -117,7 +117,7 @@ def test_a_struct_may_be_copied_out_of_any_address_space():
 
 
 def test_a_compile_error_names_the_line_of_the_kernel_text():
-    with pytest.raises(KernelCompileError, match="kernel:7:.*undeclared identifier 'nonsense'"):
+    with pytest.raises(KernelCompileError, match=r"kernel:7:.*undeclared identifier 'nonsense'"):
         launch("uint i = thread_position_in_grid.x;\ny[i] = nonsense;")
 
 

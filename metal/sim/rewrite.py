@@ -8,6 +8,8 @@ _ELEMENT = r"(?:u?char|u?short|u?int|u?long|half|bfloat|float)"
 _VECTOR_NAME = _ELEMENT + "[234]"
 _THREADGROUP = re.compile(r"\bthreadgroup\b([^;{}]*);")
 _C_CAST = re.compile(rf"(?<![\w>])\(\s*({_VECTOR_NAME})\s*\)\s*(?=[\w(])")
+# A floating literal without a suffix is a float in Metal.
+_DOUBLE_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 _ALIAS = re.compile(
     rf"\busing\s+(\w+)\s*=\s*(?:(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>))\s*;|"
     rf"\btypedef\s+(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>)\s+(\w+)\s*;"
@@ -106,6 +108,7 @@ def to_cpp(text: str) -> str:
     aliases = {name for pair in _ALIAS.findall(text) for name in pair if name}
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _THREADGROUP.sub(_threadgroup_variable, text)
+    text = _DOUBLE_LITERAL.sub(r"\1f", text)
     text = _TYPEDEF.sub(r"typedef metal::__vec_for<", text)
     text = _vec_constructors(text)
     text = _CONVERSION.sub(r"operator metal::vec<\1, \2>(", text)

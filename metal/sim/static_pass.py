@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
@@ -27,6 +28,10 @@ _COPIES_A_STRUCT = re.compile(r"no matching constructor for initialization|no vi
 _NOT_FUNCTIONS = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "catch", "alignas"}
 _DEFINITION = re.compile(r"\b(\w+)\s*\(")
 _SCALARS = r"(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float|u?int(?:8|16|32|64)_t|size_t|b?float16_t)"
+_FOREIGN = re.compile(
+    r"\b(?:double|goto|new|dynamic_cast|typeid|throw|try|catch|virtual|thread_local|std\s*::)(?!\w)"
+    r"|(?<!=)(?<!= )\bdelete\b"
+)
 _QUALIFIED = re.compile(r"\b(?:" + "|".join(SPACES) + r")\b")
 
 
@@ -138,15 +143,26 @@ def _unqualified(text: str) -> Iterator[Complaint]:
         yield Complaint(line, f"'{found.group(1)}' is a pointer or reference that names no address space")
 
 
+def _foreign_words(text: str) -> Iterator[Complaint]:
+    """C++ that Metal leaves out."""
+    for found in _FOREIGN.finditer(blank_comments(text)):
+        yield Complaint(text.count("\n", 0, found.start()) + 1, f"Metal has no '{found.group().strip()}'")
+
+
 def complaints(text: str, preamble: str) -> list[Complaint]:
     """What is wrong with kernel text that compiles as C++, in the order of lines."""
     unit = preamble + '#line 1 "kernel"\n' + to_cpp(text)
-    found = [*_unqualified(text)]
+    found = [*_foreign_words(text), *_unqualified(text)]
     if "complex64_t" not in text:
         found += _wrong_spaces(unit)
     if "bfloat" in text:
         found += _implicit_bfloats(unit)
     return sorted(found, key=lambda c: c.line)
+
+
+@cache
+def _own_text() -> str:
+    return "".join(Path(__file__).with_name(name).read_text() for name in ("static_pass.py", "rewrite.py"))
 
 
 def check(name: str, text: str, preamble: str) -> None:
@@ -155,7 +171,7 @@ def check(name: str, text: str, preamble: str) -> None:
     Raises:
         KernelCompileError: with one sentence for each complaint and the line it is about.
     """
-    passed = cache_folder() / f"{content_key('static pass', preamble, text)}.ok"
+    passed = cache_folder() / f"{content_key('static pass', _own_text(), preamble, text)}.ok"
     if passed.exists():
         return
     found = complaints(text, preamble)

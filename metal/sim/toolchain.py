@@ -40,8 +40,6 @@ _KERNEL = [
     "-w",
     "-ftrivial-auto-var-init=pattern",
     "-Xclang",
-    "-cl-single-precision-constant",
-    "-Xclang",
     "-ffloat16-excess-precision=none",
     "-Xclang",
     "-fbfloat16-excess-precision=none",

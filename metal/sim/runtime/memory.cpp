@@ -389,11 +389,11 @@ extern "C" void* sim_threadgroup_memory(void** slot, unsigned long size, unsigne
   return *slot;
 }
 
-extern "C" void sim_atomic_access(const void* address, unsigned size) {
+extern "C" void sim_atomic_access(const void* address, unsigned size, unsigned how) {
   if (!S.launch->checked) return;
   const uintptr_t pc = (uintptr_t)__builtin_return_address(0);
-  access((uintptr_t)address, size, false, true, pc);
-  access((uintptr_t)address, size, true, true, pc);
+  if (how & SIM_ATOMIC_LOAD) access((uintptr_t)address, size, false, true, pc);
+  if (how & SIM_ATOMIC_STORE) access((uintptr_t)address, size, true, true, pc);
 }
 
 // A sized hook stands for a type of that size and alignment; anything else comes through the N hooks.

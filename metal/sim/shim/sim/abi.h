@@ -27,6 +27,7 @@ struct SimExchange {
 };
 
 enum SimOp { SIM_OP_REDUCE, SIM_OP_SHUFFLE, SIM_OP_VOTE, SIM_OP_MATRIX, SIM_OP_BARRIER, SIM_OP_KINDS };
+enum SimAtomic { SIM_ATOMIC_LOAD = 1, SIM_ATOMIC_STORE = 2, SIM_ATOMIC_UPDATE = 3 };
 enum SimScope { SIM_SCOPE_SIMDGROUP, SIM_SCOPE_QUAD };
 enum SimFault {
   SIM_FAULT_OUT_OF_BOUNDS = 1, SIM_FAULT_WRITE_TO_INPUT, SIM_FAULT_UNINITIALISED, SIM_FAULT_RACE,
@@ -42,6 +43,6 @@ const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigne
 void sim_barrier(unsigned flags) __attribute__((convergent));
 void sim_simdgroup_barrier(unsigned flags) __attribute__((convergent));
 void* sim_threadgroup_memory(void** slot, unsigned long size, unsigned long align, const char* name);
-void sim_atomic_access(const void* address, unsigned size);
+void sim_atomic_access(const void* address, unsigned size, unsigned access);
 void sim_inactive_lane(unsigned lane);
 }

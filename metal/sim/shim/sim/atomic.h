@@ -15,24 +15,24 @@ typedef atomic<float> atomic_float; typedef atomic<ulong> atomic_ulong;
 // Threads never run at the same time here, so a plain access is indivisible; the runtime is told that it is atomic.
 template <class T> T __cell_value(const SIM_HIDDEN T*);
 template <class P> using __cell_type = decltype(__cell_value(declval<P>()));
-template <class A> SIM_FN auto __cell(A* a) {
+template <class A> SIM_FN auto __cell(A* a, uint access) {
   using T = remove_cv_t<decltype(a->__value)>;
-  sim_atomic_access((const void*)a, sizeof(T));
+  sim_atomic_access((const void*)a, sizeof(T), access);
   return (SIM_HIDDEN T*)(void*)a;
 }
-#define SIM_ATOMIC_RMW(name, update)                                                                         \
+#define SIM_ATOMIC_RMW(name, access, update)                                                                         \
   template <class A, class V> SIM_FN auto atomic_##name##_explicit(A* a, V value, memory_order) { \
-    auto cell = __cell(a); using T = __cell_type<decltype(cell)>;                                  \
+    auto cell = __cell(a, access); using T = __cell_type<decltype(cell)>;                          \
     T old = *cell, v = T(value); *cell = T(update); return old; }
-SIM_ATOMIC_RMW(fetch_add, old + v) SIM_ATOMIC_RMW(fetch_sub, old - v) SIM_ATOMIC_RMW(fetch_and, old & v)
-SIM_ATOMIC_RMW(fetch_or, old | v) SIM_ATOMIC_RMW(fetch_xor, old ^ v) SIM_ATOMIC_RMW(fetch_max, old > v ? old : v)
-SIM_ATOMIC_RMW(fetch_min, old < v ? old : v) SIM_ATOMIC_RMW(exchange, v)
+SIM_ATOMIC_RMW(fetch_add, SIM_ATOMIC_UPDATE, old + v) SIM_ATOMIC_RMW(fetch_sub, SIM_ATOMIC_UPDATE, old - v) SIM_ATOMIC_RMW(fetch_and, SIM_ATOMIC_UPDATE, old & v)
+SIM_ATOMIC_RMW(fetch_or, SIM_ATOMIC_UPDATE, old | v) SIM_ATOMIC_RMW(fetch_xor, SIM_ATOMIC_UPDATE, old ^ v) SIM_ATOMIC_RMW(fetch_max, SIM_ATOMIC_UPDATE, old > v ? old : v)
+SIM_ATOMIC_RMW(fetch_min, SIM_ATOMIC_UPDATE, old < v ? old : v) SIM_ATOMIC_RMW(exchange, SIM_ATOMIC_STORE, v)
 #undef SIM_ATOMIC_RMW
 template <class A, class V> SIM_FN void atomic_store_explicit(A* a, V value, memory_order) {
-  auto cell = __cell(a); *cell = __cell_type<decltype(cell)>(value); }
-template <class A> SIM_FN auto atomic_load_explicit(A* a, memory_order) { auto cell = __cell(a); __cell_type<decltype(cell)> v = *cell; return v; }
+  auto cell = __cell(a, SIM_ATOMIC_STORE); *cell = __cell_type<decltype(cell)>(value); }
+template <class A> SIM_FN auto atomic_load_explicit(A* a, memory_order) { auto cell = __cell(a, SIM_ATOMIC_LOAD); __cell_type<decltype(cell)> v = *cell; return v; }
 template <class A, class E, class V> SIM_FN bool atomic_compare_exchange_weak_explicit(A* a, E* expected, V desired, memory_order, memory_order) {
-  auto cell = __cell(a); using T = __cell_type<decltype(cell)>;
+  auto cell = __cell(a, SIM_ATOMIC_UPDATE); using T = __cell_type<decltype(cell)>;
   if (__builtin_memcmp((const void*)a, expected, sizeof(T)) == 0) { *cell = T(desired); return true; }
   *expected = *cell;
   return false;
