@@ -1,0 +1,150 @@
+"""The decode and reduce kernels as `mx.fast.metal_kernel` objects, and how they are called.
+
+The mathematics is in the .metal files; what stands here is the few lines between MLX's generated signature and them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+
+KernelFactory = Callable[..., Callable[..., Sequence[mx.array]]]
+"""`mx.fast.metal_kernel`, or anything that is called as it is."""
+
+_DECODE_ENTRY = """
+  constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
+  threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
+  threadgroup float shared_stats[SIMDGROUPS * TILE * 2];
+  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
+  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
+  const device int* work = decode_plan + rows * 2 + item * 4;
+  const int64_t row = work[0];
+  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
+  const int64_t head = row * kv_heads + kv_head, part = int64_t(item) * kv_heads + kv_head;
+  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, SLICES, SOFTCAP>(
+      queries + head * GROUP * KEY_DIM,
+      HeadSource<KV, KEY_DIM>{arena_keys + kv_head * slots * KEY_DIM, tail_keys + head * columns * KEY_DIM},
+      HeadSource<KV, VALUE_DIM>{arena_values + kv_head * slots * VALUE_DIM, tail_values + head * columns * VALUE_DIM},
+      block_tables + row * block_tables_shape[1],
+      work[1], work[2], work[3], score_factors[0], score_factors[1],
+      partials + part * GROUP * (VALUE_DIM + 2),
+      shared_out, shared_stats, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+
+_REDUCE_ENTRY = """
+  threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
+  threadgroup float shared_total[SIMDGROUPS];
+  const int query_heads = partials_shape[1];
+  const int head = int(threadgroup_position_in_grid.y), row = int(threadgroup_position_in_grid.z);
+  const int64_t first = int64_t(decode_plan[row * 2]) * query_heads + head;
+  paged_reduce<T, VALUE_DIM, SIMDGROUPS, SINKS>(
+      partials + first * (VALUE_DIM + 2), decode_plan[row * 2 + 1], query_heads,
+      SINKS ? float(head_sinks[head]) : 0.0f, attended + (int64_t(row) * query_heads + head) * VALUE_DIM,
+      shared_out, shared_total, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+
+
+def kernel_text(name: str) -> str:
+    """The text of a kernel source with its own headers in place."""
+    folder = files("cortexmlx.metal")
+    text = (folder / name).read_text()
+    return text.replace('#include "paged_attention.h"', (folder / "paged_attention.h").read_text())
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """What a layer's decode reads: queries `[rows, query_heads, 1, key_dim]`, slabs `[kv_heads, slots, dim]`, tails
+    `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
+
+    `factors` holds (scale, softcap); `sinks` `[query_heads]` float32, at least 8 numbers, any if the variant has none.
+    """
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    tail_keys: mx.array
+    tail_values: mx.array
+    tables: mx.array
+    plan: mx.array
+    factors: mx.array
+    sinks: mx.array
+
+
+class DecodeKernels:
+    """The two kernels, made once by `factory`."""
+
+    def __init__(self, factory: KernelFactory) -> None:
+        self._decode = factory(
+            name="cortex_paged_decode",
+            input_names=[
+                "queries", "arena_keys", "arena_values", "tail_keys", "tail_values", "block_tables", "decode_plan",
+                "score_factors",
+            ],
+            output_names=["partials"],
+            source=_DECODE_ENTRY,
+            header=kernel_text("paged_decode.metal"),
+        )
+        self._reduce = factory(
+            name="cortex_paged_reduce",
+            input_names=["partials", "decode_plan", "head_sinks"],
+            output_names=["attended"],
+            source=_REDUCE_ENTRY,
+            header=kernel_text("paged_reduce.metal"),
+        )
+
+    def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:
+        """Attention of `rows` query tokens, `[rows, query_heads, 1, value_dim]` in the dtype of the queries."""
+        rows, query_heads = inputs.queries.shape[:2]
+        kv_heads = inputs.keys.shape[0]
+        decode_template, reduce_template = _templates(variant)
+        (partials,) = self._decode(
+            inputs=[
+                inputs.queries, inputs.keys, inputs.values, inputs.tail_keys, inputs.tail_values, inputs.tables,
+                inputs.plan, inputs.factors,
+            ],
+            template=decode_template,
+            grid=(variant.threads, kv_heads, items),
+            threadgroup=(variant.threads, 1, 1),
+            output_shapes=[(items, query_heads, variant.value_dim + 2)],
+            output_dtypes=[mx.float32],
+        )
+        threads = 32 * REDUCE_SIMDGROUPS
+        (attended,) = self._reduce(
+            inputs=[partials, inputs.plan, inputs.sinks],
+            template=reduce_template,
+            grid=(threads, query_heads, rows),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[(rows, query_heads, 1, variant.value_dim)],
+            output_dtypes=[inputs.queries.dtype],
+        )
+        return attended
+
+
+@cache
+def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
+    decode = [
+        ("T", dtype),
+        ("KV", kv_dtype),
+        ("KEY_DIM", variant.key_dim),
+        ("VALUE_DIM", variant.value_dim),
+        ("BLOCK_SIZE", variant.block_size),
+        ("GROUP", variant.group),
+        ("TILE", variant.tile),
+        ("SLICES", variant.slices),
+        ("SOFTCAP", variant.softcap),
+    ]
+    reduce = [
+        ("T", dtype),
+        ("VALUE_DIM", variant.value_dim),
+        ("SIMDGROUPS", REDUCE_SIMDGROUPS),
+        ("SINKS", variant.sinks),
+    ]
+    return decode, reduce

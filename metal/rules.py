@@ -1,0 +1,115 @@
+"""Which shapes the decode kernels serve, and how a shape is spread over a threadgroup: every rule with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+PARTITION = 256
+"""Tokens of a partition: an absolute range of positions that one threadgroup attends to.
+
+Short enough that a lone row of a few thousand tokens fills a GPU, long enough that the partial results are a few
+percent of what is read. The same for all batches, so that a row's sums are always cut in the same places.
+"""
+
+THREADGROUP_BYTES = 32 * 1024
+REGISTERS = 88
+"""Floats that a thread may hold for its tile of query heads: with the keys in flight about 120 of the 128 registers
+that leave 384 threads in a threadgroup."""
+THREADS = 384
+REDUCE_SIMDGROUPS = 4
+
+
+def lane_numbers(dim: int) -> int:
+    """How many numbers of a head a lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
+    pack = 2 if dim % 64 == 0 and dim % 128 != 0 else 4
+    return -(-(dim // pack) // 32) * pack
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One instantiation of the decode and reduce kernels. `group` query heads share a KV head; `dtype` is that of the
+    queries and the result, `kv_dtype` that of keys and values; `softcap` and `sinks` say whether they are used.
+
+    The sliding window is no part of it: a window is where a row's first work item begins.
+    """
+
+    dtype: str
+    kv_dtype: str
+    key_dim: int
+    value_dim: int
+    block_size: int
+    group: int
+    softcap: bool = False
+    sinks: bool = False
+
+    @property
+    def tile(self) -> int:
+        """Query heads that one simdgroup holds: as many as fit its registers, the tiles of a group equally full."""
+        each = lane_numbers(self.key_dim) + lane_numbers(self.value_dim) + 3
+        most = max(1, min(8, REGISTERS // each))
+        return -(-self.group // -(-self.group // most))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of query heads, which share the loaded keys and values within a threadgroup."""
+        return -(-self.group // self.tile)
+
+    @property
+    def slices(self) -> int:
+        """Simdgroups that share the tokens of a partition: 4, fewer where many tiles make the threadgroup large."""
+        return 4 if self.tiles <= 2 else 2 if self.tiles <= 4 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a decode threadgroup."""
+        return 32 * self.slices * self.tiles
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Threadgroup memory of the decode kernel."""
+        return 4 * self.slices * self.tiles * (self.value_dim + 2 * self.tile)
+
+    @property
+    def label(self) -> str:
+        """The variant in a line of a table or a log."""
+        dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
+        dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
+        extras = "".join(f", {name}" for name in ("softcap", "sinks") if getattr(self, name))
+        return f"{dtype}, head_dim {dims}, {self.group} per KV head, blocks of {self.block_size}{extras}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition that a variant must meet to run on the kernels; `reason` is what to say when it does not."""
+
+    holds: Callable[[Variant], bool]
+    reason: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(lambda v: v.dtype in DTYPES and v.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"),
+    Rule(
+        lambda v: v.key_dim % 4 == 0 and v.value_dim % 4 == 0,
+        "the lanes load 2 or 4 numbers at a time, so a head_dim must be a multiple of 4",
+    ),
+    Rule(
+        lambda v: 8 <= min(v.key_dim, v.value_dim) and max(v.key_dim, v.value_dim) <= 256,
+        "a head_dim must lie between 8 and 256: of a longer head a lane would hold more numbers than it has registers",
+    ),
+    Rule(
+        lambda v: v.threads <= THREADS,
+        f"the query heads of one KV head would need more than {THREADS} threads in a threadgroup",
+    ),
+    Rule(
+        lambda v: v.threadgroup_bytes <= THREADGROUP_BYTES,
+        f"a threadgroup would need more than {THREADGROUP_BYTES} bytes of threadgroup memory",
+    ),
+)
+
+
+def refusal(variant: Variant) -> str | None:
+    """Why the kernels do not serve a variant, or None if they do."""
+    return next((rule.reason for rule in RULES if not rule.holds(variant)), None)

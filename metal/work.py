@@ -1,0 +1,51 @@
+"""The work list of a decode step: which tokens of which row each threadgroup attends to. NumPy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+
+SMALL = 8
+"""Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
+
+
+@dataclass(frozen=True)
+class WorkList:
+    """`plan` is flat int32: for each row (first item, items), then for each item (row, first token, last token, arena
+    tokens), padded to at least 8 numbers.
+    """
+
+    rows: int
+    items: int
+    plan: IntArray
+
+
+def work_list(arena_tokens: IntArray, tail_tokens: int, window: int | None, partition: int) -> WorkList:
+    """Cut every row's visible tokens at the multiples of `partition`.
+
+    `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. With a
+    `window` only the newest `window` tokens are visible. A row that sees nothing has one empty item.
+    """
+    rows = len(arena_tokens)
+    end = arena_tokens.astype(np.int64) + tail_tokens
+    start = np.zeros_like(end) if window is None else np.maximum(end - window, 0)
+    first_part = start // partition
+    counts = np.maximum(-(-end // partition) - first_part, 1)
+    first_item = np.cumsum(counts) - counts
+    row = np.repeat(np.arange(rows), counts)
+    begin = (np.arange(len(row)) - first_item[row] + first_part[row]) * partition
+    items = np.stack(
+        [row, np.maximum(begin, start[row]), np.minimum(begin + partition, end[row]), arena_tokens[row]], axis=1
+    )
+    plan = np.concatenate([np.stack([first_item, counts], axis=1).reshape(-1), items.reshape(-1)]).astype(np.int32)
+    return WorkList(rows, len(items), np.pad(plan, (0, max(0, SMALL - len(plan)))))
+
+
+def padded_tables(tables: IntArray) -> IntArray:
+    """Block tables `[rows, blocks]` with columns of zeros added until they have at least 8 numbers."""
+    rows, blocks = tables.shape
+    return np.pad(tables.astype(np.int32), ((0, 0), (0, max(0, -(-SMALL // rows) - blocks))))
