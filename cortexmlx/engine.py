@@ -439,7 +439,8 @@ def _tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
             prompt.encode("utf-8")
         except UnicodeEncodeError:
             prompt = prompt.encode("utf-8", "replace").decode("utf-8")
-        return list(tokenizer.encode(prompt))
+        bos = tokenizer.bos_token
+        return list(tokenizer.encode(prompt, add_special_tokens=bos is None or not prompt.startswith(bos)))
     listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
     _require(listed, _PROMPT_KINDS)
     items: list[Any] = list(prompt)

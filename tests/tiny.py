@@ -154,7 +154,8 @@ def write_tokenizer(folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "</s>",
-        "chat_template": "{% for m in messages %}{% if not m['role'] %}{{ raise_exception('no role') }}{% endif %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "chat_template": "{% for m in messages %}{% if not m['role'] %}{{ raise_exception('no role') }}{% endif %}"
+        "<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}<s>assistant: {% endif %}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
