@@ -3,6 +3,7 @@
 from .kernel import MetalKernel, metal_kernel
 from .report import BufferReport, Fault, Finding, LaunchReport
 from .settings import Recording, Settings, options, recording
+from .sparse import SparseArray
 
 __all__ = [
     "BufferReport",
@@ -12,6 +13,7 @@ __all__ = [
     "MetalKernel",
     "Recording",
     "Settings",
+    "SparseArray",
     "metal_kernel",
     "options",
     "recording",

@@ -15,10 +15,12 @@ from .entry import PREAMBLE, translation_unit
 from .launch import BufferSpec, run
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
+from .sparse import SparseArray
 from .static_pass import check
 from .toolchain import build
 
 Scalar = bool | int | float
+HostView = npt.NDArray[np.generic] | SparseArray
 MATH_MODES = ("safe", "relaxed", "fast")
 _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
@@ -83,7 +85,10 @@ class MetalKernel:
         self._libraries: dict[tuple[str, bool, bool], Path] = {}
 
     def text(
-        self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: TemplateArgs | None = None
+        self,
+        inputs: Sequence[mx.array | SparseArray],
+        output_dtypes: Sequence[mx.Dtype],
+        template: TemplateArgs | None = None,
     ) -> KernelText:
         """The Metal text that MLX would compile for these inputs."""
         return generate(
@@ -99,7 +104,7 @@ class MetalKernel:
     def __call__(
         self,
         *,
-        inputs: Sequence[mx.array | Scalar],
+        inputs: Sequence[mx.array | SparseArray | Scalar],
         output_shapes: Sequence[Sequence[int]],
         output_dtypes: Sequence[mx.Dtype],
         grid: tuple[int, int, int],
@@ -124,7 +129,7 @@ class MetalKernel:
                 f"[metal_kernel] {self.name} has {len(self.output_names)} outputs, "
                 f"{len(output_shapes)} shapes and {len(output_dtypes)} dtypes were given."
             )
-        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+        arrays = [x if isinstance(x, mx.array | SparseArray) else mx.array(x) for x in inputs]
         kernel = self.text(arrays, output_dtypes, template)
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
@@ -156,7 +161,9 @@ class MetalKernel:
             self._libraries[key] = build(translation_unit(kernel), current.checked)
         return self._libraries[key]
 
-    def _view(self, array: mx.array) -> npt.NDArray[np.generic]:
+    def _view(self, array: mx.array | SparseArray) -> HostView:
+        if isinstance(array, SparseArray):
+            return array
         view = _host_view(array)
         return np.ascontiguousarray(view).reshape(view.shape) if self.ensure_row_contiguous else view
 
@@ -166,9 +173,14 @@ def _owner(p: BufferParam) -> str:
     return p.name.removesuffix(suffix)
 
 
+def _strides(view: HostView) -> list[int]:
+    """Strides in elements."""
+    return view.strides() if isinstance(view, SparseArray) else [s // view.itemsize for s in view.strides]
+
+
 def _buffer(
     p: BufferParam,
-    views: dict[str, npt.NDArray[np.generic]],
+    views: dict[str, HostView],
     outputs: dict[str, tuple[Sequence[int], mx.Dtype]],
     init_value: float | None,
 ) -> BufferSpec:
@@ -182,11 +194,13 @@ def _buffer(
         return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True)
     view = views[_owner(p)]
     if p.role is Role.INPUT:
+        if isinstance(view, SparseArray):
+            return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
         data = _span(view)
     elif p.role is Role.SHAPE:
         data = np.array(view.shape, dtype=np.int32)
     elif p.role is Role.STRIDES:
-        data = np.array([s // view.itemsize for s in view.strides], dtype=np.int64)
+        data = np.array(_strides(view), dtype=np.int64)
     else:
         data = np.array([view.ndim], dtype=np.int32)
     return BufferSpec(p.name, data, data.nbytes, data.itemsize)

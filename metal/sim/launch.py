@@ -25,13 +25,17 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes."""
+    """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes.
+
+    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes.
+    """
 
     name: str
     data: npt.NDArray[np.generic] | None
     nbytes: int
     item_bytes: int
     writable: bool = False
+    pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,13 @@ def run(
             entry = table[slot]
             entry.base, entry.bytes, entry.item_bytes = base, spec.nbytes, spec.item_bytes
             entry.writable, entry.tracked = spec.writable, spec.writable and spec.data is None
-            if spec.data is None:
+            if spec.data is None and not spec.writable:
+                memory.release(slot, spec.nbytes)
+            for offset, piece in spec.pieces:
+                ctypes.memmove(base + offset, piece.ctypes.data, piece.nbytes)
+            if spec.data is None and spec.writable:
                 ctypes.memset(base, SENTINEL, spec.nbytes)
-            elif spec.nbytes:
+            elif spec.data is not None and spec.nbytes:
                 ctypes.memmove(base, spec.data.ctypes.data, spec.nbytes)
         launch = abi.Launch()
         launch.grid[:], launch.threadgroup[:] = grid, threadgroup

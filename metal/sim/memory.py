@@ -8,7 +8,7 @@ SLOT = 1 << 36
 STACK_BYTES = 1 << 16
 MAX_THREADS = 1024
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_RELEASE_ABOVE = 8 << 20
+RELEASE_ABOVE = 8 << 20
 
 
 def _reserve(size: int) -> mmap.mmap:
@@ -33,7 +33,7 @@ class DeviceMemory:
 
     def release(self, slot: int, size: int) -> None:
         """Give a large buffer's pages back to the system: they read as zeros again."""
-        if size > _RELEASE_ABOVE:
+        if size > RELEASE_ABOVE:
             self._slots[slot][0].madvise(
                 mmap.MADV_DONTNEED, SLOT // 2, (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
             )

@@ -10,7 +10,7 @@ from .report import Fault, LaunchReport
 
 @dataclass(frozen=True)
 class Settings:
-    """`checked` watches every access (about 50 times slower); `coalescing` also groups accesses by simdgroup.
+    """`checked` watches every access (two to five times slower); `coalescing` also groups accesses by simdgroup.
 
     `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
     `static_pass` checks address spaces and bfloat conversions before a text is first run.

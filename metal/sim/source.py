@@ -10,6 +10,8 @@ from enum import Enum
 
 import mlx.core as mx
 
+from .sparse import SparseArray
+
 TemplateValue = bool | int | mx.Dtype
 TemplateArgs = Sequence[tuple[str, TemplateValue]]
 
@@ -109,7 +111,7 @@ def generate(
     name: str,
     header: str,
     source: str,
-    inputs: Sequence[tuple[str, mx.array]],
+    inputs: Sequence[tuple[str, mx.array | SparseArray]],
     outputs: Sequence[tuple[str, mx.Dtype]],
     template: TemplateArgs | None,
     atomic_outputs: bool,

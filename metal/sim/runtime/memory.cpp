@@ -320,6 +320,8 @@ void memory_end_group() {
       const uint64_t w = t.dirty.words[d];
       c.group_distinct_read += __builtin_popcountll(t.read_group.words[w]);
       c.group_distinct_written += __builtin_popcountll(t.written_group.words[w]);
+      c.distinct_read += __builtin_popcountll(t.read_group.words[w] & ~t.read_all.words[w]);
+      c.distinct_written += __builtin_popcountll(t.written_group.words[w] & ~t.written_all.words[w]);
       t.read_all.words[w] |= t.read_group.words[w];
       t.written_all.words[w] |= t.written_group.words[w];
       t.read_group.words[w] = t.written_group.words[w] = 0;
@@ -356,10 +358,6 @@ void memory_end_launch() {
   for (uint32_t i = 0; i < l.buffer_count; ++i) {
     Buffer& b = l.buffers[i];
     Track& t = tracks[i];
-    for (uint64_t w = 0; w < b.bytes / 64 + 1; ++w) {
-      b.counters.distinct_read += __builtin_popcountll(t.read_all.words[w]);
-      b.counters.distinct_written += __builtin_popcountll(t.written_all.words[w]);
-    }
     if (b.writable && b.tracked && !l.aborted) note_unwritten(i);
     free(t.read_all.words);
     free(t.written_all.words);
