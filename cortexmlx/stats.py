@@ -30,10 +30,10 @@ class EngineStats:
     """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are
     seconds.
 
-    `used_blocks` belong to running requests (`shared_blocks` of them to several), `cached_blocks` to nobody, but
-    their content may be used again. `single_run_share` of the running rows have all their blocks in one run.
-    `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate of generated tokens
-    while the engine had work.
+    `used_blocks` belong to running requests (`shared_blocks` of them to several), `free_blocks` to nobody, but the
+    content of `cached_blocks` of these may be used again. `single_run_share` of the running rows have all their
+    blocks in one run. `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate
+    of generated tokens while the engine had work.
 
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it hold tokens.
 

@@ -33,7 +33,7 @@ class BlockCopy:
 @dataclass(frozen=True)
 class CacheStats:
     """Blocks summed over all layer groups: `used_blocks` belong to sequences (`shared_blocks` of them to more than
-    one), `cached_blocks` to nobody, but their content may be used again, and `free_blocks` are empty.
+    one), `free_blocks` to nobody, but the content of `cached_blocks` of these may be used again.
     """
 
     total_blocks: int
@@ -401,7 +401,7 @@ class KVCache:
             used_blocks=sum(a.used_blocks for a in self._allocators) - cached,
             shared_blocks=sum(int((c > 1).sum()) for c in self._counts),
             cached_blocks=cached,
-            free_blocks=sum(a.free_blocks for a in self._allocators),
+            free_blocks=sum(a.free_blocks for a in self._allocators) + cached,
             sequences=len(self._sequences),
             tokens=sum(e.length for e in entries),
             single_run_sequences=sum(all(t.single_run() for t in e.tables) for e in entries),
