@@ -84,7 +84,13 @@ class DecodeKernels:
         self._decode = factory(
             name="cortex_paged_decode",
             input_names=[
-                "queries", "arena_keys", "arena_values", "tail_keys", "tail_values", "block_tables", "decode_plan",
+                "queries",
+                "arena_keys",
+                "arena_values",
+                "tail_keys",
+                "tail_values",
+                "block_tables",
+                "decode_plan",
                 "score_factors",
             ],
             output_names=["partials"],
@@ -106,8 +112,14 @@ class DecodeKernels:
         decode_template, reduce_template = _templates(variant)
         (partials,) = self._decode(
             inputs=[
-                inputs.queries, inputs.keys, inputs.values, inputs.tail_keys, inputs.tail_values, inputs.tables,
-                inputs.plan, inputs.factors,
+                inputs.queries,
+                inputs.keys,
+                inputs.values,
+                inputs.tail_keys,
+                inputs.tail_values,
+                inputs.tables,
+                inputs.plan,
+                inputs.factors,
             ],
             template=decode_template,
             grid=(variant.threads, kv_heads, items),

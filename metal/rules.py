@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         "the lanes load 2 or 4 numbers at a time, so a head_dim must be a multiple of 4",
     ),
     Rule(
-        lambda v: 8 <= min(v.key_dim, v.value_dim) and max(v.key_dim, v.value_dim) <= 256,
+        lambda v: min(v.key_dim, v.value_dim) >= 8 and max(v.key_dim, v.value_dim) <= 256,
         "a head_dim must lie between 8 and 256: of a longer head a lane would hold more numbers than it has registers",
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Checking a variant of the decode kernels against the reference backend, on a problem with every kind of edge in it."""
+"""Checking a variant of the decode kernels against the reference backend, on a problem with every kind of edge."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.rules import PARTITION, Variant, refusal
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
-_TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
-"""Largest difference of two results of order 1 that the dtype's rounding explains."""
+_TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
+"""Largest difference of two results of order 1 that rounding to the dtype explains, in sums made in float32."""
 
 _KV_HEADS = 2
 _COLUMNS = 16
@@ -37,7 +37,7 @@ class VariantCheck:
     @property
     def tolerance(self) -> float:
         """The largest difference that counts as agreement."""
-        return max(_TOLERANCE[self.variant.dtype], _TOLERANCE[self.variant.kv_dtype])
+        return _TOLERANCE[self.variant.dtype]
 
     @property
     def agrees(self) -> bool:
@@ -85,6 +85,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def _error(kernels: DecodeKernels, variant: Variant, window: int | None) -> float:
+    """The largest difference. The reference computes in float32, on the numbers that the kernels read."""
     random = np.random.default_rng(7)
 
     def numbers(*shape: int, dtype: str) -> mx.array:
@@ -92,39 +93,35 @@ def _error(kernels: DecodeKernels, variant: Variant, window: int | None) -> floa
 
     rows, heads = len(_LENGTHS), _KV_HEADS * variant.group
     step, arena = _problem(variant, window, random)
-    slots = mx.array(np.arange(arena.blocks * arena.block_size, dtype=np.int32))
     dims = (variant.key_dim, variant.value_dim)
-    arena.write(0, slots, *(numbers(_KV_HEADS, slots.size, d, dtype=variant.kv_dtype) for d in dims))
-    tail = tuple(numbers(rows, _KV_HEADS, _COLUMNS, d, dtype=variant.kv_dtype) for d in dims)
+    keys, values = (numbers(_KV_HEADS, arena.slots, dim, dtype=variant.kv_dtype) for dim in dims)
+    tail_keys, tail_values = (numbers(rows, _KV_HEADS, _COLUMNS, dim, dtype=variant.kv_dtype) for dim in dims)
     queries = numbers(rows, heads, 1, variant.key_dim, dtype=variant.dtype)
-    sinks = numbers(max(heads, SMALL), dtype="float32") if variant.sinks else None
+    sinks = numbers(max(heads, SMALL), dtype="float32")
     scale, softcap = variant.key_dim**-0.5, 2.0 if variant.softcap else None
 
     work = work_list(step.lengths, _TAIL_TOKENS, window, PARTITION)
-    keys, values = arena.slab(0)
-    inputs = DecodeInputs(
-        queries,
-        keys,
-        values,
-        *tail,
-        mx.array(padded_tables(step.tables)),
-        mx.array(work.plan),
-        mx.array([scale, softcap or 0.0]),
-        mx.zeros(SMALL) if sinks is None else sinks,
+    tables, plan = mx.array(padded_tables(step.tables)), mx.array(work.plan)
+    factors = mx.array([scale, softcap or 0.0])
+    inputs = DecodeInputs(queries, keys, values, tail_keys, tail_values, tables, plan, factors, sinks)
+    got = kernels(variant, work.items, inputs).astype(mx.float32)
+
+    arena.write(0, slice(0, arena.slots), *(a.astype(mx.float32) for a in (keys, values)))
+    tail = (tail_keys.astype(mx.float32), tail_values.astype(mx.float32))
+    kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, mx.float32, reference.attend)
+    wanted = reference.attend(
+        queries.astype(mx.float32), kv, scale=scale, sinks=sinks[:heads] if variant.sinks else None, softcap=softcap
     )
-    got = kernels(variant, work.items, inputs)
-    kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, queries.dtype, reference.attend)
-    wanted = reference.attend(queries, kv, scale=scale, sinks=None if sinks is None else sinks[:heads], softcap=softcap)
-    difference = mx.abs(got.astype(mx.float32) - wanted.astype(mx.float32)).max().item()
+    difference = mx.abs(got - wanted).max().item()
     return float("inf") if np.isnan(difference) else float(difference)
 
 
 def _problem(variant: Variant, window: int | None, random: np.random.Generator) -> tuple[GroupStep, KVArena]:
-    """Rows of `_LENGTHS` tokens whose blocks lie scattered."""
+    """Rows of `_LENGTHS` tokens whose blocks lie scattered in a float32 arena."""
     size = variant.block_size
     counts = [-(-length // size) for length in _LENGTHS]
     blocks = sum(counts)
-    spec = KVSpec(_KV_HEADS, variant.key_dim, variant.value_dim, variant.kv_dtype, window)
+    spec = KVSpec(_KV_HEADS, variant.key_dim, variant.value_dim, "float32", window)
     arena = KVArena([LayerGroup(spec, (0,))], blocks, size)
     tables = np.full((len(counts), max(counts)), arena.null_block, np.int32)
     scattered = iter(random.permutation(blocks))

@@ -66,7 +66,13 @@ class MetalAttention:
         return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
 
     def attend(
-        self, queries: mx.array, kv: PagedKV, *, scale: float, sinks: mx.array | None = None, softcap: float | None = None
+        self,
+        queries: mx.array,
+        kv: PagedKV,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
         rows = kv.step.rows
@@ -103,23 +109,30 @@ class MetalAttention:
         )
         return self._kernels(variant, step.items, inputs)
 
-    def _variant(
-        self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None
-    ) -> Variant | None:
+    def _variant(self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""
         keys, values = kv.arena.slab(kv.layer)
         shape, kv_shape = queries.shape, keys.shape
-        key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], values.shape[2], softcap is None, sinks is None)
+        key = (
+            queries.dtype,
+            keys.dtype,
+            shape[1],
+            kv_shape[0],
+            shape[3],
+            values.shape[2],
+            softcap is None,
+            sinks is None,
+        )
         if key not in self._served:
             variant = Variant(
                 dtype=_name(queries.dtype),
                 kv_dtype=_name(keys.dtype),
                 key_dim=shape[3],
-                value_dim=values.shape[2],
+                value_dim=value_dim,
                 block_size=kv.arena.block_size,
                 group=shape[1] // kv_shape[0],
-                softcap=softcap is not None,
-                sinks=sinks is not None,
+                softcap=options[0],
+                sinks=options[1],
             )
             self._served[key] = variant if self._usable(variant) else None
         return self._served[key]

@@ -5,8 +5,10 @@ Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie:
 `[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
 row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
 
-Prefill pieces use MLX's own attention over a view of the row's run, or over one gather of its slots when it has
-several.
+Prefill pieces read a view of the row's run, or one gather of its slots when it has several: on a GPU through MLX's
+fused attention, on a CPU in stretches of queries that skip what lies in the future of all of them.
+
+Softmax is taken in powers of two (`softmax.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,13 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.attention.softmax import Softmax
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import Slab
+
+STRETCH = 64
+"""Queries of a prefill piece that are computed together on a CPU: fewer would make small matrix products, more would
+compute more scores of the future."""
 
 
 def attend(
@@ -24,28 +31,17 @@ def attend(
 ) -> mx.array:
     """See `paged_attention`."""
     rows = kv.step.rows
+    softmax = Softmax(scale, sinks, softcap, kv.step.memo)
     parts = []
     if rows == 1 and kv.step.runs[0] is not None:
-        parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], scale, sinks, softcap))
+        parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], softmax))
     elif rows:
-        parts.append(_attend_rows(queries[:rows], kv, scale, sinks, softcap))
-    parts += attend_pieces(queries, kv, scale, sinks, softcap)
+        parts.append(_attend_rows(queries[:rows], kv, softmax))
+    parts += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def attend_pieces(
-    queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None, softcap: float | None
-) -> list[mx.array]:
-    """Attention of the step's prefill pieces alone, `[tokens of the piece, query_heads, 1, value_dim]` each.
-
-    `queries` are those of the whole step. Used by every backend.
-    """
-    return [_attend_piece(queries[p.begin : p.end], kv, p, scale, sinks, softcap) for p in kv.step.pieces]
-
-
-def _attend_rows(
-    queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None, softcap: float | None
-) -> mx.array:
+def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     """Many rows, one query each: blocks by `gather_mm`, the tail by an ordinary product, one softmax over both."""
     keys, values = kv.arena.blocks_of(kv.layer)
     heads = kv.arena.slab(kv.layer)[0].shape[0]
@@ -55,18 +51,19 @@ def _attend_rows(
     blocks, block_size = kv.step.tables.shape[1], kv.arena.block_size
     span = blocks * block_size
 
-    q = queries.reshape(rows, heads, group, dim) * scale
+    q = softmax.scaled(queries).reshape(rows, heads, group, dim)
     scores = mx.gather_mm(q.reshape(-1, group, dim), keys.swapaxes(-1, -2), index.row_head, index.block)
     scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    weights = _softmax(scores, index.visible(kv), sinks, softcap)
+    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
+    weights, total = softmax.weights(scores)
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
     out = mx.gather_mm(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
-    return out.reshape(rows, query_heads, 1, -1).astype(queries.dtype)
+    return (out / total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 
 class _RowIndex:
@@ -106,9 +103,7 @@ class _RowIndex:
         return self._visible[tail]
 
 
-def _attend_run(
-    queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, sinks: mx.array | None, softcap: float | None
-) -> mx.array:
+def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax) -> mx.array:
     """A lone row whose tokens are one run: a view of the arena instead of gathered blocks."""
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = 0 if kv.step.window is None else max(0, length + tail - kv.step.window)
@@ -116,34 +111,57 @@ def _attend_run(
     keys, values = (a[:, begin:] for a in kv.arena.view(kv.layer, run, length))
     heads = keys.shape[0]
     _, query_heads, _, dim = queries.shape
-    q = queries.reshape(heads, query_heads // heads, dim) * scale
+    q = softmax.scaled(queries).reshape(heads, query_heads // heads, dim)
     scores = q @ keys.swapaxes(-1, -2)
     if kv.tail is not None:
         tail_keys, tail_values = (t[0, :, first - begin : tail] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    weights = _softmax(scores[None], None, sinks, softcap)[0]
+    weights, total = softmax.weights(scores)
     out = weights[..., : length - begin] @ values
     if kv.tail is not None:
         out = out + weights[..., length - begin :] @ tail_values
-    return out.reshape(1, query_heads, 1, -1).astype(queries.dtype)
+    return (out / total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
 
 
-def _attend_piece(
-    queries: mx.array, kv: PagedKV, piece: Piece, scale: float, sinks: mx.array | None, softcap: float | None
-) -> mx.array:
+def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
     """Consecutive queries of one row over all its tokens up to them, causal and within the window."""
     keys, values = _piece_kv(kv, piece)
-    q = queries.swapaxes(0, 2)
-    mask = _piece_mask(kv.step, piece)
-    if softcap is None:
-        out = mx.fast.scaled_dot_product_attention(q, keys[None], values[None], scale=scale, mask=mask, sinks=sinks)
+    if softmax.softcap is None and (mx.default_device() != mx.cpu or queries.dtype != mx.float32):
+        mask = _piece_mask(kv.step, piece)
+        out = mx.fast.scaled_dot_product_attention(
+            queries.swapaxes(0, 2), keys[None], values[None], scale=softmax.scale, mask=mask, sinks=softmax.sinks
+        )
         return out.swapaxes(0, 2)
-    heads, (_, query_heads, count, dim) = keys.shape[0], q.shape
-    grouped = q.reshape(heads, query_heads // heads, count, dim) * scale
-    scores = grouped @ keys[:, None].swapaxes(-1, -2)
-    visible = mx.tri(count, piece.tokens, piece.first, dtype=mx.bool_) if isinstance(mask, str) else mask
-    weights = _softmax(scores, visible, None if sinks is None else sinks.reshape(heads, -1, 1), softcap)
-    return (weights @ values[:, None]).reshape(1, query_heads, count, -1).swapaxes(0, 2)
+    heads, (count, query_heads, _, dim) = keys.shape[0], queries.shape
+    group = query_heads // heads
+    q = softmax.scaled(queries).reshape(count, heads, group, dim).transpose(1, 2, 0, 3)
+    parts = []
+    for begin in range(0, count, STRETCH):
+        end = min(begin + STRETCH, count)
+        first, last = piece.first + begin, piece.first + end
+        oldest = 0 if kv.step.window is None else max(0, first + 1 - kv.step.window)
+        stretch = q[:, :, begin:end].reshape(heads, -1, dim)
+        scores = stretch @ keys[:, oldest:last].swapaxes(-1, -2)
+        scores = scores.reshape(heads, group, end - begin, -1) + _causal(kv.step, first, last, oldest, scores.dtype)
+        weights, total = softmax.weights(scores)
+        out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest:last]
+        parts.append(out.reshape(heads, group, end - begin, -1) / total)
+    out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
+
+
+def _causal(step: GroupStep, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
+    """What to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0 or, where a query may not
+    look, minus infinity."""
+    key = f"causal {first} {last} {oldest}"
+    if key not in step.memo:
+        query, seen = np.arange(first, last)[:, None], np.arange(oldest, last)[None, :]
+        visible = seen <= query
+        if step.window is not None:
+            visible &= seen > query - step.window
+        step.memo[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
+    bias: mx.array = step.memo[key]
+    return bias
 
 
 def _piece_kv(kv: PagedKV, piece: Piece) -> Slab:
@@ -166,16 +184,3 @@ def _piece_mask(step: GroupStep, piece: Piece) -> mx.array | str:
         step.memo[key] = mx.array((seen <= query) & (seen > query - step.window))
     mask: mx.array = step.memo[key]
     return mask
-
-
-def _softmax(scores: mx.array, visible: mx.array | None, sinks: mx.array | None, softcap: float | None) -> mx.array:
-    """Softmax over the last axis of `[..., heads, group, columns]`, of the visible columns and the sinks."""
-    if softcap is not None:
-        scores = softcap * mx.tanh(scores / softcap)
-    if visible is not None:
-        scores = mx.where(visible, scores, mx.array(-mx.inf, scores.dtype))
-    if sinks is None:
-        return mx.softmax(scores, axis=-1, precise=True)
-    heads, group = scores.shape[1], scores.shape[2]
-    extra = mx.broadcast_to(sinks.astype(scores.dtype).reshape(1, heads, group, 1), (*scores.shape[:-1], 1))
-    return mx.softmax(mx.concatenate([scores, extra], axis=-1), axis=-1, precise=True)[..., :-1]
