@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx import blas
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU build needs another BLAS")
 built = pytest.mark.skipif(
     importlib.util.find_spec("cortexmlx._blas_shim") is None, reason="the shim was not built: no C compiler"
