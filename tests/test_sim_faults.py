@@ -233,3 +233,18 @@ def test_after_a_fault_the_next_launch_is_clean():
         with pytest.raises(KernelFault):
             launch(PAIRS["a thread returns before the barrier"][1])
         launch(PAIRS["missing barrier"][0])
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_thread_that_outgrows_its_stack_ends_the_launch_and_not_the_process(checked):
+    body = I + "float a[40000]; for (uint k = 0; k < 40000; k++) a[k] = x[k % 64]; y[i] = a[i * 7];"
+    with sim.options(checked=checked), pytest.raises(KernelFault, match="its own variables do not fit"):
+        launch(body)
+    launch(I + "y[i] = x[i];")
+
+
+def test_unmapped_memory_ends_an_unchecked_launch_and_not_the_process():
+    with sim.options(checked=False), pytest.raises(KernelFault, match="unmapped memory"):
+        launch(I + "y[i] = *(const device float*)(ulong(x[0]) * 8 + 16);")
+    with sim.options(checked=False), pytest.raises(KernelFault, match="arithmetic fault"):
+        launch(I + "y[i] = 100 / int(x[i]);")

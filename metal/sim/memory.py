@@ -22,7 +22,15 @@ class DeviceMemory:
         self._slots: list[tuple[mmap.mmap, int]] = []
         self._stacks = _reserve(MAX_THREADS * STACK_BYTES)
         self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
+        self._guard_stacks()
         self.lock = threading.Lock()
+
+    def _guard_stacks(self) -> None:
+        """The lowest page of each stack is out of bounds, so that one thread cannot grow into another's."""
+        protect = ctypes.CDLL(None).mprotect
+        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for thread in range(MAX_THREADS):
+            protect(self.stacks + thread * STACK_BYTES, mmap.PAGESIZE, 0)
 
     def place(self, slot: int) -> int:
         """The address at which the buffer of that number begins: aligned to a page."""

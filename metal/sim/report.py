@@ -17,8 +17,9 @@ class Fault(Enum):
     MISALIGNED = 8
     STACK_OVERFLOW = 9
     UNWRITTEN = 10
-    LIMITS = 11
+    CRASH = 11
     ARITHMETIC = 12
+    LIMITS = 13
 
 
 @dataclass(frozen=True)

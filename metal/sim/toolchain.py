@@ -28,6 +28,7 @@ _COMMON = [
     "-fno-rtti",
     "-fno-math-errno",
     "-fno-stack-protector",
+    "-fstack-clash-protection",
     "-ffp-contract=off",
     "-fno-sanitize=all",
 ]

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && !defined(SIM_UCONTEXT)
+#if defined(__x86_64__) && !defined(__APPLE__) && !defined(SIM_UCONTEXT)
 extern "C" void sim_fiber_switch(void** save, void* load);
 asm(R"(
 .text

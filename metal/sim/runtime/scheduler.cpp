@@ -273,6 +273,22 @@ static void run_group() {
 
 static uint64_t gcd(uint64_t a, uint64_t b) { return b ? gcd(b, a % b) : a; }
 
+static void run_all_groups(const uint32_t* groups, uint64_t first, uint64_t step, uint64_t total) {
+  uint64_t at = first;
+  for (uint64_t i = 0; i < total && !S.abort; ++i, at = (at + step) % total) {
+    S.group[0] = (uint32_t)(at % groups[0]);
+    S.group[1] = (uint32_t)(at / groups[0] % groups[1]);
+    S.group[2] = (uint32_t)(at / groups[0] / groups[1]);
+    S.group_linear = (uint32_t)at;
+    prepare_group(S.group, groups);
+    memory_begin_group();
+    run_group();
+    memory_end_group();
+    S.launch->threadgroups++;
+    S.launch->threads += S.thread_count;
+  }
+}
+
 extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
   S.launch = l;
   S.current = nullptr;
@@ -294,23 +310,18 @@ extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
   // All threadgroups once, in a scattered order: a step that shares no factor with their number.
   uint64_t step = total > 2 ? next_random() % total | 1 : 1;
   while (gcd(step, total) != 1) ++step;
-  uint64_t at = next_random() % total;
-  S.first_group = at;
+  S.first_group = next_random() % total;
   S.group_step = step;
   S.group_total = total;
   memory_begin_launch();
-  for (uint64_t i = 0; i < total && !S.abort; ++i, at = (at + step) % total) {
-    S.group[0] = (uint32_t)(at % groups[0]);
-    S.group[1] = (uint32_t)(at / groups[0] % groups[1]);
-    S.group[2] = (uint32_t)(at / groups[0] / groups[1]);
-    S.group_linear = (uint32_t)at;
-    prepare_group(S.group, groups);
-    memory_begin_group();
-    run_group();
-    memory_end_group();
-    l->threadgroups++;
-    l->threads += S.thread_count;
+  crash_guard_begin();
+  if (sigsetjmp(*crash_landing(), 1) == 0) {
+    run_all_groups(groups, S.first_group, step, total);
+  } else {
+    S.current = nullptr;
+    l->aborted = 1;
   }
+  crash_guard_end();
   memory_end_launch();
 }
 

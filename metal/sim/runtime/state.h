@@ -1,5 +1,6 @@
 // The state of one launch. One kernel library runs one launch at a time, on one operating system thread.
 #pragma once
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -113,6 +114,10 @@ static inline uint64_t next_random() {
 
 // scheduler.cpp
 [[noreturn]] void abandon_launch();
+// crash.cpp
+void crash_guard_begin();
+void crash_guard_end();
+sigjmp_buf* crash_landing();
 // findings.cpp
 Finding* add_finding(uint32_t kind, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, bool is_write);
 uintptr_t library_begin();
