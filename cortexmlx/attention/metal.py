@@ -112,17 +112,9 @@ class MetalAttention:
     def _variant(self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""
         keys, values = kv.arena.slab(kv.layer)
-        shape, kv_shape = queries.shape, keys.shape
-        key = (
-            queries.dtype,
-            keys.dtype,
-            shape[1],
-            kv_shape[0],
-            shape[3],
-            values.shape[2],
-            softcap is None,
-            sinks is None,
-        )
+        shape, kv_shape, value_dim = queries.shape, keys.shape, values.shape[2]
+        options = (softcap is not None, sinks is not None)
+        key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], value_dim, *options)
         if key not in self._served:
             variant = Variant(
                 dtype=_name(queries.dtype),
