@@ -57,8 +57,8 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
-    weights, total = softmax.weights(scores)
+    scores = mx.where(index.visible(kv), softmax.capped(scores), mx.array(-mx.inf, scores.dtype))
+    weights, total = softmax.weights(scores, (heads, group, 1))
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
     out = mx.gather_mm(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
     if kv.tail is not None:
@@ -116,7 +116,7 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     if kv.tail is not None:
         tail_keys, tail_values = (t[0, :, first - begin : tail] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    weights, total = softmax.weights(scores)
+    weights, total = softmax.weights(softmax.capped(scores), (heads, query_heads // heads, 1))
     out = weights[..., : length - begin] @ values
     if kv.tail is not None:
         out = out + weights[..., length - begin :] @ tail_values
@@ -142,8 +142,9 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         oldest = 0 if kv.step.window is None else max(0, first + 1 - kv.step.window)
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = stretch @ keys[:, oldest:last].swapaxes(-1, -2)
-        scores = scores.reshape(heads, group, end - begin, -1) + _causal(kv.step, first, last, oldest, scores.dtype)
-        weights, total = softmax.weights(scores)
+        scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)
+        scores = scores + _causal(kv.step, first, last, oldest, scores.dtype)
+        weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest:last]
         parts.append(out.reshape(heads, group, end - begin, -1) / total)
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
