@@ -124,6 +124,8 @@ def _utf8(line: bytes) -> str:
 
 
 def _checked(text: str) -> str:
+    if not text:
+        raise InvalidRequest("the prompt is empty")
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise InvalidRequest("the prompt holds a NUL or half of a surrogate pair, which is no text")
     return text
@@ -191,7 +193,7 @@ def _message(message: dict[str, Any]) -> Message:
         content = "".join(p["text"] for p in content)
     if not isinstance(content, str):
         raise InvalidRequest(f"a message's `content` must be text, not {type(content).__name__}")
-    return {**message, "content": _checked(content)}
+    return {**message, "content": _checked(content) if content else content}
 
 
 def _params(body: Mapping[str, Any], style: Style, defaults: SamplingParams) -> SamplingParams:

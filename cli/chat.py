@@ -182,12 +182,11 @@ def banner(engine: Engine, screen: Console) -> None:
     from cortexmlx.cli.device import device_line
 
     info, stats = engine.info, engine.stats()
-    screen.print(
-        f"[bold]{info.name}[/bold] · {info.architecture}, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}"
-    )
+    size = f"{info.parameters / 1e6:,.0f} M parameters"
     memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
+    screen.print(f"[bold]{info.name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
     screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")
-    screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention · cortexmlx {__version__}[/dim]")
+    screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention[/dim]")
     for remark in info.notes:
         screen.print(remark, style="dim", markup=False)
     screen.print("[dim]/help lists the commands, Ctrl-D leaves[/dim]\n")

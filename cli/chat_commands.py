@@ -138,11 +138,12 @@ def _regen(chat: ChatSession, argument: str, console: Console) -> str | None:
 
 def _stats(chat: ChatSession, argument: str, console: Console) -> None:
     stats = chat.engine.stats()
-    blocks = f"{stats.used_blocks:,} of {stats.total_blocks:,} blocks of {stats.block_size} tokens"
-    most = format_bytes(stats.kv_bytes_limit)
-    memory = f"{format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes)}, which may grow to {most}"
+    now, most = format_bytes(stats.kv_bytes), format_bytes(stats.kv_bytes_limit)
     lines = {
-        "KV memory": f"{memory}, {blocks} in use, fragmentation {stats.fragmentation:.0%}",
+        "KV memory": f"{format_bytes(stats.kv_bytes_in_use)} in use of {now}; it may grow to {most}",
+        "blocks": f"{stats.used_blocks:,} used, {stats.cached_blocks:,} cached, {stats.free_blocks:,} free "
+        f"of {stats.block_size} tokens; fragmentation {stats.fragmentation:.0%}",
+        "prefix cache": f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens found",
         "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",
         "step time": f"plan {stats.plan_seconds:.2f} s, build {stats.build_seconds:.2f} s, "
         f"wait {stats.wait_seconds:.2f} s, commit {stats.commit_seconds:.2f} s",
@@ -150,7 +151,7 @@ def _stats(chat: ChatSession, argument: str, console: Console) -> None:
         "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
     }
     for label, figure in lines.items():
-        console.print(f"  {label:<12}{figure}", style="dim", markup=False)
+        console.print(f"  {label:<14}{figure}", style="dim", markup=False)
 
 
 def _blocks(chat: ChatSession, argument: str, console: Console) -> None:

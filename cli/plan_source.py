@@ -63,15 +63,7 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
 
 
 def _from_hub(repo: str) -> PlanSource:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from cortexmlx.models.hub import fetch_config
 
-    try:
-        config = Path(hf_hub_download(repo, "config.json"))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelNotFound(
-            f"{repo!r} is not on this machine and the hub cannot be reached: connect, or give a config.json"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelNotFound(f"the hub has no config.json for {repo!r}: {' '.join(str(error).split())[:200]}") from error
-    return PlanSource(repo, _read(config), _weights(config.parent))
+    folder = fetch_config(repo)
+    return PlanSource(repo, _read(folder / "config.json"), _weights(folder))

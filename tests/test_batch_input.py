@@ -81,6 +81,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         (b"[" * 100_000, "not JSON"),
         ({"text": "hi"}, "`prompt` or `messages` must be one text or a list of token ids, not NoneType"),
         ({"prompt": ["a", "b"]}, "must be one text or a list of token ids, not list"),
+        ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "a\0b"}, "a NUL or half of a surrogate pair"),
         (b'{"prompt": "\\ud800"}', "a NUL or half of a surrogate pair"),
         ({"messages": []}, "`messages` must be a list of objects"),

@@ -191,7 +191,7 @@ def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, scree
     session.ask("one")
     for line in ("/stats", "/blocks", "/tokens"):
         run_command(line, session, screen)
-    assert "1 MiB of 1 GiB" in printed(screen) and "##.." in printed(screen)
+    assert "1 MiB in use of 1 GiB; it may grow to 2 GiB" in printed(screen) and "##.." in printed(screen)
     assert "of 8,192 tokens of context" in printed(screen)
 
 
@@ -327,7 +327,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
-    assert "fake · llama, 134 M parameters, float32" in terminal.wait_for(">>>")
+    assert "fake · llama, 134 M parameters, float32 · cortexmlx" in terminal.wait_for(">>>")
     terminal.type("hello **there**\r")
     assert "You said: hello there\n" in terminal.wait_for(
         "4 tokens · 40.0 tok/s · TTFT 12 ms · prompt 5 tok (2 cached)"

@@ -214,6 +214,22 @@ def test_what_cannot_be_planned_is_one_clear_line(
     assert code == 2 or err.count("\n") == 1
 
 
+def test_of_a_hub_id_only_the_configuration_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from cortexmlx.models import hub
+
+    def download(repo: str, files: list[str]) -> Path:
+        assert (repo, files) == ("org/Qwen3-8B", ["config.json"])
+        (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+        return tmp_path
+
+    monkeypatch.setattr(hub, "cached_folder", lambda repo: None)
+    monkeypatch.setattr(hub, "_download", download)
+    assert run(["plan", "org/Qwen3-8B"]) == 0
+    assert "  weights         15.3 GiB    as stored\n  KV per token    144 KiB " in capsys.readouterr().out
+
+
 def test_an_unknown_architecture_is_not_guessed() -> None:
     with pytest.raises(ModelUnsupported, match="mlx-lm has no architecture"):
         build({"model_type": "no_such_thing"})

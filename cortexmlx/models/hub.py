@@ -18,9 +18,15 @@ def fetch(repo: str) -> Path:
     A complete copy is used without asking the network. Raises ModelNotFound for an unknown or closed repository or no
     network.
     """
-    cached = cached_folder(repo)
-    if cached is not None:
-        return cached
+    return cached_folder(repo) or _download(repo, NEEDED_FILES)
+
+
+def fetch_config(repo: str) -> Path:
+    """The folder in the hub's cache with at least the config.json of `repo`. Raises ModelNotFound as `fetch` does."""
+    return cached_folder(repo) or _download(repo, ["config.json"])
+
+
+def _download(repo: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -32,7 +38,7 @@ def fetch(repo: str) -> Path:
     )
 
     try:
-        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES))
+        folder = Path(snapshot_download(repo, allow_patterns=files))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"{repo} asks for consent first: accept its terms on https://huggingface.co/{repo}, then `hf auth login`."
