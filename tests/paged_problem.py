@@ -1,0 +1,181 @@
+"""Problems for the decode kernels and their answers in float64: what the rows hold, laid out in an arena and a tail.
+
+Whatever must not be read is poison: dead slots and columns are NaN or infinite, and block table entries that no live
+token needs name blocks that do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.work import padded_tables, work_list
+
+NO_BLOCK = 1 << 24
+COLUMNS = 16
+TOLERANCE = {"float32": 5e-6, "float16": 1.2e-3, "bfloat16": 1e-2}
+"""Of results of order 1; half precision rounds only the result, whose last digit is 2 ** -11 or 2 ** -8 of it."""
+
+
+def variant(group: int = 2, dim: int = 16, block_size: int = 8, dtype: str = "float32", **changes: Any) -> Variant:
+    """A small variant; `changes` set further fields."""
+    return replace(Variant(dtype, dtype, dim, dim, block_size, group), **changes)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of `dtype`, as float32."""
+    return np.array(to_mlx(values, dtype).astype(mx.float32))
+
+
+def to_mlx(values: np.ndarray, dtype: str) -> mx.array:
+    return mx.array(values.astype(np.float32)).astype(getattr(mx, dtype))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one sequence holds: query `[query_heads, key_dim]`, keys and values `[kv_heads, tokens, dim]`, float32."""
+
+    query: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return self.keys.shape[1]
+
+
+def random_rows(v: Variant, tokens: Sequence[int], kv_heads: int = 2, seed: int = 0, size: float = 1.0) -> list[Row]:
+    """Rows of so many tokens; the numbers of queries and keys are of order `size`."""
+    random = np.random.default_rng(seed)
+
+    def draw(dtype: str, scale: float, *shape: int) -> np.ndarray:
+        return rounded(scale * random.standard_normal(shape), dtype)
+
+    return [
+        Row(
+            draw(v.dtype, size, kv_heads * v.group, v.key_dim),
+            draw(v.kv_dtype, size, kv_heads, n, v.key_dim),
+            draw(v.kv_dtype, 1.0, kv_heads, n, v.value_dim),
+        )
+        for n in tokens
+    ]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The rest of a problem. `sinks` `[query_heads]`; `scale` None is 1 / sqrt(key_dim)."""
+
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
+
+
+NONE = Options()
+
+
+def answer(v: Variant, rows: Sequence[Row], options: Options = NONE) -> np.ndarray:
+    """Attention in float64, `[rows, query_heads, value_dim]`."""
+    out = np.zeros((len(rows), rows[0].query.shape[0], v.value_dim))
+    for r, row in enumerate(rows):
+        first = 0 if options.window is None else max(0, row.tokens - options.window)
+        for head in range(row.query.shape[0]):
+            keys = row.keys[head // v.group, first:].astype(np.float64)
+            scores = keys @ row.query[head].astype(np.float64) * (options.scale or v.key_dim**-0.5)
+            if options.softcap is not None:
+                scores = options.softcap * np.tanh(scores / options.softcap)
+            sink = -np.inf if options.sinks is None else float(options.sinks[head])
+            top = max(scores.max(initial=-np.inf), sink)
+            weights = np.exp(scores - top) if scores.size else scores
+            total = weights.sum() + (np.exp(sink - top) if np.isfinite(sink) else 0.0)
+            if total > 0:
+                out[r, head] = weights @ row.values[head // v.group, first:].astype(np.float64) / total
+    return out
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows laid out: slabs `[kv_heads, slots, dim]`, tails `[rows, kv_heads, COLUMNS, dim]`, tables, arena lengths."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    tail_keys: np.ndarray
+    tail_values: np.ndarray
+    tables: np.ndarray
+    arena_tokens: np.ndarray
+    tail_tokens: int
+
+
+def lay_out(
+    v: Variant, rows: Sequence[Row], tail_tokens: int = 0, window: int | None = None, seed: int = 0, shared: int = 0
+) -> Layout:
+    """Scatter the rows over an arena, their last `tail_tokens` tokens in the tail.
+
+    The first `shared` blocks of all rows are the same ones: their contents must be equal.
+    """
+    random = np.random.default_rng(seed)
+    size, kv_heads = v.block_size, rows[0].keys.shape[0]
+    lengths = np.array([row.tokens - tail_tokens for row in rows], np.int32)
+    assert (lengths >= 0).all()
+    counts = -(-lengths // size)
+    blocks = int(counts.sum()) + 2
+    free = list(random.permutation(blocks))
+    tables = np.full((len(rows), max(1, int(counts.max()))), NO_BLOCK, np.int32)
+    keys = np.full((kv_heads, blocks * size, v.key_dim), np.nan, np.float32)
+    values = np.full((kv_heads, blocks * size, v.value_dim), np.inf, np.float32)
+    tail_keys = np.full((len(rows), kv_heads, COLUMNS, v.key_dim), np.nan, np.float32)
+    tail_values = np.full((len(rows), kv_heads, COLUMNS, v.value_dim), -np.inf, np.float32)
+    for r, row in enumerate(rows):
+        first = 0 if window is None else max(0, row.tokens - window)
+        for b in range(first // size, counts[r]):
+            tables[r, b] = tables[0, b] if r and b < shared else free.pop()
+        position = np.arange(first, lengths[r])
+        slots = tables[r, position // size] * size + position % size
+        keys[:, slots], values[:, slots] = row.keys[:, position], row.values[:, position]
+        live = np.arange(max(first, lengths[r]), row.tokens)
+        tail_keys[r][:, live - lengths[r]] = row.keys[:, live]
+        tail_values[r][:, live - lengths[r]] = row.values[:, live]
+    return Layout(keys, values, tail_keys, tail_values, tables, lengths, tail_tokens)
+
+
+def attend(
+    kernels: DecodeKernels,
+    v: Variant,
+    rows: Sequence[Row],
+    options: Options = NONE,
+    *,
+    layout: Layout | None = None,
+    arena: tuple[Any, Any] | None = None,
+    **places: Any,
+) -> np.ndarray:
+    """The kernels' result, `[rows, query_heads, value_dim]` float32. `places` as in `lay_out`; `arena` replaces the
+    slabs.
+    """
+    at = layout or lay_out(v, rows, window=options.window, **places)
+    slabs = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
+    work = work_list(at.arena_tokens, at.tail_tokens, options.window, PARTITION)
+    sinks = np.zeros(8) if options.sinks is None else np.pad(options.sinks, (0, 8))
+    inputs = DecodeInputs(
+        to_mlx(np.stack([row.query for row in rows])[:, :, None], v.dtype),
+        *slabs,
+        to_mlx(at.tail_keys, v.kv_dtype),
+        to_mlx(at.tail_values, v.kv_dtype),
+        mx.array(padded_tables(at.tables)),
+        mx.array(work.plan),
+        mx.array([options.scale or v.key_dim**-0.5, options.softcap or 0.0], mx.float32),
+        mx.array(sinks.astype(np.float32)),
+    )
+    configured = replace(v, softcap=options.softcap is not None, sinks=options.sinks is not None)
+    return np.array(kernels(configured, work.items, inputs)[:, :, 0].astype(mx.float32))
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference; infinite if anything is not a number."""
+    difference = np.abs(got - wanted).max()
+    return float("inf") if np.isnan(difference) else float(difference)
