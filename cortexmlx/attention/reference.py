@@ -37,8 +37,19 @@ def attend(
         parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], softmax))
     elif rows:
         parts.append(_attend_rows(queries[:rows], kv, softmax))
-    parts += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
+    parts += attend_pieces(queries, kv, scale, sinks, softcap)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def attend_pieces(
+    queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None, softcap: float | None
+) -> list[mx.array]:
+    """Attention of the step's prefill pieces alone, `[tokens of the piece, query_heads, 1, value_dim]` each.
+
+    `queries` are those of the whole step. Used by every backend.
+    """
+    softmax = Softmax(scale, sinks, softcap, kv.step.memo)
+    return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
