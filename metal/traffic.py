@@ -1,0 +1,128 @@
+"""What decode attention reads, counted by the simulator: `python -m cortexmlx.metal.traffic` prints the table.
+
+Every figure is a number of bytes over the bytes that must be read: each live key and value once per KV head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.metal import sim
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.sim.host import HostKernel, Output
+from cortexmlx.metal.work import SMALL, padded_tables, work_list
+
+_SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
+_METAL_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
+_BITS = {"float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Reads of keys and values over the bytes that must be read: `distinct` counts a byte once per threadgroup,
+    `loaded` counts every load, `mlx_loaded` every load of MLX's `sdpa_vector` on the same rows (None if not measured).
+    `partials` is what the decode kernel writes and the reduce kernel reads again.
+    """
+
+    distinct: float
+    loaded: float
+    coalescing: float
+    partials: float
+    mlx_loaded: float | None
+
+
+def measure(
+    variant: Variant,
+    tokens: int,
+    *,
+    tail_tokens: int = 0,
+    window: int | None = None,
+    kv_heads: int = 1,
+    beside: bool = False,
+) -> Traffic:
+    """One row of `tokens` tokens, the last `tail_tokens` of them in the tail; `beside` measures MLX's kernel too."""
+    arena_tokens = tokens - tail_tokens
+    blocks = -(-arena_tokens // variant.block_size)
+    dtype = getattr(mx, variant.kv_dtype)
+    slots, heads = max(blocks, 1) * variant.block_size, kv_heads * variant.group
+    work = work_list(np.array([arena_tokens], np.int32), tail_tokens, window, PARTITION)
+    inputs = DecodeInputs(
+        mx.ones((1, heads, 1, variant.key_dim), getattr(mx, variant.dtype)),
+        mx.ones((kv_heads, slots, variant.key_dim), dtype),
+        mx.ones((kv_heads, slots, variant.value_dim), dtype),
+        mx.ones((1, kv_heads, 16, variant.key_dim), dtype),
+        mx.ones((1, kv_heads, 16, variant.value_dim), dtype),
+        mx.array(padded_tables(np.arange(max(blocks, 1), dtype=np.int32)[None, ::-1])),
+        mx.array(work.plan),
+        mx.array([1.0, 0.0]),
+        mx.zeros(max(SMALL, heads)),
+    )
+    with sim.recording() as recorded:
+        DecodeKernels(sim.metal_kernel)(variant, work.items, inputs)
+    decode, reduce = recorded.launches
+    needed = min(tokens, window or tokens) * kv_heads * (variant.key_dim + variant.value_dim) * dtype.size
+    buffers = [decode.buffers[name] for name in _SLABS]
+    segments = sum(b.simd_segments for b in buffers)
+    return Traffic(
+        distinct=sum(b.group_distinct_read for b in buffers) / needed,
+        loaded=sum(b.bytes_read for b in buffers) / needed,
+        coalescing=sum(b.simd_ideal_segments for b in buffers) / segments,
+        partials=(decode.buffers["partials"].bytes_written + reduce.buffers["partials"].distinct_read) / needed,
+        mlx_loaded=_mlx_loaded(variant, min(tokens, window or tokens), kv_heads) / needed if beside else None,
+    )
+
+
+def _mlx_loaded(variant: Variant, tokens: int, kv_heads: int) -> int:
+    """Bytes of keys and values that MLX's `sdpa_vector` loads for one query token over contiguous keys."""
+    dim, bits = variant.key_dim, _BITS[variant.kv_dtype]
+    heads = kv_heads * variant.group
+    kernel = HostKernel(("sdpa_vector.h",), "sdpa_vector", f"{_METAL_NAMES[variant.kv_dtype]}, {dim}", {})
+    stride, head_stride = np.array([dim], np.uint64), np.array([tokens * dim], np.uint64)
+    launched = kernel(
+        {
+            0: np.zeros((heads, dim), bits),
+            1: np.zeros((kv_heads, tokens, dim), bits),
+            2: np.zeros((kv_heads, tokens, dim), bits),
+            3: Output(heads * dim * bits().itemsize, bits().itemsize),
+            4: np.array([variant.group], np.int32),
+            5: np.array([tokens], np.int32),
+            6: head_stride,
+            7: stride,
+            8: head_stride,
+            9: stride,
+            10: np.array([1.0], np.float32),
+        },
+        (heads, 1, 1),
+        (1024, 1, 1),
+    )
+    return sum(b.bytes_read for b in list(launched.report.buffers.values())[1:3])
+
+
+def table() -> Iterator[str]:
+    """The table, line by line."""
+    yield "query heads per KV head, head_dim, dtype, tokens    distinct    loaded  coalesced  partials   MLX loaded"
+    for dtype, dim, tokens, window in (
+        ("float16", 128, 512, None),
+        ("float16", 128, 4096, None),
+        ("float16", 128, 4096, 1000),
+        ("float16", 64, 1024, None),
+        ("bfloat16", 256, 1024, None),
+    ):
+        for group in (1, 2, 4, 8, 16):
+            variant = Variant(dtype, dtype, dim, dim, 32, group)
+            t = measure(variant, tokens, tail_tokens=7, window=window, beside=True)
+            what = f"{group:>2}  {dim:>3}  {dtype:<8}  {tokens}" + (f" (window {window})" if window else "")
+            yield (
+                f"{what:<49}{t.distinct:>10.3f}{t.loaded:>10.3f}{t.coalescing:>11.2f}{t.partials:>10.3f}"
+                f"{t.mlx_loaded:>13.3f}"
+            )
+
+
+if __name__ == "__main__":
+    for line in table():
+        print(line, flush=True)
