@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.engine import _tokenize
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.prompt import tokenize
 
 
 class BosTokenizer:
@@ -19,14 +19,14 @@ class BosTokenizer:
 
 
 def test_a_prompt_that_begins_with_the_bos_text_gets_one_bos_only() -> None:
-    assert _tokenize(BosTokenizer(), "<s>ab") == [1, 10, 10]
-    assert _tokenize(BosTokenizer(), "ab") == [1, 10, 10]
+    assert tokenize(BosTokenizer(), "<s>ab") == [1, 10, 10]
+    assert tokenize(BosTokenizer(), "ab") == [1, 10, 10]
 
 
 def test_broken_text_becomes_question_marks_and_not_an_error() -> None:
-    assert _tokenize(BosTokenizer(), "a\udcff") == [1, 10, 10]
+    assert tokenize(BosTokenizer(), "a\udcff") == [1, 10, 10]
 
 
 def test_what_is_no_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        _tokenize(BosTokenizer(), [{"role": "user"}, 3])
+        tokenize(BosTokenizer(), [{"role": "user"}, 3])
