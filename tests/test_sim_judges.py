@@ -1,4 +1,4 @@
-"""The simulator judged by kernels that are right on Apple hardware: MLX's own and mlx-lm's (the whole table: `-m slow`)."""
+"""The simulator judged by kernels that are right on Apple hardware: MLX's and mlx-lm's (all of them: `-m slow`)."""
 
 import pytest
 

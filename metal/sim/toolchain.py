@@ -19,6 +19,7 @@ from cortexmlx.errors import KernelCompileError, ToolchainMissing
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
 RUNTIME = HERE / "runtime"
+MAX_CACHED = 4000
 
 _COMMON = [
     "-std=c++17",
@@ -182,9 +183,19 @@ def _readable(diagnostics: str, text: str) -> str:
     return "the kernel does not compile:\n" + "\n".join(kept[:40])
 
 
-def _store(build: Path, target: Path) -> None:
+def _store(built: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(build, target)
+    os.replace(built, target)
+    prune(target.parent)
+
+
+def prune(folder: Path, most: int = MAX_CACHED) -> None:
+    """When the cache holds more than `most` files, the quarter that has not been used for longest goes."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if len(files) > most:
+        files.sort(key=lambda path: path.stat().st_mtime)
+        for path in files[: len(files) - most * 3 // 4]:
+            path.unlink(missing_ok=True)
 
 
 @cache
@@ -209,7 +220,8 @@ def _includes() -> list[str]:
 
 def syntax_command() -> list[str]:
     """The command that checks a file without compiling it; every error is reported."""
-    return [*find_compiler().compile, *_KERNEL, *_includes(), "-fsyntax-only", "-ferror-limit=0"]
+    # With -c, or ziglang first builds a C++ standard library to link with.
+    return [*find_compiler().compile, *_KERNEL, *_includes(), "-c", "-fsyntax-only", "-ferror-limit=0"]
 
 
 def build(text: str, checked: bool) -> Path:
@@ -223,7 +235,9 @@ def build(text: str, checked: bool) -> Path:
     flags = [*_KERNEL, *(_CHECKED if checked else _UNCHECKED), *(_hook_flags() if checked else [])]
     flags += _includes()
     target = cache_folder() / f"{content_key(text, *flags)}.so"
-    if not target.exists():
+    if target.exists():
+        os.utime(target)
+    else:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             source, unit, library = (Path(folder, name) for name in ("kernel.cpp", "kernel.o", "kernel.so"))
