@@ -56,12 +56,12 @@ class OneLine(logging.Formatter):
 
 
 def log_to_stderr(debug: bool) -> None:
-    """Warnings as single lines; with `debug` everything, tracebacks included."""
+    """Warnings as single lines; with `debug` with their tracebacks, and all that cortexmlx itself has to say."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], force=True)
-    if not debug:
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("cortexmlx").setLevel(logging.DEBUG if debug else logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING if debug else logging.ERROR)
 
 
 @contextlib.contextmanager
