@@ -15,12 +15,6 @@ struct LaneLayout {
   static constexpr constant int COUNT = STEPS * PACK;
 };
 
-// PACK neighbouring numbers that one vector load brings.
-template <typename T, int PACK>
-struct alignas(PACK * sizeof(T)) Pack {
-  T at[PACK];
-};
-
 // The dimension that number n of a lane stands for.
 template <int DIM>
 inline int lane_dimension(uint lane, int n) {
@@ -36,10 +30,10 @@ inline void load_head(const device T* from, uint lane, thread float* numbers) {
   for (int step = 0; step < LaneLayout<DIM>::STEPS; step++) {
     const int pack = step * 32 + int(lane);
     if (pack < DIM / PACK) {
-      const Pack<T, PACK> loaded = ((const device Pack<T, PACK>*)from)[pack];
+      const vec<T, PACK> loaded = ((const device vec<T, PACK>*)from)[pack];  // one vector load
       UNROLL
       for (int i = 0; i < PACK; i++) {
-        numbers[step * PACK + i] = float(loaded.at[i]);
+        numbers[step * PACK + i] = float(loaded[i]);
       }
     } else {
       UNROLL

@@ -59,10 +59,8 @@ def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
     driver.finish()
     cut = driver.result(first).token_ids
     assert 0 < len(cut) < 40
-    for prompt, tokens in (
-        (PROMPTS[0], cut),
-        *((p, driver.result(h).token_ids) for p, h in ((PROMPTS[1], second), (PROMPTS[2], third))),
-    ):
+    others = [(p, driver.result(h).token_ids) for p, h in ((PROMPTS[1], second), (PROMPTS[2], third))]
+    for prompt, tokens in ((PROMPTS[0], cut), *others):
         _same(judged("llama")[0], prompt, tokens, reference.answers([prompt], len(tokens))[0])
     assert_nothing_lost(driver.core.stats())
 

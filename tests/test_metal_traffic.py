@@ -1,0 +1,37 @@
+"""How many bytes decode attention reads, as the simulator counts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.traffic import measure
+
+LIMIT = 1.05
+
+
+@pytest.mark.parametrize("group", [1, 3, 16])
+@pytest.mark.parametrize(("tokens", "window"), [(512, None), (1300, 700)])
+def test_each_live_number_is_read_once_per_kv_head(group: int, tokens: int, window: int | None) -> None:
+    traffic = measure(
+        Variant("float16", "float16", 64, 64, 32, group), tokens, tail_tokens=7, window=window, kv_heads=2
+    )
+    assert 1.0 <= traffic.distinct <= LIMIT
+    assert traffic.coalescing == 1.0
+
+
+def test_query_heads_share_what_is_loaded() -> None:
+    traffic = measure(Variant("float16", "float16", 128, 128, 32, 8), 512, beside=True)
+    assert traffic.loaded <= LIMIT
+    assert traffic.mlx_loaded is not None and traffic.mlx_loaded > 7 * traffic.loaded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(1, 17))
+@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 192, 256])
+def test_each_live_number_is_read_once_in_every_shape(group: int, dim: int) -> None:
+    v = Variant("bfloat16", "bfloat16", dim, dim, 32, group)
+    for tokens, window in ((512, None), (4097, None), (3000, 600)):
+        traffic = measure(v, tokens, tail_tokens=16, window=window)
+        assert 1.0 <= traffic.distinct <= LIMIT
+        assert traffic.loaded <= LIMIT * v.tiles
