@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from cortexmlx import __version__
 from cortexmlx.kv.sizing import format_bytes
@@ -136,8 +137,9 @@ def _attention() -> Iterator[Check]:
         return
     yield Check("attention", Verdict.OK, name)
     from cortexmlx.attention.check import check_all
+    from cortexmlx.metal.kernels import KernelFactory
 
-    for check in check_all(mx.fast.metal_kernel):
+    for check in check_all(cast(KernelFactory, mx.fast.metal_kernel)):
         advice = "" if check.agrees else "this shape runs on the reference path, slower; please report it"
         yield Check("kernel", Verdict.OK if check.agrees else Verdict.WARN, f"{check.variant}: {check.outcome}", advice)
 
