@@ -134,12 +134,15 @@ class KVCache:
             self._grow(seq, self.blocks_for(max(tokens, entry.length)), self.blocks_for(tokens + headroom))
         except KVCacheFull:
             self.free(seq)
-            raise
+            if source is None or match is None:
+                raise
         finally:
             if source is not None and not self._counts[0][source.blocks[0]]:
                 self.prefix.release(source)
-        if source is None:
+        if source is None or match is None:
             return ()
+        if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
+            return self.allocate_for(seq, tokens, headroom, Match(match.entries, None, 0))
         full = entry.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(entry.tables))
 
