@@ -117,7 +117,7 @@ class BatchRun:
         try:
             for answer in range(params.n):
                 seed = None if params.seed is None else params.seed + answer
-                handles.append(self._engine.submit(prompt, replace(params, n=1, seed=seed)))
+                handles.append(self._engine.submit(prompt, replace(params, n=1, seed=seed), patient=True))
         except EngineClosed:
             raise
         except CortexError as error:

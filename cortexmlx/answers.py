@@ -31,6 +31,7 @@ class NewRequest:
     submitted: float
     handle: RequestHandle
     client: str | None = None
+    patient: bool = False
 
 
 class RequestAnswers:

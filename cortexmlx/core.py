@@ -144,7 +144,14 @@ class EngineCore:
             seed = seed_of(request.seed, index)
             try:
                 job = self.scheduler.add(
-                    next(self._jobs), request.prompt, params, seed, stop_ids, fork_of=first, client=request.client
+                    next(self._jobs),
+                    request.prompt,
+                    params,
+                    seed,
+                    stop_ids,
+                    fork_of=first,
+                    client=request.client,
+                    patient=request.patient,
                 )
             except CortexError as error:
                 request.handle.fail(error)

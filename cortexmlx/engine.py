@@ -122,13 +122,15 @@ class Engine:
         *,
         on_event: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
+        patient: bool = False,
     ) -> RequestHandle:
         """Queue a request and return at once. `on_event` is called for every event, on a thread of its own. Requests
-        of one `client` share what `client_tokens` allows.
+        of one `client` share what `client_tokens` allows. Nobody watches the tokens of a `patient` one come: others'
+        prompts are computed in large pieces beside it.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(prompt, params, None, client)
+        handle = self._submit(prompt, params, None, client, patient)
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
@@ -146,7 +148,7 @@ class Engine:
         handles: list[RequestHandle] = []
         try:
             for prompt, p in zip(prompts, every, strict=True):
-                handles.append(self._submit(prompt, p, None))
+                handles.append(self._submit(prompt, p, None, patient=True))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -225,6 +227,7 @@ class Engine:
         params: SamplingParams | None,
         listener: Callable[[TokenEvent | None], None] | None,
         client: str | None = None,
+        patient: bool = False,
     ) -> RequestHandle:
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
@@ -234,7 +237,7 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         self._worker.core.scheduler.check_prompt(len(tokens))
-        return self._worker.submit(tuple(tokens), params, submitted, listener, client)
+        return self._worker.submit(tuple(tokens), params, submitted, listener, client, patient)
 
     def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
         """The handle's events. While they are read the engine lives, whoever else drops it."""

@@ -20,8 +20,8 @@ class Job:
     `tokens` is the prompt and every committed token. `computed` tokens have their keys and values planned, `stored`
     of them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of
     `tokens` in the prefix cache, as far as they are known; `cached` tokens of the prompt were found there. A job with
-    `fork_of` begins as a copy of that one's prompt. `generation` changes when the job loses its row: results of an
-    older one are dropped.
+    `fork_of` begins as a copy of that one's prompt. A `patient` job is not held to the target of the time between two
+    tokens. `generation` changes when the job loses its row: results of an older one are dropped.
     """
 
     id: int
@@ -36,6 +36,7 @@ class Job:
     keys: list[Key]
     fork_of: Job | None = None
     client: str | None = None
+    patient: bool = False
     state: RequestState = RequestState.WAITING
     generation: int = 0
     computed: int = 0

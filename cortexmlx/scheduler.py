@@ -114,8 +114,10 @@ class Scheduler:
         stop_ids: frozenset[int],
         fork_of: Job | None = None,
         client: str | None = None,
+        patient: bool = False,
     ) -> Job:
-        """Queue a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it can never
+        """Queue a request; with `fork_of`, another answer to that one's prompt. Nobody watches the tokens of a
+        `patient` one come. Raises PromptTooLong if it can never
         fit.
         """
         self.check_prompt(len(prompt))
@@ -140,6 +142,7 @@ class Scheduler:
             keys,
             fork_of,
             client,
+            patient,
         )
         self._jobs[request] = job
         self._enqueue(job)
@@ -266,7 +269,7 @@ class Scheduler:
                 self._reserve(job, job.computed + 1)
         decoding = [j for j in self._running if j.unfinished]
         prefilling = sorted((j for j in self._running if j.state is RequestState.PREFILLING), key=lambda j: j.order)
-        counts = share(self._budget(len(decoding)), [len(j.tokens) - j.computed for j in prefilling])
+        counts = share(self._budget(decoding), [len(j.tokens) - j.computed for j in prefilling])
         pieces = [(job, count) for job, count in zip(prefilling, counts, strict=True) if count]
         work = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1] + [p for p in pieces if p[1] > 1]
         if not work:
@@ -290,11 +293,12 @@ class Scheduler:
         self._planned(plan, work)
         return plan
 
-    def _budget(self, decoding: int) -> int:
-        """Prompt tokens of the next step."""
-        if not decoding or self.token_target is None:
-            return max(1, self.prefill_budget - decoding)
-        return max(1, self.costs.tokens_within(self.token_target, _LEAST_PIECE, self.prefill_budget) - decoding)
+    def _budget(self, decoding: Sequence[Job]) -> int:
+        """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
+        most = self.prefill_budget
+        if self.token_target is not None and any(not job.patient for job in decoding):
+            most = self.costs.tokens_within(self.token_target, _LEAST_PIECE, most)
+        return max(1, most - len(decoding))
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""

@@ -59,6 +59,7 @@ class Worker:
         submitted: float,
         listener: Callable[[TokenEvent | None], None] | None,
         client: str | None,
+        patient: bool,
     ) -> RequestHandle:
         from cortexmlx.answers import NewRequest
 
@@ -68,7 +69,7 @@ class Worker:
             handle = RequestHandle(self._requests, self.cancel, listener)
             self._handles[handle.id] = handle
             seed = secrets.randbits(62) if params.seed is None else params.seed
-            request = NewRequest(handle.id, prompt, params, seed, submitted, handle, client)
+            request = NewRequest(handle.id, prompt, params, seed, submitted, handle, client, patient)
             self._calls.put(lambda core: _add(core, request))
         return handle
 

@@ -82,7 +82,9 @@ class FakeEngine:
         values |= {"kv_bytes": 2**30, "kv_bytes_limit": 2**31, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
         return EngineStats(**values)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None) -> RequestHandle:
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, patient: bool = False
+    ) -> RequestHandle:
         params = params or SamplingParams()
         params.validate()
         text = text_of(prompt)
