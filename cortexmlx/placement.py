@@ -8,7 +8,7 @@ import numpy as np
 
 from cortexmlx.job import Job, Window
 from cortexmlx.kv.cache import IntArray, KVCache
-from cortexmlx.plan import ArenaWrite, Flush, GroupPlan, PiecePlace
+from cortexmlx.plan import SCRATCH_SLOT, ArenaWrite, Flush, GroupPlan, PiecePlace
 
 Work = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""
@@ -29,7 +29,7 @@ def flush_of(cache: KVCache, window: Window, ends: Mapping[int, int]) -> Flush:
     """
     writes = []
     for group in range(len(cache.groups)):
-        slots = np.full((len(window.lanes), window.column), cache.scratch_slot, np.int32)
+        slots = np.full((len(window.lanes), window.column), SCRATCH_SLOT, np.int32)
         zeros = [EMPTY]
         for i, end in ends.items():
             lane = window.lanes[i]

@@ -16,6 +16,9 @@ IntArray = npt.NDArray[np.int32]
 TAIL_COLUMNS = 16
 """W: decode steps between two drains, and columns of the tail."""
 
+SCRATCH_SLOT = -1
+"""A slot whose content nobody reads: the last one of the arena, whatever size it has by then."""
+
 
 class StepKind(Enum):
     """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the
@@ -57,7 +60,7 @@ class ArenaWrite:
     @property
     def run(self) -> int | None:
         every = np.concatenate([self.slots, self.zeros])
-        return int(every[0]) if len(every) and (np.diff(every) == 1).all() else None
+        return int(every[0]) if len(every) and every[0] >= 0 and (np.diff(every) == 1).all() else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ So every write here must happen *drained* (nothing dispatched and unfinished), a
 made it.
 
 Two blocks lie behind the ones that are handed out. The *null block* stays zero: padding entries of block tables point
-to it. The *scratch block* takes writes that belong to nobody.
+to it. The last block is scratch: its last slot takes writes that belong to nobody.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class KVArena:
     def null_block(self) -> int:
         """The block of zeros that padding entries of block tables point to."""
         return self.blocks
-
-    @property
-    def scratch_block(self) -> int:
-        """The block that takes the writes of unused tail columns."""
-        return self.blocks + 1
 
     @property
     def slots(self) -> int:

@@ -381,11 +381,6 @@ class KVCache:
         """The arena's block of zeros, which pads block tables: the first behind those handed out."""
         return self.blocks
 
-    @property
-    def scratch_slot(self) -> int:
-        """A slot whose content nobody reads, in the block behind the null block."""
-        return (self.blocks + 1) * self.block_size
-
     def allocator(self, group: int) -> KVBlockAllocator:
         """The group's allocator."""
         return self._allocators[group]
