@@ -17,6 +17,7 @@ from pathlib import Path
 from cortexmlx.errors import KernelCompileError
 
 from .rewrite import blank_comments, to_cpp
+from .scopes import threadgroup_outside_kernel, without_constant
 from .toolchain import cache_folder, content_key, syntax_command
 
 SPACES = ("device", "constant", "threadgroup", "thread")
@@ -84,7 +85,9 @@ def _wrong_spaces(unit: str) -> Iterator[Complaint]:
     for complaint, notes in _diagnostics(unit, "SIM_ADDRESS_SPACES"):
         # clang cannot copy a struct out of an address space; Metal can.
         copies = _COPIES_A_STRUCT.search(complaint.message) and "implicit copy" in notes
-        if not copies and _ABOUT_SPACES.search(complaint.message + notes):
+        if complaint.message.startswith("variable length array"):
+            yield Complaint(complaint.line, "Metal has no arrays of variable length")
+        elif not copies and _ABOUT_SPACES.search(complaint.message + notes):
             yield _with_reason(complaint, notes)
 
 
@@ -149,10 +152,21 @@ def _foreign_words(text: str) -> Iterator[Complaint]:
         yield Complaint(text.count("\n", 0, found.start()) + 1, f"Metal has no '{found.group().strip()}'")
 
 
+def _misplaced(text: str) -> Iterator[Complaint]:
+    """Variables in a scope where Metal does not allow them."""
+    text = blank_comments(text)
+    for declaration in without_constant(text):
+        line = text.count("\n", 0, declaration.at) + 1
+        yield Complaint(line, "a variable at program scope, or a static member, must be `constant`")
+    for declaration in threadgroup_outside_kernel(text):
+        line = text.count("\n", 0, declaration.at) + 1
+        yield Complaint(line, "a threadgroup variable can only be declared in the kernel: pass a pointer to it")
+
+
 def complaints(text: str, preamble: str) -> list[Complaint]:
     """What is wrong with kernel text that compiles as C++, in the order of lines."""
     unit = preamble + '#line 1 "kernel"\n' + to_cpp(text)
-    found = [*_foreign_words(text), *_unqualified(text)]
+    found = [*_foreign_words(text), *_unqualified(text), *_misplaced(text)]
     if "complex64_t" not in text:
         found += _wrong_spaces(unit)
     if "bfloat" in text:
@@ -162,7 +176,7 @@ def complaints(text: str, preamble: str) -> list[Complaint]:
 
 @cache
 def _own_text() -> str:
-    return "".join(Path(__file__).with_name(name).read_text() for name in ("static_pass.py", "rewrite.py"))
+    return "".join(Path(__file__).with_name(name).read_text() for name in ("static_pass.py", "rewrite.py", "scopes.py"))
 
 
 def check(name: str, text: str, preamble: str) -> None:

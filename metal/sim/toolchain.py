@@ -221,7 +221,9 @@ def _includes() -> list[str]:
 def syntax_command() -> list[str]:
     """The command that checks a file without compiling it; every error is reported."""
     # With -c, or ziglang first builds a C++ standard library to link with.
-    return [*find_compiler().compile, *_KERNEL, *_includes(), "-c", "-fsyntax-only", "-ferror-limit=0"]
+    quiet = [flag for flag in _KERNEL if flag != "-w"]
+    strict = ["-c", "-fsyntax-only", "-ferror-limit=0", "-Wno-everything", "-Wvla", "-Werror=vla"]
+    return [*find_compiler().compile, *quiet, *_includes(), *strict]
 
 
 def build(text: str, checked: bool) -> Path:
