@@ -18,7 +18,7 @@ from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
 KernelFactory = Callable[..., Callable[..., Sequence[mx.array]]]
 """`mx.fast.metal_kernel`, or anything that is called as it is."""
 
-_DECODE_ENTRY = """
+DECODE_ENTRY = """
   constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
   threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
   threadgroup float shared_stats[SIMDGROUPS * TILE * 2];
@@ -38,7 +38,7 @@ _DECODE_ENTRY = """
       shared_out, shared_stats, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
-_REDUCE_ENTRY = """
+REDUCE_ENTRY = """
   threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
   threadgroup float shared_total[SIMDGROUPS];
   const int query_heads = partials_shape[1];
@@ -94,14 +94,14 @@ class DecodeKernels:
                 "score_factors",
             ],
             output_names=["partials"],
-            source=_DECODE_ENTRY,
+            source=DECODE_ENTRY,
             header=kernel_text("paged_decode.metal"),
         )
         self._reduce = factory(
             name="cortex_paged_reduce",
             input_names=["partials", "decode_plan", "head_sinks"],
             output_names=["attended"],
-            source=_REDUCE_ENTRY,
+            source=REDUCE_ENTRY,
             header=kernel_text("paged_reduce.metal"),
         )
 

@@ -21,17 +21,14 @@ template <typename KV, int DIM>
 struct HeadSource {
   const device KV* arena;  // token at slot s: arena + s * DIM
   const device KV* tail;   // token in column c: tail + c * DIM
-
-  const device KV* operator()(int place) const thread {
-    return place >= 0 ? arena + int64_t(place) * DIM : tail + int64_t(~place) * DIM;
-  }
 };
 
 // This lane's numbers of a token's head; a token that is not live is not read and counts as zeros.
 template <int DIM, typename KV>
 inline void load_token(const thread HeadSource<KV, DIM>& source, int place, bool live, uint lane, thread float* numbers) {
   if (live) {
-    load_head<DIM>(source(place), lane, numbers);
+    load_head<DIM>(
+        place >= 0 ? source.arena + int64_t(place) * DIM : source.tail + int64_t(~place) * DIM, lane, numbers);
   } else {
     UNROLL
     for (int n = 0; n < LaneLayout<DIM>::COUNT; n++) {
@@ -59,7 +56,7 @@ inline void paged_decode(
     uint lane) {
   constexpr int K = LaneLayout<KEY_DIM>::COUNT;
   constexpr int V = LaneLayout<VALUE_DIM>::COUNT;
-  constexpr int AHEAD = (K > 4 || V > 4) ? 2 : 4;  // tokens loaded before the first of them is used
+  constexpr int AHEAD = (K > 4 || V > 4 || TILE * (K + V) > 48) ? 2 : 4;  // tokens loaded before the first is used
 
   const int slice = int(simdgroup) % SLICES;
   const int first_head = int(simdgroup) / SLICES * TILE;

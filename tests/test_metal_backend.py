@@ -215,3 +215,14 @@ def test_backends_are_chosen_by_name() -> None:
     if not mx.metal.is_available():
         with pytest.raises(InvalidRequest, match="no Metal device"):
             choose_backend("metal")
+
+
+def test_a_row_is_bitwise_the_same_alone_and_in_a_batch_through_the_backend(kernels: MetalAttention) -> None:
+    step = Step([150, 90, 3])
+    together = step.attend(kernels.attend, 5)
+    for row in range(3):
+        alone = Step([150, 90, 3])
+        alone.step = GroupStep(step.step.tables[row : row + 1], step.step.lengths[row : row + 1], (None,), (), None)
+        alone.queries = step.queries[row : row + 1]
+        alone.tail = tuple(t[row : row + 1] for t in step.tail)
+        assert np.array_equal(alone.attend(kernels.attend, 5)[0], together[row])
