@@ -1,0 +1,88 @@
+"""Plant each fault in a copy of the sources, run the fast tests of the Metal path on it, and print what they said.
+
+    python -m tests.faults [--only TEXT] [--more FILE.json]
+
+`--only` takes the faults whose name contains TEXT. `--more` adds faults from a JSON list of objects with name, file,
+old and new. Exit status 1 if a fault was missed or could not be planted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.faults.planted import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ("test_metal_decode.py", "test_metal_backend.py")
+
+
+def copy_sources(folder: Path) -> None:
+    """The package as it installs, so that the copy is what gets imported, and the tests that judge it."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "cortexmlx", folder / "cortexmlx", ignore=ignore)
+    for part in ("metal", "cli", "bench"):
+        shutil.copytree(ROOT / part, folder / "cortexmlx" / part, ignore=ignore)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def place(folder: Path, file: str) -> Path:
+    """Where a file of the repository lies in the copy."""
+    return folder / (file if file.startswith("cortexmlx/") else f"cortexmlx/{file}")
+
+
+def judge(folder: Path, fault: Fault | None) -> str:
+    """The first test that fails with the fault planted, or "" if all pass."""
+    if fault is not None:
+        path = place(folder, fault.file)
+        text = path.read_text()
+        if text.count(fault.old) != 1:
+            raise ValueError(f"{fault.name}: {fault.file} has {text.count(fault.old)} times {fault.old!r}, not once")
+        path.write_text(text.replace(fault.old, fault.new))
+    try:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
+        command += [f"tests/{name}" for name in TESTS]
+        environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    finally:
+        if fault is not None:
+            path.write_text(text)
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) tests/\S+?::(\S+)", done.stdout, re.M)
+    return failed.group(1) if failed else f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--more", type=Path)
+    options = parser.parse_args()
+    more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
+    faults = [f for f in (*FAULTS, *more) if options.only in f.name]
+    missed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_sources(folder)
+        broken = judge(folder, None)
+        if broken:
+            print(f"without any fault the tests fail already: {broken}")
+            return 1
+        for fault in faults:
+            caught = judge(folder, fault)
+            missed += not caught
+            print(f"{'caught' if caught else 'MISSED':<8}{fault.name:<52}{fault.file:<32}{caught}", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The faults: in which file, what text, and what wrong text takes its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
+ENTRY, WORK, BACKEND = "metal/kernels.py", "metal/work.py", "cortexmlx/attention/metal.py"
+
+_BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old`, which occurs once in `file`, becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = (
+    Fault(
+        "no barrier after the statistics", DECODE, "  " + _BARRIER + "  const int tile_start", "  const int tile_start"
+    ),
+    Fault("no barrier before the slices are summed", DECODE, _BARRIER + "    const int head = ", "const int head = "),
+    Fault("no barrier before the next head", DECODE, "    " + _BARRIER + "  }\n}", "  }\n}"),
+    Fault("no barrier in the reduce", REDUCE, "  " + _BARRIER, ""),
+    Fault("tokens before the first are not masked", DECODE, "live = token >= first && ", "live = "),
+    Fault("tokens behind the last are not masked", DECODE, " && token < last;", ";"),
+    Fault("dead tokens are loaded", DECODE, "  if (live) {\n    load_head", "  if (true) {\n    load_head"),
+    Fault("the next block at a block's last token", SHARED, "block_table[token / ", "block_table[(token + 1) / "),
+    Fault("the first tail token is looked for in the arena", SHARED, "token < arena_tokens", "token <= arena_tokens"),
+    Fault("tail columns off by one", SHARED, "~(token - arena_tokens)", "~(token - arena_tokens + 1)"),
+    Fault("the running maximum starts at 0", DECODE, "    highest[h] = LOWEST;", "    highest[h] = 0.0f;"),
+    Fault("the common maximum of slices starts at 0", DECODE, "float common = LOWEST;", "float common = 0.0f;"),
+    Fault("the common maximum of partitions starts at 0", REDUCE, "? sink : LOWEST", "? sink : 0.0f"),
+    Fault("an epsilon in the denominator", REDUCE, "sum / total :", "sum / (total + 1e-5f) :"),
+    Fault("32-bit offsets in a slab", DECODE, "arena + int64_t(place)", "arena + int(unsigned(place) * DIM) / DIM"),
+    Fault("32-bit offsets of heads", ENTRY, "const int64_t slots =", "const unsigned slots ="),
+    Fault("tail strides swapped", ENTRY, "tail_keys + head * columns", "tail_keys + (kv_head * rows + row) * columns"),
+    Fault(
+        "the head stride of values is that of keys", ENTRY, "kv_head * slots * VALUE_DIM", "kv_head * slots * KEY_DIM"
+    ),
+    Fault("the sum is not rescaled", DECODE, "total[h] * kept", "total[h]"),
+    Fault("the output is not rescaled", DECODE, "out[h][n] *= kept;", ""),
+    Fault("slices are summed under different maxima", DECODE, "out[h][n] * kept;", "out[h][n];"),
+    Fault("the weight is not taken under the maximum", DECODE, "fast::exp(score[h] - raised)", "fast::exp(score[h])"),
+    Fault("every tile has the first tile's queries", DECODE, "min(first_head + h, GROUP - 1)", "min(h, GROUP - 1)"),
+    Fault("scores go to the wrong lane", DECODE, "int(lane) == i + a ?", "int(lane) == (i + a ^ 1) ?"),
+    Fault(
+        "weights come from the wrong lane",
+        DECODE,
+        "simd_shuffle(score[h], ushort(i + a))",
+        "simd_shuffle(score[h], ushort(i))",
+    ),
+    Fault("products in half precision", DECODE, "float product = 0.0f;", "KV product = KV(0.0f);"),
+    Fault("lanes beyond the head's end load", SHARED, "pack < DIM / PACK", "pack <= DIM / PACK"),
+    Fault("the softcap is not divided by", DECODE, "precise::tanh(score[h] / softcap)", "precise::tanh(score[h])"),
+    Fault("the sink is no part of the maximum", REDUCE, "SINKS ? sink : LOWEST", "LOWEST"),
+    Fault(
+        "the sink counts once per simdgroup",
+        REDUCE,
+        "total += shared_total[s];",
+        "total += shared_total[s] + (s ? total : 0);",
+    ),
+    Fault("the sink of the KV head", ENTRY, "head_sinks[head]", "head_sinks[head / 2]"),
+    Fault(
+        "the last partition is left out", REDUCE, "p < items; p += SIMDGROUPS", "p < max(1, items - 1); p += SIMDGROUPS"
+    ),
+    Fault(
+        "partials of the neighbouring head",
+        REDUCE,
+        "int64_t(query_heads) * (VALUE_DIM + 2)",
+        "int64_t(query_heads) * VALUE_DIM",
+    ),
+    Fault("a row with nothing to attend divides by 0", REDUCE, "total > 0.0f ? sum / total : 0.0f", "sum / total"),
+    Fault(
+        "a write into the arena",
+        DECODE,
+        "  const int slice = ",
+        "  ((device KV*)keys.arena)[0] = KV(0);\n  const int slice = ",
+    ),
+    Fault("the window is one token too long", WORK, "end - window", "end - window - 1"),
+    Fault(
+        "work items run to the partition's end", WORK, "np.minimum(begin + partition, end[row])", "begin + partition"
+    ),
+    Fault("rows find their neighbour's items", WORK, "np.cumsum(counts) - counts", "np.cumsum(counts) - counts[0]"),
+    Fault("windows start at partition 0", WORK, "first_part = start // partition", "first_part = start * 0"),
+    Fault("small plans are not padded", WORK, "max(0, SMALL - len(plan))", "0"),
+    Fault("small tables are not padded", WORK, "max(0, -(-SMALL // rows) - blocks)", "0"),
+    Fault("few sinks are not padded", BACKEND, "max(0, SMALL - sinks.size)", "0"),
+    Fault("the plan of the window's first step is kept", BACKEND, "known.tail_tokens == tail_tokens", "known.items"),
+    Fault("old sinks are kept", BACKEND, "known is None or known[0] is not sinks", "known is None"),
+    Fault(
+        "partitions depend on the batch",
+        BACKEND,
+        "step.window, PARTITION)",
+        "step.window, PARTITION >> (step.rows > 1))",
+    ),
+)
