@@ -17,6 +17,7 @@ from cortexmlx.attention.seam import LayerCache
 from cortexmlx.heads import LogitRows
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.plan import TAIL_COLUMNS, ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
+from cortexmlx.rotary import share_angles
 from cortexmlx.sampling import BatchSampler, Sampled, SamplingRow
 
 
@@ -61,6 +62,7 @@ class ModelRunner:
         self._attend = attend or reference.attend
         self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
         self._logit_rows = LogitRows(model)
+        self._angles = share_angles(model)
         self._tail: dict[int, Slab] = {}
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
@@ -93,6 +95,7 @@ class ModelRunner:
         positions = mx.array(plan.positions)
         for cache in self._caches:
             cache.offset = positions
+        self._angles.begin(positions)
         logits = self._forward(plan)
         if plan.sampled:
             if rows is not None:

@@ -1,0 +1,83 @@
+"""Rotary positions on a CPU: the cosines and sines of a step, computed once instead of in every layer.
+
+MLX has one kernel for `rope` on a GPU. On a CPU it is a chain of sixteen operations that begins with the frequencies
+anew for the queries and the keys of every layer, a third of all operations of a decode step. All tokens of a step share
+one array of positions, so here each layer only multiplies: `x * cos + swapped(x) * sin`, the same products and sums in
+the same order as MLX's own, hence the same bits.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class StepAngles:
+    """The positions of the current step and the tables that layers have asked for so far."""
+
+    def __init__(self) -> None:
+        self._positions: mx.array | None = None
+        self._tables: dict[tuple[int, bool, float, float], tuple[mx.array, mx.array]] = {}
+
+    def begin(self, positions: mx.array) -> None:
+        """A step begins, whose flat tokens are at `positions` `[T]`: models get this very array as their offset."""
+        self._positions = positions
+        self._tables = {}
+
+    def are_of(self, offset: mx.array | int) -> bool:
+        """Whether an offset is the step's positions."""
+        return offset is self._positions
+
+    def tables(self, rope: nn.RoPE) -> tuple[mx.array, mx.array]:
+        """Cosines and signed sines `[T, 1, 1, dims]` for `rope`, from its rotation of the unit vectors (1, 0)."""
+        key = (rope.dims, rope.traditional, rope.base, rope.scale)
+        if key not in self._tables:
+            assert self._positions is not None
+            tokens, axis = self._positions.shape[0], _pair_axis(rope)
+            ones = mx.ones((tokens, 1, 1, *((rope.dims // 2, 1) if rope.traditional else (1, rope.dims // 2))))
+            unit = mx.concatenate([ones, mx.zeros_like(ones)], axis=axis).reshape(tokens, 1, 1, rope.dims)
+            turned = nn.RoPE.__call__(rope, unit, offset=self._positions)
+            cosines, sines = mx.split(_paired(turned, rope), 2, axis=axis)
+            self._tables[key] = (
+                mx.concatenate([cosines, cosines], axis=axis).reshape(unit.shape),
+                mx.concatenate([-sines, sines], axis=axis).reshape(unit.shape),
+            )
+        return self._tables[key]
+
+
+class SharedRoPE(nn.RoPE):  # type: ignore[misc]
+    """An `nn.RoPE` that takes its angles from the step, where it is asked about the step's positions in float32."""
+
+    def __init__(self, rope: nn.RoPE, angles: StepAngles) -> None:
+        super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
+        self._angles = angles
+
+    def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
+        """Rotate `[T, heads, 1, dims]`; see `nn.RoPE`."""
+        if not self._angles.are_of(offset) or x.dtype != mx.float32 or x.shape[-1] != self.dims:
+            plain: mx.array = super().__call__(x, offset=offset)
+            return plain
+        cosines, sines = self._angles.tables(self)
+        swapped = _paired(x, self)[..., ::-1] if self.traditional else _paired(x, self)[..., ::-1, :]
+        return x * cosines + swapped.reshape(x.shape) * sines
+
+
+def share_angles(model: nn.Module) -> StepAngles:
+    """Let the model's layers share their angles on a CPU; on a GPU nothing changes. Call `begin` before every step."""
+    angles = StepAngles()
+    if mx.default_device() == mx.cpu:
+        for module in model.modules():
+            for name, child in list(module.items()):
+                if type(child) is nn.RoPE:
+                    setattr(module, name, SharedRoPE(child, angles))
+    return angles
+
+
+def _pair_axis(rope: nn.RoPE) -> int:
+    return -1 if rope.traditional else -2
+
+
+def _paired(x: mx.array, rope: nn.RoPE) -> mx.array:
+    """`[..., dims]` with the two numbers that are rotated together along `_pair_axis`."""
+    half = rope.dims // 2
+    return x.reshape(*x.shape[:-1], *((half, 2) if rope.traditional else (2, half)))
