@@ -41,10 +41,13 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     _check_tensor_types(header)
     names = parameter_names(header, config)
     tokenizer, notes = build_tokenizer(header, config["vocab_size"])
-    if tokenizer.has_chat_template:
-        templates.prepare()
+    preparing = templates.prepare() if tokenizer.has_chat_template else None
     config["eos_token_id"] = sorted(tokenizer.eos_token_ids)
-    return _build_model(header, config, names, float32), tokenizer, config, notes
+    try:
+        return _build_model(header, config, names, float32), tokenizer, config, notes
+    finally:
+        if preparing is not None:
+            preparing.join()
 
 
 def _check_tensor_types(header: GGUFHeader) -> None:

@@ -41,9 +41,14 @@ def render(
     return str(rendered[0])
 
 
-def prepare() -> None:
-    """Import the renderer on a thread of its own: that takes half a second, which loading weights leaves idle."""
-    threading.Thread(target=_import_renderer, name="cortexmlx-templates", daemon=True).start()
+def prepare() -> threading.Thread:
+    """Import the renderer on a thread of its own: that takes half a second, which loading weights leaves idle.
+
+    Whoever starts it must wait for it: two threads that import transformers at once can see half of it.
+    """
+    thread = threading.Thread(target=_import_renderer, name="cortexmlx-templates", daemon=True)
+    thread.start()
+    return thread
 
 
 def _import_renderer() -> Any:
