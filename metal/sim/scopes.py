@@ -77,8 +77,10 @@ def _kind(statement: str) -> str:
 
 def without_constant(text: str) -> Iterator[Declaration]:
     """Program-scope variables and static members that are not in `constant` memory."""
+    names = ["constant", *re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t].*\bconstant\b", text, flags=re.M)]
+    is_constant = re.compile(rf"\b(?:{'|'.join(names)})\b")
     for scopes, declaration in _walk(text):
-        if not _declares_variable(declaration.text) or re.search(r"\bconstant\b", declaration.text):
+        if not _declares_variable(declaration.text) or is_constant.search(declaration.text):
             continue
         at_program_scope = all(scope == "namespace" for scope in scopes)
         static_member = scopes[-1:] == ("struct",) and re.search(r"\bstatic\b", declaration.text)

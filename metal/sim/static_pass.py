@@ -26,7 +26,7 @@ _ABOUT_BFLOAT = re.compile(r"'(?:const )?bfloat(?:16_t)?'|\(aka '(?:const )?bflo
 _CLANG_SPACES = {11: "device", 12: "constant", 13: "threadgroup"}  # as in shim/sim/keywords.h
 _ABOUT_SPACES = re.compile(r"address.space|'[^']*\b(?:device|constant|threadgroup)\b[^']*'")
 _COPIES_A_STRUCT = re.compile(r"no matching constructor for initialization|no viable overloaded '='")
-_NOT_FUNCTIONS = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "catch", "alignas"}
+_NOT_FUNCTIONS = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "catch", "alignas", "constexpr"}
 _DEFINITION = re.compile(r"\b(\w+)\s*\(")
 _SCALARS = r"(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float|u?int(?:8|16|32|64)_t|size_t|b?float16_t)"
 _FOREIGN = re.compile(
@@ -110,7 +110,9 @@ def _parameters(text: str) -> Iterator[tuple[str, int, str]]:
     for found in _DEFINITION.finditer(text):
         end = _closing(text, found.end())
         defines = re.match(r"\s*(?:const\s*)?(?:thread\s*)?\{", text[end:])
-        if found.group(1) in _NOT_FUNCTIONS or not defines:
+        before = text[: found.start()].rstrip()
+        initializes_member = before.endswith(",") or (before.endswith(":") and not before.endswith("::"))
+        if found.group(1) in _NOT_FUNCTIONS or not defines or initializes_member:
             continue
         depth, start = 0, found.end()
         for at in range(found.end(), end):
@@ -128,11 +130,11 @@ def _without_brackets(text: str) -> str:
 
 
 def _unqualified(text: str) -> Iterator[Complaint]:
-    """Pointers, references and array parameters that name no address space."""
+    """Pointers and references that name no address space. (Array parameters need none: they are the thread's.)"""
     text = blank_comments(text)
     for function, at, parameter in _parameters(text):
         plain = _without_brackets(parameter)
-        if re.search(r"[*&]|\w\s*\[", plain) and not _QUALIFIED.search(plain):
+        if re.search(r"[*&]", plain) and not _QUALIFIED.search(plain):
             name = " ".join(parameter.split())
             line = text.count("\n", 0, at + len(parameter) - len(parameter.lstrip())) + 1
             yield Complaint(
