@@ -37,12 +37,12 @@ def chat(
     prompt: options.Prompt = None,
     system: options.System = None,
     max_tokens: options.MaxTokens = 2048,
-    temp: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
+    temp: options.Temperature = 0.5,
+    top_p: options.TopP = 0.95,
     top_k: options.TopK = 0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    repetition_penalty: options.RepetitionPenalty = 1.1,
     no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
     kv_memory: options.KVMemory = None,
     block_size: options.BlockSize = 32,
@@ -51,7 +51,8 @@ def chat(
     """Talk to a model. /help in the chat lists its commands.
 
     With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
-    the answer is its plain text.
+    the answer is its plain text. The default sampling keeps small models from repeating themselves; --temp 0
+    --repetition-penalty 1 is greedy.
     """
     params = options.checked(
         SamplingParams(
