@@ -1,5 +1,6 @@
 """Planted faults: each small kernel is right in one form and wrong in another, and only the wrong one is refused."""
 
+import mlx.core as mx
 import pytest
 from sim_tools import launch
 
@@ -200,8 +201,6 @@ def test_too_many_threads_and_buffers_are_refused_before_anything_runs():
         launch(I + "y[i] = 1;", count=2048, threadgroup=2048)
     names = [f"input_{n}" for n in range(31)]
     kernel = sim.metal_kernel(name="wide", input_names=names, output_names=["y"], source="y[0] = input_0[0];")
-    import mlx.core as mx
-
     with pytest.raises(KernelFault, match="32 buffers"):
         kernel(
             inputs=[mx.zeros((8,))] * 31,
@@ -248,3 +247,23 @@ def test_unmapped_memory_ends_an_unchecked_launch_and_not_the_process():
         launch(I + "y[i] = *(const device float*)(ulong(x[0]) * 8 + 16);")
     with sim.options(checked=False), pytest.raises(KernelFault, match="arithmetic fault"):
         launch(I + "y[i] = 100 / int(x[i]);")
+
+
+def test_threads_may_share_an_element_when_each_has_its_own_bytes():
+    own = I + "((device ushort*)y)[i] = ushort(i);"
+    y, _ = launch(own, outputs=32)
+    assert y.view(mx.uint16).tolist() == list(range(64))
+    with pytest.raises(KernelFault, match="race"):
+        launch(I + "((device ushort*)y)[i] = ushort(i); if (i == 5) y[0] = 1;", outputs=32)
+    with pytest.raises(KernelFault, match="race"):
+        launch(I + "if (i == 0) y[3] = 1; ((device ushort*)y)[i] = ushort(i);", outputs=32)
+
+
+def test_threadgroup_elements_can_be_shared_by_bytes_too():
+    halves = "threadgroup float s[32]; threadgroup ushort* p = (threadgroup ushort*)s; " + I
+    launch(halves + "p[i] = ushort(i); " + MEET + "y[i] = p[63 - i];")
+    launch(halves + "if (i < 32) s[i] = 0; " + MEET + "p[i] = ushort(i); " + MEET + "y[i] = p[63 - i] + s[i / 2];")
+    with pytest.raises(KernelFault, match="race"):
+        launch(halves + "p[i] = ushort(i); if (i == 9) s[0] = 1; " + MEET + "y[i] = p[i];")
+    with pytest.raises(KernelFault, match="nothing has written"):
+        launch(halves + "if (i < 63) p[i] = ushort(i); " + MEET + "y[i] = s[i / 2];")

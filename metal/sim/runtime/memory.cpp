@@ -172,6 +172,11 @@ Access access_now(bool is_write, bool atomic, bool device) {
           device ? S.simd->epoch_device : S.simd->epoch_threadgroup, is_write, atomic, device};
 }
 
+// Bytes of an element are used on their own: from here on single bytes are watched, each with the element's history.
+void split_cells(Cell* cells, uint64_t bytes, uint32_t granule) {
+  for (uint64_t i = 0; i < bytes; ++i) cells[i] = cells[i - i % granule];
+}
+
 void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
   Launch& l = *S.launch;
   const uint64_t at = address - (uintptr_t)arena;
@@ -190,7 +195,11 @@ void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool at
   }
   if (is_write) l.threadgroup_writes++, l.threadgroup_bytes_written += size;
   else l.threadgroup_reads++, l.threadgroup_bytes_read += size;
-  const Array& array = arrays[index];
+  Array& array = arrays[index];
+  if (size < array.granule || at % array.granule) {
+    split_cells(arena_cells + array.offset, array.bytes, array.granule);
+    array.granule = 1;
+  }
   const Access a = access_now(is_write, atomic, false);
   const uint64_t g = array.granule, first = at & ~(g - 1);
   bool known = true;
@@ -230,8 +239,8 @@ void device_access(int index, uintptr_t address, uint32_t size, bool is_write, b
   if (S.launch->coalescing) coalescing_access(index, address, size, pc);
   if (!b.writable) return;
   if (size < t.granule || at % t.granule) {
-    // Bytes of an element on their own: watch single bytes from here on.
-    for (uint64_t p = 0; p <= b.bytes / kPageBytes; ++p) { free(t.pages[p]); t.pages[p] = nullptr; }
+    for (uint64_t p = 0; p <= b.bytes / kPageBytes; ++p)
+      if (t.pages[p]) split_cells(t.pages[p], kPageBytes, t.granule);
     t.granule = 1;
   }
   const Access a = access_now(is_write, atomic, true);
