@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -11,11 +12,12 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from cortexmlx.cli import console, options
+from cortexmlx.cli import batch_resume, console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.batch_input import BatchReader
 from cortexmlx.cli.batch_output import BatchWriter
 from cortexmlx.cli.batch_progress import Progress
+from cortexmlx.cli.batch_resume import RunIdentity
 from cortexmlx.cli.batch_run import BatchRun
 from cortexmlx.cli.generate import as_prompt
 from cortexmlx.cli.start import FAILED
@@ -45,6 +47,8 @@ def batch(
     ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="In the order of IN, or as they finish.")
     ] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="With --resume: ask again what failed.")] = False,
     input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
     system: options.System = None,
     max_tokens: options.MaxTokens = 256,
@@ -91,19 +95,23 @@ def batch(
         max_rows=max_rows,
         attention=attention,
     )
+    if (resume or retry_errors) and (output is None or not resume):
+        raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
+    identity = batch_resume.RunIdentity(chosen.model, source, system, raw, params)
     with opened(source, output) as lines, engines.open_engine(chosen) as engine:
         reader = BatchReader(lines, params, jsonl=is_jsonl(source, input_format), raw=raw)
-        writer = BatchWriter(output)
+        done = begin(output, identity, resume=resume, retry_errors=retry_errors)
+        writer = BatchWriter(output, append=resume)
         run = BatchRun(
             engine,
-            reader,
+            batch_resume.remaining(reader, done),
             writer.write,
             lambda text: as_prompt(engine, text, system, raw=False),
             rows=max_rows,
             ordered=ordered,
         )
         try:
-            with Progress(engine, run, total=count_lines(source), live=output is not None) as progress:
+            with Progress(engine, run, total=count_lines(source, done), live=output is not None) as progress:
                 run.run(progress.tick)
         finally:
             writer.close()
@@ -136,13 +144,23 @@ def is_jsonl(source: str, input_format: Format) -> bool | None:
     return True if Path(source).suffix.lower() in (".jsonl", ".ndjson", ".json") else None
 
 
-def count_lines(source: str) -> int | None:
-    """Requests in a regular file, for the progress; None for a pipe."""
+def begin(output: Path | None, identity: RunIdentity, *, resume: bool, retry_errors: bool) -> Counter[str | int]:
+    """Make the output ready; returns the ids whose records it keeps."""
+    if output is None:
+        return Counter()
+    if resume:
+        return batch_resume.resume(output, identity, retry_errors=retry_errors)
+    batch_resume.start(output, identity)
+    return Counter()
+
+
+def count_lines(source: str, done: Counter[str | int]) -> int | None:
+    """Requests of a regular file that are still to be answered, for the progress; None for a pipe."""
     path = Path(source)
     if source == "-" or not path.is_file():
         return None
     with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+        return max(sum(1 for line in file if line.strip()) - done.total(), 0)
 
 
 def report(run: BatchRun, writer: BatchWriter, reader: BatchReader) -> None:

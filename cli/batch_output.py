@@ -18,10 +18,13 @@ Record = dict[str, Any]
 
 
 class BatchWriter:
-    """Appends records to a file, flushed and synced one by one, or to stdout. `failed` counts error records."""
+    """Writes records to a file, flushed and synced one by one, or to stdout. `failed` counts error records.
 
-    def __init__(self, path: Path | None) -> None:
-        self._file = sys.stdout if path is None else path.open("w", encoding="utf-8")
+    `append`: what the file holds stays.
+    """
+
+    def __init__(self, path: Path | None, *, append: bool = False) -> None:
+        self._file = sys.stdout if path is None else path.open("a" if append else "w", encoding="utf-8")
         self._sync = path is not None
         self.written = 0
         self.failed = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,8 @@ class BatchRun:
                 if not submitted and not collected:
                     time.sleep(POLL_SECONDS)
         except BaseException:
-            self._collect()
+            with suppress(EngineClosed):
+                self._collect()
             self._emit(in_order=False)
             for unfinished in self.in_flight.values():
                 for handle in unfinished.handles:
