@@ -3,31 +3,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && !defined(__APPLE__) && !defined(SIM_UCONTEXT)
-extern "C" void sim_fiber_switch(void** save, void* load);
-asm(R"(
-.text
-.globl sim_fiber_switch
-.hidden sim_fiber_switch
-.type sim_fiber_switch, @function
-sim_fiber_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size sim_fiber_switch, .-sim_fiber_switch
-)");
+#ifdef __APPLE__
+#define SIM_ASM_NAME "_sim_fiber_switch"
+#else
+#define SIM_ASM_NAME "sim_fiber_switch"
+#endif
+
+#if defined(__x86_64__) && !defined(SIM_UCONTEXT)
+extern "C" __attribute__((visibility("hidden"))) void sim_fiber_switch(void** save, void* load);
+asm(".text\n.p2align 4\n.globl " SIM_ASM_NAME "\n" SIM_ASM_NAME ":\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n");
 static inline void* sim_fiber_prepare(char* top, void (*entry)()) {
   void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15);
   *--sp = nullptr;  // the entry never returns; this keeps the stack aligned as after a call
@@ -36,12 +23,7 @@ static inline void* sim_fiber_prepare(char* top, void (*entry)()) {
   return sp;
 }
 #elif defined(__aarch64__) && !defined(SIM_UCONTEXT)
-extern "C" void sim_fiber_switch(void** save, void* load);
-#ifdef __APPLE__
-#define SIM_ASM_NAME "_sim_fiber_switch"
-#else
-#define SIM_ASM_NAME "sim_fiber_switch"
-#endif
+extern "C" __attribute__((visibility("hidden"))) void sim_fiber_switch(void** save, void* load);
 asm(".text\n.p2align 2\n.globl " SIM_ASM_NAME "\n" SIM_ASM_NAME ":\n"
     "  sub sp, sp, #160\n"
     "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n"

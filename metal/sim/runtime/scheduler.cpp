@@ -182,12 +182,8 @@ extern "C" void sim_barrier(unsigned flags) {
 
 static bool threadgroup_barrier_or_end() {
   Fiber *waits = nullptr, *elsewhere = nullptr;
-  uint32_t waiting = 0;
-  for (uint32_t i = 0; i < S.thread_count; ++i) {
-    if (S.fibers[i].state != kAtBarrier) continue;
-    if (!waits) waits = &S.fibers[i];
-    ++waiting;
-  }
+  for (uint32_t i = 0; i < S.thread_count && !waits; ++i)
+    if (S.fibers[i].state == kAtBarrier) waits = &S.fibers[i];
   if (!waits) return false;
   for (uint32_t i = 0; i < S.thread_count && !elsewhere; ++i) {
     Fiber& f = S.fibers[i];
