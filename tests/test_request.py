@@ -22,8 +22,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.sampling import BatchSampler, SamplingRow
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-INTEGERS = ("max_tokens", "top_k", "repetition_context", "seed", "logprobs", "n", "priority")
-OPTIONAL = ("max_tokens", "seed", "logprobs")
+INTEGERS = ("max_tokens", "top_k", "repetition_context", "seed", "logprobs", "n", "best_of", "priority")
+OPTIONAL = ("max_tokens", "seed", "logprobs", "best_of")
 LISTS = ("stop", "stop_token_ids")
 # The range that a message must name.
 RANGES = {
@@ -39,6 +39,7 @@ RANGES = {
     "seed": "an integer in -9223372036854775808..18446744073709551615 or None",
     "logprobs": "an integer in 0..100 or None",
     "n": "an integer in 1..128",
+    "best_of": "an integer in 1..128 (n or more) or None",
     "priority": "an integer in -2147483647..2147483647",
     "ignore_eos": "true or false",
     "stop": "a list of non-empty strings",
@@ -206,3 +207,8 @@ def test_parameters_are_values(params: SamplingParams) -> None:
     params.validate(1000)
     for twin in (copy.deepcopy(params), pickle.loads(pickle.dumps(params)), dataclasses.replace(params)):
         assert twin == params and hash(twin) == hash(params)
+
+
+def test_the_best_of_fewer_than_n_is_refused() -> None:
+    assert "best_of is 2, but must be an integer in 3..128" in refusal(n=3, best_of=2)
+    SamplingParams(n=3, best_of=3).validate()
