@@ -75,13 +75,13 @@ def as_json(report: Report) -> str:
 def json_lines(report: Report) -> str:
     """One object per row or comparison, each with machine and model."""
     around = {"machine": asdict(report.machine), "model": report.model.name, "notes": report.notes}
-    return "\n".join(json.dumps({**_record(item), **around}) for item in (*report.rows, *report.comparisons))
+    return "\n".join(json.dumps({**record, **around}) for record in _records(report))
 
 
 def as_csv(report: Report) -> str:
     """One line per row or comparison; lists are joined by spaces."""
     around = {"model": report.model.name, "chip": report.machine.chip, "blas": report.machine.blas}
-    records = [{**_record(item), **around} for item in (*report.rows, *report.comparisons)]
+    records = [{**record, **around} for record in _records(report)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for record in records for key in record)))
     writer.writeheader()
@@ -89,6 +89,10 @@ def as_csv(report: Report) -> str:
         flat = {k: " ".join(f"{x:.6g}" for x in v) if isinstance(v, (list, tuple)) else v for k, v in record.items()}
         writer.writerow(flat)
     return out.getvalue().rstrip("\n")
+
+
+def _records(report: Report) -> list[dict[str, Any]]:
+    return [*map(_record, report.rows), *map(_record, report.comparisons)]
 
 
 def _record(item: Row | Comparison) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
 
 def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     """Compute `depth` tokens of a prompt, then the rest by the clock. On the engine's thread."""
-    from cortexmlx.core import NewRequest
+    from cortexmlx.answers import NewRequest
 
     first: list[tuple[Stamp, int]] = []
 
@@ -160,17 +160,17 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
         if event is not None and not first:
             first.append((Stamp.now(), kv_bytes_in_use(core)))
 
-    name, budget = -1, core.scheduler.prefill_budget
-    handle = RequestHandle(name, lambda _: None, listen)
+    budget = core.scheduler.prefill_budget
+    handle = RequestHandle(-1, lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.take(test.depth + test.prompt)
-    core.add(NewRequest(name, prompt, params, 0, time.perf_counter(), handle))
+    core.add(NewRequest(handle.id, prompt, params, 0, time.perf_counter(), handle))
     computed = 0
     try:
         while computed < test.depth:
             core.scheduler.prefill_budget = min(budget, test.depth - computed)
             core.step()
-            computed = core.cache.length(name)
+            computed = core.scheduler.jobs[0].computed
     finally:
         core.scheduler.prefill_budget = budget
     core.drain()
@@ -185,6 +185,7 @@ def _split(runs: Sequence[_Run]) -> StepSplit:
     steps = sum(run.after.steps - run.before.steps for run in runs)
 
     def mean(part: str) -> float:
-        return 1_000 * sum(getattr(r.after, part) - getattr(r.before, part) for r in runs) / max(1, steps)
+        seconds: float = sum(getattr(r.after, part) - getattr(r.before, part) for r in runs)
+        return 1_000 * seconds / max(1, steps)
 
     return StepSplit(steps, *(mean(f"{part}_seconds") for part in ("plan", "build", "wait", "commit")))

@@ -1,42 +1,86 @@
-"""What scheduling costs: `Scheduler.plan` and `commit` with no model. Run it: `python -m cortexmlx.bench.scheduler`."""
+"""What the scheduler costs per step, with no model: `python -m cortexmlx.bench.scheduler`.
+
+Rows decode one step ahead of what is committed, as the engine runs them. A step's cost is its `plan` and its `commit`;
+it must not grow with the size of the pool or with what the prefix cache holds.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.plan import StepKind, StepPlan
+from cortexmlx.kv.spec import KVSpec, group_layers
+from cortexmlx.plan import StepPlan
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduler import Scheduler
 
-_PROMPT = 512
-_STEPS = 320
+ROWS = (1, 16, 64)
+POOLS = ((4_096, 0), (1_000_000, 100_000))
+"""Blocks of the pool, and cached blocks that nobody uses."""
+BLOCK_SIZE = 32
+CONTEXT = 512
+STEPS = 512
 
 
 @dataclass(frozen=True)
-class SchedulerCost:
-    """Milliseconds of host time per decode step: the median, the mean (which has the drains), and the longest."""
+class StepCost:
+    """Milliseconds of `plan` and `commit` together, per decode step, one figure for every step."""
 
     rows: int
-    median_ms: float
-    mean_ms: float
-    longest_ms: float
+    blocks: int
+    cached_blocks: int
+    milliseconds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """All steps: those that drain the tail, too."""
+        return statistics.fmean(self.milliseconds)
+
+    @property
+    def median(self) -> float:
+        """A step inside a decode window."""
+        return statistics.median(self.milliseconds)
+
+    @property
+    def worst(self) -> float:
+        """The 99th percentile: a step that drains the tail and opens a window."""
+        return sorted(self.milliseconds)[int(len(self.milliseconds) * 0.99)]
 
 
-def measure(rows: int, blocks: int = 4096, block_size: int = 32) -> SchedulerCost:
-    """Decode `_STEPS` steps of `rows` rows, pipelined one ahead, each with a prompt of `_PROMPT` tokens of its own."""
-    group = LayerGroup(KVSpec(kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16"), tuple(range(32)))
-    cache = KVCache([group], blocks, block_size)
-    scheduler = Scheduler(cache, max_rows=rows, prefill_budget=rows * _PROMPT, context_length=1 << 20)
+def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
+    """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
+    groups = group_layers([KVSpec(8, 128, 128, "float16")])
+    cache = KVCache(groups, blocks, BLOCK_SIZE)
+    scheduler = Scheduler(cache, max_rows=rows, prefill_budget=512, context_length=1 << 20)
+    random = np.random.default_rng(0)
+    longest = min(100, max(1, cached)) * BLOCK_SIZE
+    filled = 0
+    while filled < cached:
+        _add(scheduler, -1 - filled, random, longest, 1)
+        _run(scheduler)
+        filled += longest // BLOCK_SIZE
     for row in range(rows):
-        prompt = [row, *range(1, _PROMPT)]
-        scheduler.add(row, prompt, SamplingParams(max_tokens=_STEPS), seed=0, stop_ids=frozenset())
+        _add(scheduler, 1 + row, random, CONTEXT, steps)
+    return StepCost(rows, blocks, cached, tuple(_run(scheduler)))
+
+
+def _add(scheduler: Scheduler, request: int, random: np.random.Generator, prompt: int, tokens: int) -> None:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    scheduler.add(request, random.integers(0, 50_000, prompt).tolist(), params, 0, frozenset())
+
+
+def _run(scheduler: Scheduler) -> list[float]:
+    """Plan and commit until nothing is left; milliseconds of each step in which all rows decode."""
     in_flight: deque[StepPlan] = deque()
-    costs = []
+    costs: list[float] = []
+    spent, tokens = 0.0, [7] * scheduler.max_rows
     while not scheduler.idle:
         started = time.perf_counter()
         plan = scheduler.plan(len(in_flight))
@@ -44,20 +88,36 @@ def measure(rows: int, blocks: int = 4096, block_size: int = 32) -> SchedulerCos
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, [7] * len(done.sampled))
-        if plan is None or plan.kind is StepKind.DECODE:
-            costs.append((time.perf_counter() - started) * 1e3)
-    return SchedulerCost(rows, statistics.median(costs), statistics.mean(costs), max(costs))
+            scheduler.commit(done, tokens[: len(done.sampled)])
+        spent += time.perf_counter() - started
+        if plan is not None:
+            if len(plan.sampled) == scheduler.max_rows == len(plan.positions):
+                costs.append(1_000 * spent)
+            spent = 0.0
+    return costs
 
 
-def report() -> str:
-    """The table, as Markdown."""
-    lines = ["| rows | median ms/step | mean ms/step | longest ms |", "|---:|---:|---:|---:|"]
-    for rows in (1, 16, 64):
-        cost = measure(rows)
-        lines.append(f"| {rows} | {cost.median_ms:.3f} | {cost.mean_ms:.3f} | {cost.longest_ms:.2f} |")
+def report(costs: Sequence[StepCost]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        f"plan and commit of a decode step, milliseconds, {STEPS} steps from a context of {CONTEXT} tokens:",
+        "",
+        "| rows | blocks | cached | median | mean | p99 |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for c in costs:
+        figures = f"{c.median:.3f} | {c.mean:.3f} | {c.worst:.3f}"
+        lines.append(f"| {c.rows} | {c.blocks:,} | {c.cached_blocks:,} | {figures} |")
     return "\n".join(lines)
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.scheduler", description=measure.__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"decode steps (default {STEPS})")
+    steps = parser.parse_args(argv).steps
+    print(report([measure(rows, blocks, cached, steps) for blocks, cached in POOLS for rows in ROWS]))
+
+
 if __name__ == "__main__":
-    print(report())
+    main()
