@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 
@@ -157,11 +156,11 @@ def _length(shapes: tuple[KVShape, ...], tokens: int, itemsize: int, free: int) 
 
 def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
     """Bytes and form of the weights in memory; on a CPU as `load_model` decides: MLX is fastest in float32 there."""
-    from cortexmlx.models.load import DEQUANTIZE_SWITCH
+    from cortexmlx.models.load import float32_pays
 
     if not machine.on_cpu:
         return stored, "as stored"
-    if os.environ.get(DEQUANTIZE_SWITCH) != "0" and skeleton.parameters * 4 < machine.memory / 4:
+    if float32_pays(skeleton.parameters, machine.memory):
         return skeleton.parameters * 4, "float32, for speed on a CPU"
     if skeleton.widened_bytes >= skeleton.parameters * 4:
         return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"

@@ -174,7 +174,7 @@ def test_a_machine_with_little_memory_keeps_weights_packed(tmp_path: Path, monke
     path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
     parameters = load_model(path).parameters
     for memory, packed in ((parameters * 16, True), (parameters * 16 + 16, False)):
-        monkeypatch.setattr("cortexmlx.models.weights.machine_memory", lambda memory=memory: memory)
+        monkeypatch.setattr("cortexmlx.models.load.memory_bytes", lambda memory=memory: memory)
         assert hasattr(load_model(path).model.layers[0].mlp.up_proj, "scales") is packed
 
 

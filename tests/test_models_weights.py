@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,6 @@ from mlx_lm.utils import dequantize_model, get_total_parameters
 from cortexmlx.models.weights import (
     activations_to_float32,
     is_quantized,
-    machine_memory,
     parameter_count,
     to_float32,
     weight_bytes,
@@ -115,17 +113,3 @@ def test_only_activations_widen_when_weights_stay_packed() -> None:
     activations_to_float32(model)
     assert is_quantized(model) and model(mx.array([TOKENS])).dtype == mx.float32
     assert np.array_equal(np.array(model.model.layers[0].mlp.up_proj.weight), before)
-
-
-def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.read_text
-    limits = {"/sys/fs/cgroup/memory.max": "1048576\n"}
-
-    def read(self: Path, *args: Any, **kwargs: Any) -> str:
-        return limits.get(str(self)) or real(self, *args, **kwargs)
-
-    whole = machine_memory()
-    monkeypatch.setattr(Path, "read_text", read)
-    assert machine_memory() == 1048576 < whole
-    limits["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert machine_memory() == whole

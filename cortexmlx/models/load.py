@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.machine import memory_bytes
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 
@@ -64,6 +65,11 @@ def _read(source: ModelSource, float32: bool) -> tuple[Path, Any, Any, dict[str,
     return path, *load_folder(path), ()
 
 
+def float32_pays(parameters: int, memory: int) -> bool:
+    """Whether MLX's Linux CPU build gets float32 weights: under a quarter of `memory` bytes, and not switched off."""
+    return os.environ.get(DEQUANTIZE_SWITCH) != "0" and parameters * 4 < memory / 4
+
+
 def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
     """Make weights or activations float32 where asked for or where that pays; says what was done.
 
@@ -72,9 +78,7 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
     from cortexmlx.models import weights
 
     if dequantize is None:
-        needed = weights.parameter_count(model) * 4
-        switched_off = os.environ.get(DEQUANTIZE_SWITCH) == "0"
-        dequantize = slow_below_float32 and not switched_off and needed < weights.machine_memory() / 4
+        dequantize = slow_below_float32 and float32_pays(weights.parameter_count(model), memory_bytes())
     packed = weights.weight_bytes(model)
     if dequantize:
         weights.to_float32(model)

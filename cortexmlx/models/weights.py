@@ -5,26 +5,12 @@ That build's matrix products are fast in float32, through BLAS, and slow in ever
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-
-
-def machine_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's limit where that is lower."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = int(Path(limit_file).read_text())
-        except (OSError, ValueError):
-            continue
-        total = min(total, limit)
-    return total
 
 
 def is_quantized(model: Any) -> bool:
