@@ -17,7 +17,7 @@ from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.start import leave_now
 from cortexmlx.cli.text import clean, gather_prompt
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cortexmlx.cli.chat_input import QuestionSource
-    from cortexmlx.cli.chat_session import ChatSession, ViewFactory
+    from cortexmlx.cli.chat_session import ChatSession, Question, ViewFactory
     from cortexmlx.engine import Engine
 
 TWICE_SECONDS = 1.0
@@ -93,55 +93,65 @@ def talk(
 ) -> None:
     """The chat itself: asks, answers, and ends. `once`: only the first question."""
     from cortexmlx.cli.chat_input import LineCleared
-    from cortexmlx.cli.chat_session import ChatSession
+    from cortexmlx.cli.chat_session import ChatSession, Question
     from cortexmlx.cli.conversation import Conversation
 
     screen, pretty = console.stdout(), console.is_terminal(sys.stdout)
     views = view_factory(engine, screen, pretty)
     session = ChatSession(engine, views, params, Conversation(system), presses.calling)
     if once:
-        if answer(session, first, screen, pretty).finish_reason is FinishReason.CANCELLED:
+        if answer(session, Question(first), screen, pretty).finish_reason is FinishReason.CANCELLED:
             raise KeyboardInterrupt
         return
     if pretty:
         banner(engine, screen)
     source = question_source(pretty, remember)
-    question: str | None = first or None
+    question = Question(first) if first else None
     while True:
         try:
             if question is None:
-                question = source.ask()
-            if question is None:
-                return
-            question = respond(session, question, screen, pretty)
+                typed = source.ask()
+                if typed is None:
+                    return
+                question = respond(session, typed, screen)
+            if question is not None:
+                pending, question = question, None
+                answer_or_say_why(session, pending, screen, pretty)
         except LineCleared:
             if presses.again():
                 raise KeyboardInterrupt from None
             screen.print("  (Ctrl-C again, Ctrl-D or /exit leaves)", style="dim")
         except KeyboardInterrupt:  # counted by the signal handler already
-            question = None
+            continue
 
 
-def respond(session: ChatSession, question: str, screen: Console, pretty: bool) -> str | None:
-    """Carry out one command or answer one message. Returns a question that is to be asked next."""
+def respond(session: ChatSession, typed: str, screen: Console) -> Question | None:
+    """Carry out a command. Returns the question that is to be answered, if there is one."""
     from cortexmlx.cli.chat_commands import Leave, run_command
-    from cortexmlx.cli.chat_session import is_fatal
+    from cortexmlx.cli.chat_session import Question
 
+    if not typed.startswith("/") or typed.startswith("//"):
+        return Question(typed.removeprefix("/") if typed.startswith("//") else typed) if typed.strip() else None
     try:
-        if question.startswith("/") and not question.startswith("//"):
-            return run_command(question, session, screen)
-        if question.strip():
-            answer(session, question.removeprefix("/") if question.startswith("//") else question, screen, pretty)
+        return run_command(typed, session, screen)
     except Leave:
         raise typer.Exit from None
     except (CortexError, OSError) as error:
-        if isinstance(error, CortexError) and is_fatal(error):
-            raise
         console.error(str(error))
-    return None
+        return None
 
 
-def answer(session: ChatSession, question: str, screen: Console, pretty: bool) -> Completion:
+def answer_or_say_why(session: ChatSession, question: Question, screen: Console, pretty: bool) -> None:
+    """One turn; an error ends the turn, and the chat only if the engine has gone."""
+    try:
+        answer(session, question, screen, pretty)
+    except EngineClosed:
+        raise
+    except CortexError as error:
+        console.error(str(error))
+
+
+def answer(session: ChatSession, question: Question, screen: Console, pretty: bool) -> Completion:
     """One turn, and the line of figures below it."""
     from cortexmlx.cli.chat_input import no_echo
     from cortexmlx.cli.generate import summary

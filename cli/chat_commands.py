@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cortexmlx.cli.chat_session import ChatSession
+from cortexmlx.cli.chat_session import ChatSession, Question
 from cortexmlx.cli.conversation import Conversation
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -36,16 +36,16 @@ class Leave(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `run(chat, argument, console)` returns a question to ask next, or None."""
+    """A command: `run(chat, argument, console)` may return a question to be answered next."""
 
     name: str
     aliases: tuple[str, ...]
     usage: str
     meaning: str
-    run: Callable[[ChatSession, str, Console], str | None]
+    run: Callable[[ChatSession, str, Console], Question | None]
 
 
-def run_command(line: str, chat: ChatSession, console: Console) -> str | None:
+def run_command(line: str, chat: ChatSession, console: Console) -> Question | None:
     """Carry out `line`, which begins with a slash. Raises InvalidRequest if there is no such command."""
     name, _, argument = line.partition(" ")
     command = BY_NAME.get(name)
@@ -127,13 +127,12 @@ def _undo(chat: ChatSession, argument: str, console: Console) -> None:
     console.print(f"  {said}", style="dim", markup=False)
 
 
-def _regen(chat: ChatSession, argument: str, console: Console) -> str | None:
-    question = chat.conversation.undo()
-    if question is None:
+def _regen(chat: ChatSession, argument: str, console: Console) -> Question:
+    if not chat.conversation.turns:
         raise InvalidRequest("there is no answer to write again")
     if chat.params.temperature == 0:
         console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
-    return question
+    return Question(chat.conversation.turns[-2]["content"], again=True)
 
 
 def _stats(chat: ChatSession, argument: str, console: Console) -> None:

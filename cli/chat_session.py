@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chat_view import AnswerView
 from cortexmlx.cli.conversation import Conversation
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -21,6 +21,14 @@ THINK = ("<think>\n", "<think>")
 
 class Stopped(CortexError):
     """The user stopped a turn before there was anything to keep."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A message to be answered. `again`: it is the last one, whose answer gives way to the new one."""
+
+    text: str
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,20 +56,23 @@ class ChatSession:
     conversation: Conversation = field(default_factory=Conversation)
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
 
-    def ask(self, question: str) -> Completion:
+    def ask(self, question: Question) -> Completion:
         """Answer one question and remember both, also when the answer was stopped.
 
-        Raises CortexError if the turn failed, Stopped if it was stopped before the first word: then nothing is
-        remembered.
+        Raises CortexError if the turn failed, Stopped if it was stopped before the first word: then the conversation
+        is what it was.
         """
-        prompt = self._render(question)
+        before = self.conversation.turns[:-2] if question.again else self.conversation.turns
+        history = Conversation(self.conversation.system, before)
+        prompt = self._render(history.messages(question.text))
         with self.show(prompt) as view:
             handle = self.engine.submit(prompt.tokens, self.params)
             with self.stoppable(handle.cancel):
                 completion = self._follow(handle, view)
         if completion.finish_reason is FinishReason.CANCELLED and not completion.text:
             raise Stopped("stopped before the first word")
-        self.conversation.add(question, prompt.thinking + completion.text)
+        history.add(question.text, prompt.thinking + completion.text)
+        self.conversation = history
         return completion
 
     def prompt_tokens(self) -> int:
@@ -69,11 +80,11 @@ class ChatSession:
         messages = self.conversation.messages()
         return len(self.engine.tokenize(messages)) if messages else 0
 
-    def _render(self, question: str) -> Prompt:
+    def _render(self, messages: list[Message]) -> Prompt:
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
-        tokens = self.engine.tokenize(self.conversation.messages(question))
+        tokens = self.engine.tokenize(messages)
         return Prompt(tokens, next((tag for tag in THINK if self._ends_with(tokens, tag)), ""))
 
     def _ends_with(self, tokens: list[int], tag: str) -> bool:
@@ -94,8 +105,3 @@ class ChatSession:
         completion = handle.result()
         view.feed(completion.text[shown:])
         return completion
-
-
-def is_fatal(error: CortexError) -> bool:
-    """Whether the chat cannot go on after `error`."""
-    return isinstance(error, EngineClosed)

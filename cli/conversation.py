@@ -27,7 +27,8 @@ class Conversation:
 
     def add(self, question: str, answer: str) -> None:
         """A turn that has ended."""
-        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        asked, answered = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+        self.turns = [*self.turns, asked, answered]
 
     def undo(self) -> str | None:
         """Take the last turn back and return its question; None if there is none."""

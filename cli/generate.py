@@ -144,5 +144,5 @@ def summary(completion: Completion) -> str:
         f"prompt {usage.prompt_tokens} tok{cached}",
     ]
     if completion.finish_reason is FinishReason.LENGTH:
-        parts.append("stopped at --max-tokens")
+        parts.append("stopped at the token limit")
     return " · ".join(parts)

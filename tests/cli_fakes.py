@@ -2,16 +2,18 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` fails the request, `!slow` takes 50 ms per word, `!long` talks for 200 words,
-`!say X` says X.
+`!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -114,6 +116,8 @@ class FakeEngine:
                 break
             time.sleep(0.05 if "!slow" in text else 0.0005)
             said.append(word)
+            if number == 3 and "FAKE_BEGUN" in os.environ:
+                Path(os.environ["FAKE_BEGUN"]).touch()
             handle.push(TokenEvent(word, token_id=number))
         usage = Usage(len(text.split()) + 3, len(said), cached_tokens=0 if isinstance(prompt, str) else 2)
         timings = Timings(

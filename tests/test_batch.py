@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -
         if out.exists() and out.read_text():
             break
         time.sleep(0.05)
-    time.sleep(0.2)
+    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130

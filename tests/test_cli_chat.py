@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_command
 from cortexmlx.cli.chat_input import PlainInput, is_open, private_file, unquoted
-from cortexmlx.cli.chat_session import ChatSession, Stopped
+from cortexmlx.cli.chat_session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat_view import RawView
 from cortexmlx.cli.conversation import Conversation
 from cortexmlx.cli.engine import EngineOptions
@@ -53,15 +53,15 @@ def rendered(session: ChatSession) -> str:
 
 def test_every_turn_sends_the_whole_conversation(session: ChatSession) -> None:
     session.conversation.system = "Be brief."
-    session.ask("one")
-    session.ask("two")
+    session.ask(Question("one"))
+    session.ask(Question("two"))
     assert rendered(session) == "<system>Be brief.\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
 
 
 def test_a_failed_turn_is_rolled_back(session: ChatSession) -> None:
-    session.ask("one")
+    session.ask(Question("one"))
     with pytest.raises(PromptTooLong):
-        session.ask("!fail")
+        session.ask(Question("!fail"))
     assert [turn["content"] for turn in session.conversation.turns] == ["one", "You said: one"]
 
 
@@ -76,7 +76,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
 
     session.show = lambda prompt: Stopping()
     session.stoppable = lambda stop: nullcontext(stops.append(stop))  # type: ignore[func-returns-value]
-    completion = session.ask("!slow")
+    completion = session.ask(Question("!slow"))
     assert completion.finish_reason is FinishReason.CANCELLED
     assert session.conversation.turns[-1]["content"] == completion.text
     assert completion.text.startswith("word0 word1 word2 word3") and len(completion.text) < 100
@@ -86,7 +86,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
 def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -> None:
     session.engine.cancelled.add(1)  # type: ignore[attr-defined]
     with pytest.raises(Stopped):
-        session.ask("!slow")
+        session.ask(Question("!slow"))
     assert session.conversation.turns == []
 
 
@@ -94,7 +94,7 @@ def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: Chat
     session.engine.template_end = "<think>\n"  # type: ignore[attr-defined]
     prompts = []
     session.show = lambda prompt: prompts.append(prompt) or RawView()  # type: ignore[func-returns-value]
-    session.ask("!say hm</think>yes")
+    session.ask(Question("!say hm</think>yes"))
     assert prompts[0].thinking == "<think>\n"
     assert session.conversation.turns[-1]["content"] == "<think>\nhm</think>yes"
 
@@ -103,7 +103,7 @@ def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
     engine = FakeEngine(EngineOptions("fake"), info=FakeInfo(chat_template=False))
     session = ChatSession(engine, lambda prompt: RawView(), SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no chat template: try `cortexmlx generate fake --raw"):
-        session.ask("hi")
+        session.ask(Question("hi"))
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -117,10 +117,9 @@ def test_help_names_every_command_and_alias(session: ChatSession, screen: Consol
 
 
 def test_clear_undo_and_regen_change_what_the_model_sees(session: ChatSession, screen: Console) -> None:
-    session.ask("one")
-    session.ask("two")
-    assert run_command("/regen", session, screen) == "two"
-    session.ask("two")
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    assert run_command("/regen", session, screen) == Question("two", again=True)
     run_command("/undo", session, screen)
     assert [turn["content"] for turn in session.conversation.turns] == ["one", "You said: one"]
     run_command("/reset", session, screen)
@@ -128,6 +127,18 @@ def test_clear_undo_and_regen_change_what_the_model_sees(session: ChatSession, s
     assert run_command("/undo", session, screen) is None
     with pytest.raises(InvalidRequest, match="no answer to write again"):
         run_command("/regen", session, screen)
+
+
+def test_writing_again_replaces_the_last_answer_unless_it_fails(session: ChatSession) -> None:
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    session.conversation.turns[-1]["content"] = "the old answer"
+    with pytest.raises(PromptTooLong):
+        session.ask(Question("!fail", again=True))
+    assert session.conversation.turns[-1]["content"] == "the old answer"
+    session.ask(Question("two", again=True))
+    assert rendered(session) == "<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+    assert [turn["content"] for turn in session.conversation.turns][2:] == ["two", "You said: two"]
 
 
 def test_system_is_shown_changed_and_removed(session: ChatSession, screen: Console) -> None:
@@ -162,7 +173,7 @@ def test_set_changes_one_parameter_and_checks_it(session: ChatSession, screen: C
 
 def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen: Console, tmp_path: Path) -> None:
     session.conversation.system = "Be brief."
-    session.ask("né")
+    session.ask(Question("né"))
     run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
     assert (tmp_path / "talk.json").stat().st_mode & 0o777 == 0o600
     before, session.conversation = session.conversation, Conversation()
@@ -188,7 +199,7 @@ def test_a_file_that_is_no_conversation_is_refused(text: str, tmp_path: Path) ->
 
 
 def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:
-    session.ask("one")
+    session.ask(Question("one"))
     for line in ("/stats", "/blocks", "/tokens"):
         run_command(line, session, screen)
     assert "1 MiB in use of 1 GiB; it may grow to 2 GiB" in printed(screen) and "##.." in printed(screen)

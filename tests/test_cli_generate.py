@@ -173,13 +173,18 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
     assert out.startswith(b" word1") or out == b"\n"
 
 
-def test_ctrl_c_with_json_prints_the_partial_answer() -> None:
-    process = subprocess.Popen([*FAKE_COMMAND, "generate", "fake", "-p", "!slow", "--json"], stdout=-1, stdin=-3)
-    time.sleep(1.0)
+def test_ctrl_c_with_json_prints_the_partial_answer(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    command = [*FAKE_COMMAND, "generate", "fake", "-p", "!slow", "--json"]
+    process = subprocess.Popen(command, stdout=-1, stdin=-3, env={**os.environ, "FAKE_BEGUN": str(begun)})
+    while not begun.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert json.loads(out)["finish_reason"] == "cancelled"
+    answer = json.loads(out)
+    assert answer["finish_reason"] == "cancelled" and answer["text"].startswith("word0 word1 word2 word3")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
