@@ -473,7 +473,9 @@ class Scheduler:
             job.state = RequestState.PREFILLING
             job.sampled, job.reserved = job.generated, len(job.tokens)
             job.computed = job.stored = self.cache.length(job.id)
-            if not job.preemptions:
+            if job.fork_of is not None:
+                job.cached = job.fork_of.cached
+            elif not job.preemptions:
                 job.cached = job.computed
                 self.cached_tokens += job.cached
             for key in job.keys[job.computed // self.cache.block_size :]:

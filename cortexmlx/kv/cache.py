@@ -245,7 +245,10 @@ class KVCache:
         entry = self._sequences[child] = _Sequence(len(self.groups))
         entry.length = length
         entry.registered = min(full, source.registered)
-        entry.parent = source.parent if entry.registered == source.registered else None
+        entry.parent = source.parent
+        for _ in range(source.registered - entry.registered):
+            assert entry.parent is not None  # as many predecessors as registered blocks
+            entry.parent = entry.parent.parent
         for index in range(full):
             self._take(entry, self._blocks_at(source, index))
         try:
