@@ -63,7 +63,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     span = blocks * block_size
 
     q = softmax.scaled(queries).reshape(rows, heads, group, dim)
-    scores = mx.gather_mm(q.reshape(-1, group, dim), keys.swapaxes(-1, -2), index.row_head, index.block)
+    scores = _block_products(q.reshape(-1, group, dim), keys.swapaxes(-1, -2), index.row_head, index.block)
     scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
@@ -71,10 +71,19 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     scores = mx.where(index.visible(kv), softmax.capped(scores), mx.array(-mx.inf, scores.dtype))
     weights, total = softmax.weights(scores, (heads, group, 1))
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
-    out = mx.gather_mm(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
+    out = _block_products(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
     return (out / total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+
+
+def _block_products(left: mx.array, blocks: mx.array, which_left: mx.array, which_block: mx.array) -> mx.array:
+    """`left[which_left] @ blocks[which_block]` without a copy of the blocks; MLX's CPU build can do that in float32
+    only.
+    """
+    if left.dtype == mx.float32 or mx.default_device() != mx.cpu:
+        return mx.gather_mm(left, blocks, which_left, which_block)
+    return left[which_left] @ blocks[which_block]
 
 
 class _RowIndex:
