@@ -13,13 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
+from cortexmlx import blas
 
-from cortexmlx import SamplingParams
-from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.core import EngineConfig, EngineCore, NewRequest
-from cortexmlx.handle import RequestHandle
+blas.preload()  # before mlx is imported
+
+import mlx.core as mx  # noqa: E402
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
+
+from cortexmlx import SamplingParams  # noqa: E402
+from cortexmlx.attention.metal import MetalAttention  # noqa: E402
+from cortexmlx.core import EngineConfig, EngineCore, NewRequest  # noqa: E402
+from cortexmlx.handle import RequestHandle  # noqa: E402
+from cortexmlx.plan import StepKind  # noqa: E402
 
 PROMPT = 64
 STEPS = 32
@@ -50,7 +55,10 @@ class _Timed:
 
 @dataclass(frozen=True)
 class HostCost:
-    """Median seconds per decode step: building the step here, the attention part of it, and mlx-lm's graph."""
+    """Seconds per decode step within a window: building it here, the attention part of that, mlx-lm's graph.
+
+    The lower quartile of the steps, because other work on the machine only ever adds time.
+    """
 
     rows: int
     build: float
@@ -59,22 +67,24 @@ class HostCost:
 
 
 def measure(model: str, rows: int) -> HostCost:
-    """Decode `STEPS` steps of `rows` rows both ways."""
+    """Decode `rows` rows both ways, about `STEPS` steps with all of them together."""
     core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False))
     timed = _Timed(MetalAttention(stub_factory, check=False))
     core.runner._attend = timed.attend
-    params = SamplingParams(max_tokens=STEPS + 2, ignore_eos=True, temperature=0.0)
+    params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
         handle = RequestHandle(row, core.cancel)
-        core.add(NewRequest(row, tuple(range(1, PROMPT + 1)), params, row, time.perf_counter(), handle))
+        core.add(NewRequest(row, tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter(), handle))
     builds, attentions = [], []
     while not core.idle:
         before = (core.runner.build_seconds, timed.seconds)
         core.step()
-        builds.append(core.runner.build_seconds - before[0])
-        attentions.append(timed.seconds - before[1])
+        plan = core._in_flight[-1].plan if core._in_flight else None
+        if plan is not None and plan.kind is StepKind.DECODE and plan.flush is None and len(plan.segments) == rows:
+            builds.append(core.runner.build_seconds - before[0])
+            attentions.append(timed.seconds - before[1])
     theirs = _mlx_lm(core.loaded.model, rows)
-    return HostCost(rows, *(statistics.median(times[2:-1]) for times in (builds, attentions, theirs)))
+    return HostCost(rows, *(statistics.quantiles(times[1:])[0] for times in (builds, attentions, theirs)))
 
 
 def _mlx_lm(model: Any, rows: int) -> list[float]:

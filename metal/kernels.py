@@ -63,7 +63,7 @@ class DecodeInputs:
     """What a layer's decode reads: queries `[rows, query_heads, 1, key_dim]`, slabs `[kv_heads, slots, dim]`, tails
     `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
 
-    `factors` holds (scale, softcap); `sinks` `[query_heads]` float32, at least 8 numbers, any if the variant has none.
+    `factors` holds (scale, softcap); `sinks` is `[query_heads]` float32, anything if the variant has none.
     """
 
     queries: mx.array

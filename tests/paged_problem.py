@@ -160,7 +160,7 @@ def attend(
     at = layout or lay_out(v, rows, window=options.window, **places)
     slabs = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
     work = work_list(at.arena_tokens, at.tail_tokens, options.window, PARTITION)
-    sinks = np.zeros(8) if options.sinks is None else np.pad(options.sinks, (0, 8))
+    sinks = np.zeros(8) if options.sinks is None else options.sinks
     inputs = DecodeInputs(
         to_mlx(np.stack([row.query for row in rows])[:, :, None], v.dtype),
         *slabs,

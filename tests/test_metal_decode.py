@@ -1,4 +1,5 @@
-"""The decode kernels against attention in float64, on the simulator by default and on an Apple GPU with `-m metal`.
+"""The decode kernels against attention in float64, on the simulator by default, on an Apple GPU with `-m metal`
+and on an NVIDIA GPU with `-m cuda`.
 
 The slice that always runs; `test_metal_matrix.py` has the full matrix.
 """
@@ -13,15 +14,26 @@ import pytest
 from paged_problem import TOLERANCE, Options, Row, answer, attend, error, lay_out, random_rows, rounded, variant
 
 from cortexmlx.metal import sim
+from cortexmlx.metal.cuda import cuda_factory
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import PARTITION, Variant
 
+FACTORIES = {
+    "sim": lambda: sim.metal_kernel,
+    "metal": lambda: mx.fast.metal_kernel if mx.metal.is_available() else None,
+    "cuda": lambda: cuda_factory if mx.cuda.is_available() else None,
+}
 
-@pytest.fixture(scope="module", params=["sim", pytest.param("metal", marks=pytest.mark.metal)])
+
+@pytest.fixture(
+    scope="module",
+    params=["sim", pytest.param("metal", marks=pytest.mark.metal), pytest.param("cuda", marks=pytest.mark.cuda)],
+)
 def kernels(request: pytest.FixtureRequest) -> DecodeKernels:
-    if request.param == "metal" and not mx.metal.is_available():
-        pytest.skip("no Metal device")
-    return DecodeKernels(mx.fast.metal_kernel if request.param == "metal" else sim.metal_kernel)
+    factory = FACTORIES[request.param]()
+    if factory is None:
+        pytest.skip(f"no {request.param} device")
+    return DecodeKernels(factory)
 
 
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
@@ -158,10 +170,10 @@ def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels) -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """A slab of 2.5 thousand million numbers per head, all zero but for the row's blocks at its end."""
+    """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""
     v = Variant("float16", "float16", 256, 8, 32, 2)
     (row,) = random_rows(v, [70])
-    slots = 2_500_000_000 // v.key_dim // v.block_size * v.block_size
+    slots = 4_800_000_000 // v.key_dim // v.block_size * v.block_size
     keys = sim.SparseArray((2, slots, v.key_dim), mx.float16)
     values = sim.SparseArray((2, slots, v.value_dim), mx.float16)
     last = slots // v.block_size

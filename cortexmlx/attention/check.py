@@ -14,7 +14,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.rules import PARTITION, Variant, refusal
-from cortexmlx.metal.work import SMALL, padded_tables, work_list
+from cortexmlx.metal.work import padded_tables, work_list
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest difference of two results of order 1 that rounding to the dtype explains, in sums made in float32."""
@@ -97,7 +97,7 @@ def _error(kernels: DecodeKernels, variant: Variant, window: int | None) -> floa
     keys, values = (numbers(_KV_HEADS, arena.slots, dim, dtype=variant.kv_dtype) for dim in dims)
     tail_keys, tail_values = (numbers(rows, _KV_HEADS, _COLUMNS, dim, dtype=variant.kv_dtype) for dim in dims)
     queries = numbers(rows, heads, 1, variant.key_dim, dtype=variant.dtype)
-    sinks = numbers(max(heads, SMALL), dtype="float32")
+    sinks = numbers(heads, dtype="float32")
     scale, softcap = variant.key_dim**-0.5, 2.0 if variant.softcap else None
 
     work = work_list(step.lengths, _TAIL_TOKENS, window, PARTITION)
@@ -110,7 +110,7 @@ def _error(kernels: DecodeKernels, variant: Variant, window: int | None) -> floa
     tail = (tail_keys.astype(mx.float32), tail_values.astype(mx.float32))
     kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, mx.float32, reference.attend)
     wanted = reference.attend(
-        queries.astype(mx.float32), kv, scale=scale, sinks=sinks[:heads] if variant.sinks else None, softcap=softcap
+        queries.astype(mx.float32), kv, scale=scale, sinks=sinks if variant.sinks else None, softcap=softcap
     )
     difference = mx.abs(got - wanted).max().item()
     return float("inf") if np.isnan(difference) else float(difference)

@@ -105,7 +105,7 @@ class MetalAttention:
             step.tables,
             step.plan,
             self._score_factors(scale, softcap),
-            self._no_sinks if sinks is None else self._padded_sinks(kv.layer, sinks),
+            self._no_sinks if sinks is None else self._float_sinks(kv.layer, sinks),
         )
         return self._kernels(variant, step.items, inputs)
 
@@ -155,11 +155,10 @@ class MetalAttention:
             self._factors[factors] = mx.array(factors, mx.float32)
         return self._factors[factors]
 
-    def _padded_sinks(self, layer: int, sinks: mx.array) -> mx.array:
+    def _float_sinks(self, layer: int, sinks: mx.array) -> mx.array:
         known = self._sinks.get(layer)
         if known is None or known[0] is not sinks:
-            padded = mx.pad(sinks.astype(mx.float32), (0, max(0, SMALL - sinks.size)))
-            self._sinks[layer] = known = (sinks, padded)
+            self._sinks[layer] = known = (sinks, sinks.astype(mx.float32))
         return known[1]
 
 
