@@ -56,13 +56,17 @@ class StableItem(ListItem):
 
 
 class Rendered(Markdown):
-    """rich's Markdown over a list of tokens."""
+    """rich's Markdown over a list of tokens. A line that the model ended ends: it may be a line of a poem."""
 
     elements = {**Markdown.elements, "heading_open": LeftHeading, "list_item_open": StableItem}  # noqa: RUF012
 
     def __init__(self, tokens: list[Token]) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.parsed = tokens
+        for inline in tokens:
+            for token in inline.children or ():
+                if token.type == "softbreak":
+                    token.type = "hardbreak"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from cortexmlx.cli.markdown import MarkdownStream
 ANSWER = """\
 # Why the sky is blue
 
-Light from the sun is **white**: a mixture of all colours. When it meets the molecules of the air it is *scattered*, and
-short waves much more than long ones, by a factor that grows with `1 / wavelength ** 4`.
+Light from the sun is **white**: a mixture of all colours. When it meets the molecules of the air it is *scattered*.
+Short waves are scattered more than long ones, by a factor that grows with `1 / wavelength ** 4`.
 
 1. Violet is scattered most,
    but the sun sends little of it.
@@ -74,12 +74,12 @@ def test_a_whole_answer_looks_as_it_should() -> None:
 Why the sky is blue
 
 Light from the sun is white: a mixture of all colours. When
-it meets the molecules of the air it is scattered, and short
-waves much more than long ones, by a factor that grows with
-1 / wavelength ** 4.
+it meets the molecules of the air it is scattered.
+Short waves are scattered more than long ones, by a factor
+that grows with 1 / wavelength ** 4.
 
-  1 Violet is scattered most, but the sun sends little of
-    it.
+  1 Violet is scattered most,
+    but the sun sends little of it.
   2 Blue comes next.
      • We see it from everywhere.
      • Our eyes like it.
