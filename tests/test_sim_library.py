@@ -178,6 +178,13 @@ def test_bfloat_arithmetic_rounds_after_every_operation():
     assert mx.array_equal(y, x * x * x + x)
 
 
+def test_half_and_bfloat_convert_into_each_other_when_asked():
+    y, _ = launch(
+        I + "half h = half(x[i]); y[i] = bfloat(h) + static_cast<T>(static_cast<half>(x[i]));", dtype=mx.bfloat16
+    )
+    assert y.tolist() == [2 * i for i in range(64)]
+
+
 def test_double_does_not_exist():
     with pytest.raises(KernelCompileError, match="no 'double'"):
         launch(I + "double d = x[i]; y[i] = d;")

@@ -156,8 +156,17 @@ template <class To, class A, class B, class... R> SIM_FN constexpr To __make(A a
 template <class To> struct __c_cast {
   template <class A> friend SIM_FN constexpr To operator->*(__c_cast, A a) { return __make<To>(a); }
 };
+// half and bfloat convert into each other when asked; clang wants a float in between.
+template <class To, class From> constexpr bool __through_float =
+    (is_same_v<To, half> && is_same_v<From, bfloat>) || (is_same_v<To, bfloat> && is_same_v<From, half>);
+template <class To> SIM_FN constexpr To __scalar() { return To(0); }
+template <class To, class From> SIM_FN constexpr To __scalar(From from) {
+  if constexpr (__through_float<To, From>) return To(float(from));
+  else return To(from);
+}
 template <class To, class A> SIM_FN constexpr To __static_cast(A&& a) {
-  if constexpr (__is_vec<remove_cvref_t<To>>) return __make<remove_cvref_t<To>>(remove_cvref_t<A>(a));
+  if constexpr (__through_float<To, remove_cvref_t<A>>) return To(float(a));
+  else if constexpr (__is_vec<remove_cvref_t<To>>) return __make<remove_cvref_t<To>>(remove_cvref_t<A>(a));
   else return static_cast<To>(static_cast<A&&>(a));
 }
 
@@ -256,6 +265,8 @@ template <class T, int N> using __vec_for = typename __vec_choice<T, N>::type;
 typedef metal::__bools<2> bool2; typedef metal::__bools<3> bool3; typedef metal::__bools<4> bool4;
 namespace metal { using ::bool2; using ::bool3; using ::bool4; }
 
+#define half(...) metal::__scalar<half>(__VA_ARGS__)
+#define bfloat(...) metal::__scalar<bfloat>(__VA_ARGS__)
 #define char2(...) metal::__make<char2>(__VA_ARGS__)
 #define char3(...) metal::__make<char3>(__VA_ARGS__)
 #define char4(...) metal::__make<char4>(__VA_ARGS__)
