@@ -308,7 +308,7 @@ class EngineCore:
             build_seconds=self.runner.build_seconds,
             wait_seconds=self.runner.wait_seconds,
             commit_seconds=self._commit_seconds,
-            attention_backend=self.backend.name,
+            attention_backend=self.backend.describe(),
             active_memory=mx.get_active_memory(),
             peak_memory=mx.get_peak_memory(),
             block_map=self.cache.allocator(0).block_map(),

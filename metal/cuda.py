@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from typing import Any
 
 import mlx.core as mx
 
@@ -38,14 +39,15 @@ def cuda_factory(
     *, name: str, input_names: list[str], output_names: list[str], source: str, header: str
 ) -> Callable[..., Sequence[mx.array]]:
     """In the place of `mx.fast.metal_kernel`, where MLX runs on CUDA."""
-    kernel: Callable[..., Sequence[mx.array]] = mx.fast.cuda_kernel(
+    kernel: Any = mx.fast.cuda_kernel(
         name=name,
         input_names=input_names,
         output_names=output_names,
         source=cuda_body(source),
         header=cuda_header(header),
     )
-    return kernel
+    made: Callable[..., Sequence[mx.array]] = kernel
+    return made
 
 
 def cuda_file(variant: Variant) -> str:

@@ -21,8 +21,9 @@ import mlx.core as mx  # noqa: E402
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
+from cortexmlx.answers import NewRequest  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
-from cortexmlx.core import EngineConfig, EngineCore, NewRequest  # noqa: E402
+from cortexmlx.core import EngineConfig, EngineCore  # noqa: E402
 from cortexmlx.handle import RequestHandle  # noqa: E402
 from cortexmlx.plan import StepKind  # noqa: E402
 

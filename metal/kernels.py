@@ -5,7 +5,7 @@ The mathematics is in the .metal files; what stands here is the few lines betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
 
-KernelFactory = Callable[..., Callable[..., Sequence[mx.array]]]
-"""`mx.fast.metal_kernel`, or anything that is called as it is."""
+KernelFactory = Callable[..., Any]
+"""`mx.fast.metal_kernel`, or anything that is called as it is and makes what is called as its kernels are."""
 
 DECODE_ENTRY = """
   constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
@@ -128,6 +128,7 @@ class DecodeKernels:
             output_dtypes=[mx.float32],
         )
         threads = 32 * REDUCE_SIMDGROUPS
+        attended: mx.array
         (attended,) = self._reduce(
             inputs=[partials, inputs.plan, inputs.sinks],
             template=reduce_template,

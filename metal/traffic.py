@@ -19,7 +19,7 @@ from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
 _METAL_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
-_BITS = {"float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
+_BITS = {name: np.dtype(bits) for name, bits in (("float32", "uint32"), ("float16", "uint16"), ("bfloat16", "uint16"))}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _mlx_loaded(variant: Variant, tokens: int, kv_heads: int) -> int:
             0: np.zeros((heads, dim), bits),
             1: np.zeros((kv_heads, tokens, dim), bits),
             2: np.zeros((kv_heads, tokens, dim), bits),
-            3: Output(heads * dim * bits().itemsize, bits().itemsize),
+            3: Output(heads * dim * bits.itemsize, bits.itemsize),
             4: np.array([variant.group], np.int32),
             5: np.array([tokens], np.int32),
             6: head_stride,
