@@ -318,7 +318,7 @@ class EngineCore:
     def _sequence_line(self, job: Job) -> str:
         """A job for people: its state, its tokens, its blocks."""
         where = f", blocks {self.cache.describe(job.id)}" if job.running else ""
-        most = job.prompt_length + job.limit
+        most = job.most_tokens
         counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
         again = f", preempted {job.preemptions} times" if job.preemptions else ""
         return f"{job.state.value}: {counts}{again}{where}"

@@ -58,6 +58,11 @@ class Job:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def most_tokens(self) -> int:
+        """How many tokens it may have in the end."""
+        return self.prompt_length + self.limit
+
+    @property
     def order(self) -> tuple[float, int]:
         """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority."""
         return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority, self.number)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -422,12 +423,13 @@ class Scheduler:
     def _next_to_admit(self) -> tuple[Job, Match | None] | None:
         """The first in the queue who can begin now, and what of its tokens is cached; None if nobody can.
 
-        One whose next block is being computed by another waits for it, and lets others pass. One that waits for
-        memory lets nobody pass.
+        One whose client has its share, or whose next block is being computed by another, lets others pass. One that
+        waits for memory lets nobody pass.
         """
         if not self._waiting or len(self._running) >= self.max_rows or self._nobody_at == self._changes:
             return None
-        for job in self._waiting[: self.max_rows]:
+        allowed = (job for job in self._waiting if self._within_client_share(job))
+        for job in islice(allowed, self.max_rows):
             if job.fork_of is not None and job.fork_of.id in self._jobs and not self._can_fork(job):
                 continue
             match = self.cache.match(job.tokens, job.keys, len(job.tokens) - 1) if self.share_prefixes else None
@@ -435,8 +437,6 @@ class Scheduler:
                 continue
             shared = self.cache.in_use(match) if match is not None else 0
             need = self.cache.blocks_for(len(job.tokens)) - shared + len(self._running)
-            if not self._within_client_share(job):
-                continue
             if need <= self.cache.free_blocks or not self._running:
                 return job, match
             break
@@ -447,8 +447,8 @@ class Scheduler:
         """Whether the job's client may have it running; one request is always allowed."""
         if self.client_tokens is None or job.client is None:
             return True
-        held = sum(len(j.tokens) for j in self._running if j.client == job.client)
-        return not held or held + len(job.tokens) <= self.client_tokens
+        held = sum(j.most_tokens for j in self._running if j.client == job.client)
+        return not held or held + job.most_tokens <= self.client_tokens
 
     def _can_fork(self, job: Job) -> bool:
         parent = job.fork_of

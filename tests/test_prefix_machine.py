@@ -1,0 +1,226 @@
+"""The cache and its prefix cache under random use, beside an arena of words: every slot remembers the whole text that it
+was computed from, so a block that is handed out for another text, or written while others read it, is caught at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+Text = tuple[int, ...]
+
+
+def few_keys(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """A hash so bad that different texts collide all the time."""
+    return bytes([(sum(parent) + 3 * sum(tokens) + len(tokens)) % 5])
+
+
+HASHES: dict[str, Callable[[bytes, Sequence[int]], bytes]] = {"good": chain_hash, "bad": few_keys}
+THEMES = ([1, 1, 2] * 14, [2, 1] * 20, [1, 1, 1, 1, 2, 2] * 7)
+tokens_lists = st.lists(st.integers(1, 2), min_size=1, max_size=9)
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    @initialize(
+        groups=st.integers(1, 2),
+        blocks=st.integers(3, 14),
+        more=st.sampled_from([0, 0, 5]),
+        block_size=st.sampled_from([1, 2, 4]),
+        hashing=st.sampled_from(sorted(HASHES)),
+    )
+    def begin(self, groups: int, blocks: int, more: int, block_size: int, hashing: str) -> None:
+        specs = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(groups)]
+        self.cache = KVCache(
+            specs, blocks, block_size, limit=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
+        )
+        self.size = block_size
+        self.arena: list[dict[int, Text]] = [{} for _ in range(groups)]
+        self.texts: dict[int, list[int]] = {}
+        self.known: set[Text] = set()
+        self.next = 0
+
+    # -- what a sequence does -----------------------------------------------------------------------------------------
+
+    @rule(theme=st.integers(0, 2), length=st.integers(0, 24), rest=tokens_lists, headroom=st.sampled_from([0, 5]))
+    def ask(self, theme: int, length: int, rest: list[int], headroom: int) -> None:
+        tokens = [*THEMES[theme][:length], *rest]
+        match = self.matched(tokens)
+        self.next += 1
+        try:
+            copies = self.cache.allocate_for(self.next, len(tokens), headroom, match)
+        except KVCacheFull:
+            return
+        self.copy(copies)
+        self.texts[self.next] = tokens[: self.cache.length(self.next)]
+        assert len(self.texts[self.next]) < len(tokens), "at least one token is computed again"
+        self.write(self.next, tokens[len(self.texts[self.next]) :])
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), more=tokens_lists, register=st.booleans())
+    def go_on(self, data: st.DataObject, more: list[int], register: bool) -> None:
+        seq = self.pick(data)
+        if len(self.texts[seq]) + len(more) < 40:
+            self.write(seq, more, register)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = self.pick(data)
+        at = data.draw(st.integers(0, len(self.texts[parent])))
+        self.next += 1
+        try:
+            self.copy(self.cache.fork(parent, self.next, at))
+        except KVCacheFull:
+            return
+        self.texts[self.next] = self.texts[parent][:at]
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), keep=st.booleans())
+    def end(self, data: st.DataObject, keep: bool) -> None:
+        seq = self.pick(data)
+        text = self.texts.pop(seq)
+        if keep:
+            self.cache.retire(seq, text, len(text), self.keys(text))
+            self.known.add(tuple(text))
+        else:
+            self.cache.free(seq)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), tokens=st.integers(0, 20))
+    def give_back(self, data: st.DataObject, tokens: int) -> None:
+        self.cache.give_back(self.pick(data), tokens)
+
+    # -- what the engine does under pressure --------------------------------------------------------------------------
+
+    @rule(entries=st.one_of(st.none(), st.integers(1, 4)))
+    def evict(self, entries: int | None) -> None:
+        unused = self.cache.prefix.unused
+        assert self.cache.drop_cached(entries) == min(unused, unused if entries is None else entries)
+
+    @rule(least=st.integers(1, 8))
+    def shrink(self, least: int) -> None:
+        before = self.cache.blocks
+        dropped = self.cache.shrink(least)
+        assert dropped >= 0 and self.cache.blocks == before - dropped
+
+    @rule()
+    def compact(self) -> None:
+        free = [self.cache.allocator(g).free_blocks for g in range(len(self.arena))]
+        copies = self.cache.compact()
+        assert all(c.target < c.source for c in copies)
+        for copy in copies:
+            self.copy([copy])
+        for group, count in enumerate(free):
+            allocator = self.cache.allocator(group)
+            assert allocator.free_blocks == count == allocator.free_blocks_at_end, "what is free is one run at the end"
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def all_is_well(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_invariants()
+        self.forget_free_blocks()
+        for seq, text in self.texts.items():
+            assert self.cache.length(seq) == len(text)
+            for group in range(len(self.arena)):
+                slots = self.cache.slots(seq, group, 0, len(text)).tolist()
+                assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, 0)
+
+    @invariant()
+    def every_match_is_what_was_asked_for(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for text in [*self.known, *map(tuple, self.texts.values())]:
+            self.matched(list(text))
+
+    def matched(self, tokens: list[int]) -> Match:
+        match = self.cache.match(tokens, self.keys(tokens), len(tokens) - 1)
+        blocks = [e.blocks for e in match.entries]
+        length = len(blocks) * self.size + match.partial_tokens
+        assert (match.partial is not None) == (match.partial_tokens > 0)
+        if match.partial is not None:
+            blocks.append(match.partial.blocks)
+        assert length <= max(0, len(tokens) - 1)
+        for group, arena in enumerate(self.arena):
+            slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][:length]
+            assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], 0)
+        return match
+
+    # -- the arena of words -------------------------------------------------------------------------------------------
+
+    def write(self, seq: int, more: list[int], register: bool = True) -> None:
+        text = self.texts[seq]
+        begin = len(text)
+        try:
+            self.cache.append(seq, len(more))
+        except KVCacheFull:
+            assert self.cache.length(seq) == begin
+            return
+        self.forget_free_blocks()
+        text += more
+        owned: list[int] = []
+        for other in self.texts:
+            owned += self.cache.block_table(other, 0).tolist()
+        for group, arena in enumerate(self.arena):
+            for slot, content in zip(
+                self.cache.slots(seq, group, begin, len(more)).tolist(), self.prefixes(text, begin), strict=True
+            ):
+                if group == 0:
+                    assert owned.count(slot // self.size) == 1, "a block is written while it is shared"
+                    assert self.cache.prefix.entry_of(slot // self.size) is None, "a cached block is written"
+                arena[slot] = content
+        if register:
+            self.cache.register(seq, text, len(text), self.keys(text))
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        values = [[self.arena[c.group].get(c.source * self.size + i) for i in range(self.size)] for c in copies]
+        for c, content in zip(copies, values, strict=True):
+            for i, text in enumerate(content):
+                if text is None:
+                    self.arena[c.group].pop(c.target * self.size + i, None)
+                else:
+                    self.arena[c.group][c.target * self.size + i] = text
+
+    def forget_free_blocks(self) -> None:
+        for group, arena in enumerate(self.arena):
+            for run in self.cache.allocator(group).free_runs():
+                for slot in range(run.start * self.size, run.stop * self.size):
+                    arena.pop(slot, None)
+            for slot in [s for s in arena if s >= self.cache.blocks * self.size]:
+                del arena[slot]
+
+    def prefixes(self, text: Sequence[int], begin: int) -> list[Text]:
+        return [tuple(text[: i + 1]) for i in range(begin, len(text))]
+
+    def keys(self, tokens: list[int]) -> list[bytes]:
+        return self.cache.prefix.keys(tokens)
+
+    def pick(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.texts)))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for seq in self.texts:
+            self.cache.free(seq)
+        self.cache.drop_cached()
+        assert len(self.cache.prefix) == 0
+        for group in range(len(self.arena)):
+            allocator = self.cache.allocator(group)
+            assert allocator.free_blocks == allocator.total_blocks == self.cache.blocks
+
+
+TestPrefix = PrefixMachine.TestCase
+TestPrefix.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
