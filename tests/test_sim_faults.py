@@ -267,3 +267,15 @@ def test_threadgroup_elements_can_be_shared_by_bytes_too():
         launch(halves + "p[i] = ushort(i); if (i == 9) s[0] = 1; " + MEET + "y[i] = p[i];")
     with pytest.raises(KernelFault, match="nothing has written"):
         launch(halves + "if (i < 63) p[i] = ushort(i); " + MEET + "y[i] = s[i / 2];")
+
+
+def test_copies_of_whole_structs_are_watched_too():
+    header = "struct Block { float v[12]; };\n"
+    copy = I + "if (i < 5) ((device Block*)y)[i] = ((const device Block*)x)[{}];"
+    launch(copy.format("i"), header=header, outputs=60)
+    with pytest.raises(KernelFault, match="outside"):
+        launch(copy.format("i + 1"), header=header, outputs=60)
+    with pytest.raises(KernelFault, match="race"):
+        launch(copy.format("i") + " if (i == 40) y[13] = 1;", header=header, outputs=60)
+    _, report = launch(copy.format("i"), header=header, outputs=60)
+    assert report.buffers["x"].bytes_read == report.buffers["y"].bytes_written == 240

@@ -1,47 +1,16 @@
-// Every load and store of the kernel comes through here (the compiler's address-sanitizer hooks): whose memory
-// it is, whether the element exists, whether anything was written there, and whether another thread's access
-// to it is ordered. Addresses on the thread's own stack are its own business.
-#include <stdio.h>
+// Every load and store of the kernel comes through here: whose memory it is, whether the element exists, whether
+// anything was written there, and how many bytes were touched. Addresses on the thread's own stack are its own business.
 #include <stdlib.h>
 #include <string.h>
 
+#include "bitmap.h"
+#include "races.h"
 #include "state.h"
 
 namespace {
 
-// The last write of a granule (up to 4 bytes) and the reads since. A stamp names the threadgroup; 0 is nobody.
-struct Cell {
-  uint32_t w_stamp, w_epoch, w_simd_epoch;
-  uint32_t r_stamp, r_epoch, r_simd_epoch;
-  uint16_t w_thread, r_thread, r_far_thread;
-  uint8_t w_atomic, r_atomic;
-  uint8_t r_many;  // several lanes of r_thread's simdgroup read it in this epoch
-  uint8_t r_far;   // a lane of another simdgroup or threadgroup read it, too
-  uint32_t r_far_stamp;
-};
 constexpr uint64_t kPageBytes = 1024;
 
-struct Bits {
-  uint64_t* words;
-  void set(uint64_t at, uint32_t size) {
-    const uint64_t word = at >> 6;
-    const uint32_t shift = at & 63;
-    const uint64_t mask = size >= 64 ? ~0ull : (1ull << size) - 1;
-    words[word] |= mask << shift;
-    if (shift + size > 64) words[word + 1] |= mask >> (64 - shift);
-  }
-};
-struct Dirty {
-  uint64_t* words;
-  uint64_t count, capacity;
-  void push(uint64_t w) {
-    if (count == capacity) {
-      capacity = capacity ? capacity * 2 : 1024;
-      words = (uint64_t*)realloc(words, capacity * sizeof *words);
-    }
-    words[count++] = w;
-  }
-};
 struct Track {
   Bits read_all, written_all, read_group, written_group;
   Dirty dirty;
@@ -62,119 +31,13 @@ Cell arena_cells[kArenaBytes];
 Array arrays[kMaxArrays];
 uint32_t array_count;
 uint64_t arena_used = kRedzone, launch_number;
-uint32_t stamp, first_stamp;
 int last_buffer;
-uintptr_t buffers_low, buffers_high;
-
-// A write to what another thread wrote: harmless if it wrote the same value. Known after the store.
-struct Pending {
-  const uint8_t* at;
-  uint8_t before[64];
-  uint32_t size;
-  int buffer, array;
-  int64_t offset;
-  uintptr_t pc;
-  uint32_t other_stamp, other_thread;
-  bool active;
-} pending;
-
-
-uint32_t group_of(uint32_t other_stamp) {
-  // memory_begin_group numbers the groups as they run; the scheduler visits them in arithmetic progression.
-  return (uint32_t)((S.first_group + (uint64_t)(other_stamp - first_stamp) * S.group_step) % S.group_total);
-}
-
-void report_race(uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, bool is_write, bool other_write,
-                 uint32_t other_stamp, uint32_t other_thread) {
-  Finding* f = add_finding(SIM_FAULT_RACE, pc, buffer, array, offset, size, is_write);
-  if (!f) return;
-  f->other_state = other_write;
-  set_other(f, group_of(other_stamp), other_thread);
-}
-
-void settle() {
-  pending.active = false;
-  if (memcmp(pending.at, pending.before, pending.size) == 0) {
-    S.launch->benign_races++;
-    return;
-  }
-  report_race(pending.pc, pending.buffer, pending.array, pending.offset, pending.size, true, true, pending.other_stamp, pending.other_thread);
-}
-
-struct Access {
-  uint32_t thread, simd, epoch, simd_epoch;
-  bool is_write, atomic, device;
-};
-
-inline bool ordered(const Access& a, uint32_t p_stamp, uint32_t p_thread, uint32_t p_epoch, uint32_t p_simd_epoch) {
-  if (p_stamp != stamp) return !a.device;  // threadgroup memory of another group: long gone
-  if (p_thread == a.thread || p_epoch != a.epoch) return true;
-  return p_thread / SIM_LANES == a.simd && p_simd_epoch != a.simd_epoch;
-}
-
-// Looks at one granule and records the access. Returns false if the granule was never written and this reads it.
-inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at) {
-  if (c.w_stamp && !(a.atomic && c.w_atomic) && !ordered(a, c.w_stamp, c.w_thread, c.w_epoch, c.w_simd_epoch)) {
-    if (a.is_write && !a.atomic && size <= sizeof pending.before) {
-      if (!pending.active) {
-        pending = {at, {}, size, buffer, array, offset, pc, c.w_stamp, c.w_thread, true};
-        memcpy(pending.before, at, size);
-      }
-    } else {
-      report_race(pc, buffer, array, offset, size, a.is_write, true, c.w_stamp, c.w_thread);
-    }
-  }
-  if (a.is_write) {
-    if (c.r_stamp && !(a.atomic && c.r_atomic)) {
-      const bool same_epoch = c.r_stamp == stamp && c.r_epoch == a.epoch && c.r_simd_epoch == a.simd_epoch;
-      if (!ordered(a, c.r_stamp, c.r_thread, c.r_epoch, c.r_simd_epoch))
-        report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
-      else if (c.r_many && same_epoch && c.r_thread / SIM_LANES == a.simd)
-        report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
-      else if (c.r_far && (a.device ? c.r_far_stamp != stamp || c.r_epoch == a.epoch : c.r_epoch == a.epoch) &&
-               !(c.r_far_stamp == stamp && c.r_far_thread == a.thread))
-        report_race(pc, buffer, array, offset, size, true, false, c.r_far_stamp, c.r_far_thread);
-    }
-    c.w_stamp = stamp;
-    c.w_thread = (uint16_t)a.thread;
-    c.w_epoch = a.epoch;
-    c.w_simd_epoch = a.simd_epoch;
-    c.w_atomic = a.atomic;
-    return true;
-  }
-  const bool known = c.w_stamp && (a.device || c.w_stamp == stamp);
-  const bool same_group = c.r_stamp == stamp, same_epoch = same_group && c.r_epoch == a.epoch;
-  if (c.r_stamp && (same_epoch || (a.device && !same_group))) {
-    if (same_group && c.r_thread / SIM_LANES == a.simd) {
-      c.r_many = c.r_simd_epoch == a.simd_epoch && (c.r_many || c.r_thread != a.thread);
-    } else {
-      c.r_far = 1;
-      c.r_far_thread = c.r_thread;
-      c.r_far_stamp = c.r_stamp;
-      c.r_many = 0;
-    }
-  } else {
-    c.r_far = c.r_far && a.device && c.r_far_stamp != stamp;
-    c.r_many = 0;
-  }
-  c.r_stamp = stamp;
-  c.r_thread = (uint16_t)a.thread;
-  c.r_epoch = a.epoch;
-  c.r_simd_epoch = a.simd_epoch;
-  c.r_atomic = a.atomic;
-  return known;
-}
 
 Access access_now(bool is_write, bool atomic, bool device) {
   const SimThread& t = S.current->thread;
   return {t.index_in_threadgroup, t.simdgroup,
           device ? S.epoch_device : S.epoch_threadgroup,
           device ? S.simd->epoch_device : S.simd->epoch_threadgroup, is_write, atomic, device};
-}
-
-// Bytes of an element are used on their own: from here on single bytes are watched, each with the element's history.
-void split_cells(Cell* cells, uint64_t bytes, uint32_t granule) {
-  for (uint64_t i = 0; i < bytes; ++i) cells[i] = cells[i - i % granule];
 }
 
 void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
@@ -266,10 +129,12 @@ void outside(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
   abandon_launch();
 }
 
-inline void access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
+}  // namespace
+
+void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
   const Fiber* f = S.current;
   if (address - f->stack_low < S.launch->stack_bytes) return;
-  if (pending.active) settle();
+  if (pending.active && !store_is_pending) settle();
   if (address - (uintptr_t)arena < kArenaBytes) return threadgroup_access(address, size, is_write, atomic, pc);
   const Buffer* buffers = S.launch->buffers;
   const Buffer& last = buffers[last_buffer];
@@ -286,8 +151,6 @@ inline void access(uintptr_t address, uint32_t size, bool is_write, bool atomic,
   outside(address, size, is_write, pc);
 }
 
-}  // namespace
-
 void memory_settle() {
   if (pending.active) settle();
 }
@@ -295,7 +158,7 @@ void memory_settle() {
 void memory_begin_launch() {
   Launch& l = *S.launch;
   ++launch_number;
-  pending.active = false;
+  pending.active = store_is_pending = false;
   last_buffer = 0;
   first_stamp = stamp + 1;
   coalescing_begin();
@@ -395,42 +258,3 @@ extern "C" void* sim_threadgroup_memory(void** slot, unsigned long size, unsigne
     if (arena + arrays[i].offset == *slot) arrays[i].used_in = launch_number;
   return *slot;
 }
-
-extern "C" void sim_atomic_access(const void* address, unsigned size, unsigned how) {
-  if (!S.launch->checked) return;
-  const uintptr_t pc = (uintptr_t)__builtin_return_address(0);
-  if (how & SIM_ATOMIC_LOAD) access((uintptr_t)address, size, false, true, pc);
-  if (how & SIM_ATOMIC_STORE) access((uintptr_t)address, size, true, true, pc);
-}
-
-// A sized hook stands for a type of that size and alignment; anything else comes through the N hooks.
-inline void aligned_access(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
-  if (address & (size - 1)) {
-    Finding* f = add_finding(SIM_FAULT_MISALIGNED, pc, kNone, kNone, 0, size, is_write);
-    if (f) snprintf(f->text, sizeof f->text, "%s %u bytes at an address that is a multiple of %u only", is_write ? "writes" : "reads", size,
-                    1u << __builtin_ctzll(address));
-    abandon_launch();
-  }
-  access(address, size, is_write, false, pc);
-}
-#define SIM_HOOKS(bytes)                                                                                    \
-  extern "C" void __asan_load##bytes(uintptr_t a) { aligned_access(a, bytes, false, (uintptr_t)__builtin_return_address(0)); } \
-  extern "C" void __asan_store##bytes(uintptr_t a) { aligned_access(a, bytes, true, (uintptr_t)__builtin_return_address(0)); }
-SIM_HOOKS(1) SIM_HOOKS(2) SIM_HOOKS(4) SIM_HOOKS(8) SIM_HOOKS(16)
-extern "C" void __asan_loadN(uintptr_t a, size_t n) { if (n) access(a, (uint32_t)n, false, false, (uintptr_t)__builtin_return_address(0)); }
-extern "C" void __asan_storeN(uintptr_t a, size_t n) { if (n) access(a, (uint32_t)n, true, false, (uintptr_t)__builtin_return_address(0)); }
-extern "C" void* __asan_memcpy(void* to, const void* from, size_t n) {
-  const uintptr_t pc = (uintptr_t)__builtin_return_address(0);
-  if (n) access((uintptr_t)from, (uint32_t)n, false, false, pc), access((uintptr_t)to, (uint32_t)n, true, false, pc);
-  return memcpy(to, from, n);
-}
-extern "C" void* __asan_memmove(void* to, const void* from, size_t n) {
-  const uintptr_t pc = (uintptr_t)__builtin_return_address(0);
-  if (n) access((uintptr_t)from, (uint32_t)n, false, false, pc), access((uintptr_t)to, (uint32_t)n, true, false, pc);
-  return memmove(to, from, n);
-}
-extern "C" void* __asan_memset(void* to, int value, size_t n) {
-  if (n) access((uintptr_t)to, (uint32_t)n, true, false, (uintptr_t)__builtin_return_address(0));
-  return memset(to, value, n);
-}
-extern "C" void __asan_handle_no_return() {}

@@ -128,6 +128,7 @@ void memory_begin_launch();
 void memory_begin_group();
 void memory_end_group();
 void memory_end_launch();
+void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc);
 void memory_settle();  // the running thread stops: judge its last store
 // coalescing.cpp
 void coalescing_access(int buffer, uintptr_t address, uint32_t size, uintptr_t pc);
