@@ -1,4 +1,4 @@
-# A fresh machine needs python3 (3.10 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else
+# A fresh machine needs python3 (3.11 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else
 # goes into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options.
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -40,8 +40,8 @@ distclean: clean
 	rm -rf .venv
 
 .venv/.python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "cortexmlx needs Python 3.10 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "cortexmlx needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || \
 	  { $(PYTHON) -m pip --version >/dev/null 2>&1 && $(PYTHON) -m venv --clear --without-pip .venv; } || \
 	  { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian and Ubuntu: sudo apt install python3-venv)" >&2; exit 1; }

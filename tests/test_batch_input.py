@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.cli.batch_input import BadLine, BatchReader, BatchRequest, Style
@@ -128,7 +128,7 @@ def test_keys_without_meaning_are_counted() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
+    max_leaves=4,
 )
 KEYS = [
     "id",
