@@ -146,6 +146,7 @@ KEYS = [
 ]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4) | st.lists(st.binary(max_size=40), max_size=4)
 )
