@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cortexmlx import blas
 
 blas.preload()
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 Tiny = Callable[[str], Path]
 Greedy = Callable[[str, Sequence[int], int], list[int]]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.batch_input import BadLine, BatchReader, BatchRequest, Style
@@ -146,7 +146,6 @@ KEYS = [
 ]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4) | st.lists(st.binary(max_size=40), max_size=4)
 )

@@ -109,7 +109,7 @@ PIECES = st.lists(st.sampled_from([*WRITTEN.split("|"), *TABLES]), max_size=25)
 
 
 @given(PIECES, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([20, 34, 80]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_lines_do_not_depend_on_how_the_text_was_cut(pieces: list[str], places: list[int], width: int) -> None:
     text = "".join(pieces)
     assert streamed(cut(text, places), width) == streamed([text], width) == streamed(pieces, width)
@@ -137,7 +137,7 @@ BLOCK = st.one_of(
 
 
 @given(st.lists(BLOCK, min_size=1, max_size=5).map("\n\n".join))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_words_are_those_that_rich_prints_of_the_whole_text(text: str) -> None:
     whole = console()
     with whole.capture() as capture:
