@@ -1,5 +1,6 @@
 """The cache and its prefix cache under random use, beside an arena of words: every slot remembers the whole text that
-it was computed from, so a block that is handed out for another text, or written while others read it, is caught at once.
+it was computed from, so a block that is handed out for another text, or written while others read it, is caught
+at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same tokens whatever the engine does on the way: prefix cache, preemption, forks, token budgets, pipelining, an
-arena that grows and shrinks. Greedy tokens are judged by mlx-lm, up to proven ties; seeded ones by the engine's plainest
-setting.
+arena that grows and shrinks. Greedy tokens are judged by mlx-lm, up to proven ties; seeded ones by the engine's
+plainest setting.
 """
 
 from __future__ import annotations
