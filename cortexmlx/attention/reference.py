@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
-from cortexmlx.attention.softmax import Softmax
+from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import Slab
 
@@ -34,7 +34,10 @@ def attend(
     softmax = Softmax(scale, sinks, softcap, kv.step.memo)
     parts = []
     if rows == 1 and kv.step.runs[0] is not None:
-        parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], softmax))
+        few = Softmax(
+            scale, sinks, softcap, kv.step.memo, queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
+        )
+        parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], few))
     elif rows:
         parts.append(_attend_rows(queries[:rows], kv, softmax))
     parts += attend_pieces(queries, kv, scale, sinks, softcap)
@@ -74,7 +77,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     out = _block_products(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
-    return (out / total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+    return divided(out, total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 
 def _block_products(left: mx.array, blocks: mx.array, which_left: mx.array, which_block: mx.array) -> mx.array:
@@ -128,8 +131,10 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = 0 if kv.step.window is None else max(0, length + tail - kv.step.window)
     begin = min(first, length)
-    keys, values = (a[:, begin:] for a in kv.arena.view(kv.layer, run, length))
-    heads = keys.shape[0]
+    keys, values = kv.arena.view(kv.layer, run, length)
+    if begin:
+        keys, values = keys[:, begin:], values[:, begin:]
+    heads, span = keys.shape[0], length - begin
     _, query_heads, _, dim = queries.shape
     q = softmax.scaled(queries).reshape(heads, query_heads // heads, dim)
     scores = q @ keys.swapaxes(-1, -2)
@@ -137,10 +142,11 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
         tail_keys, tail_values = (t[0, :, first - begin : tail] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     weights, total = softmax.weights(softmax.capped(scores), (heads, query_heads // heads, 1))
-    out = weights[..., : length - begin] @ values
-    if kv.tail is not None:
-        out = out + weights[..., length - begin :] @ tail_values
-    return (out / total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
+    if kv.tail is None:
+        out = weights @ values
+    else:
+        out = mx.addmm(weights[..., span:] @ tail_values, weights[..., :span], values)
+    return divided(out, total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
@@ -166,7 +172,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         scores = scores + _causal(kv.step, first, last, oldest, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest:last]
-        parts.append(out.reshape(heads, group, end - begin, -1) / total)
+        parts.append(divided(out.reshape(heads, group, end - begin, -1), total))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 

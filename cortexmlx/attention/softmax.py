@@ -13,14 +13,26 @@ import mlx.core as mx
 
 from cortexmlx.logits import LOG2_E, exp2
 
+_FEW = 8192
+"""Scores up to which the number of operations matters more than what they compute."""
+
 
 class Softmax:
     """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap.
 
-    `memo` keeps constants of a step.
+    `memo` keeps constants of a step. With `scores` so few that operations cost more than arithmetic, and nothing but a
+    scale, it is MLX's own softmax.
     """
 
-    def __init__(self, scale: float, sinks: mx.array | None, softcap: float | None, memo: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        scale: float,
+        sinks: mx.array | None,
+        softcap: float | None,
+        memo: dict[str, Any],
+        scores: int | None = None,
+    ) -> None:
+        self._natural = scores is not None and scores <= _FEW and sinks is None and softcap is None
         self.scale = scale
         self.sinks = sinks
         self.softcap = softcap
@@ -28,7 +40,8 @@ class Softmax:
 
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
-        return queries * (self.scale if self.softcap is not None else self.scale * LOG2_E)
+        powers_of_two = self.softcap is None and not self._natural
+        return queries * (self.scale * LOG2_E if powers_of_two else self.scale)
 
     def capped(self, products: mx.array) -> mx.array:
         """Scores, in powers of two, of the products of scaled queries and keys. What may not be seen is masked after
@@ -37,13 +50,15 @@ class Softmax:
             return products
         return (self.softcap * LOG2_E) * mx.tanh(products / self.softcap)
 
-    def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | float]:
+    def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
         """The weights of the values, and what to divide the weighted sum by.
 
         `scores` `[..., columns]`, minus infinity where a query may not look; `heads_and_group` is the shape to which
         the sinks' `[query_heads]` belong in `[..., 1]`. The weights keep the dtype; below float32 they are divided
-        already.
+        already, and there is nothing left to divide by.
         """
+        if self._natural:
+            return mx.softmax(scores, axis=-1, precise=True), None
         exponents = scores.astype(mx.float32)
         largest = mx.max(exponents, axis=-1, keepdims=True)
         sinks = None
@@ -56,7 +71,7 @@ class Softmax:
             total = total + exp2(sinks - largest)
         if scores.dtype == mx.float32:
             return weights, total
-        return (weights / total).astype(scores.dtype), 1.0
+        return (weights / total).astype(scores.dtype), None
 
     def _ones(self, count: int) -> mx.array:
         """`[count, 1]`: a product with it is a sum, by BLAS."""
@@ -65,3 +80,8 @@ class Softmax:
             self._memo[key] = mx.ones((count, 1))
         ones: mx.array = self._memo[key]
         return ones
+
+
+def divided(sums: mx.array, total: mx.array | None) -> mx.array:
+    """Weighted sums of values over what `weights` left to divide by."""
+    return sums if total is None else sums / total
