@@ -1,0 +1,54 @@
+"""The commands on the real starter model: three ways to ask one question, one answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()"]
+QUESTION = "What is the capital of France?"
+GREEDY = ["--temp", "0", "--max-tokens", "24"]
+
+
+def cortexmlx(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=300)
+
+
+def test_generate_batch_and_chat_give_the_same_answer(tmp_path: Path) -> None:
+    done = cortexmlx("generate", "smollm2", "-p", QUESTION, *GREEDY, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer.keys() == {"text", "token_ids", "finish_reason", "usage", "timings"}
+    assert "Paris" in answer["text"] and answer["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+
+    chat = cortexmlx("chat", "smollm2", *GREEDY, "--top-p", "1", "--repetition-penalty", "1", stdin=QUESTION)
+    assert (chat.returncode, chat.stdout, chat.stderr) == (0, answer["text"] + "\n", "")
+
+    (tmp_path / "in.jsonl").write_text(json.dumps({"id": "q", "prompt": QUESTION}) + "\n{broken\n")
+    batch = cortexmlx("batch", "smollm2", str(tmp_path / "in.jsonl"), *GREEDY)
+    record, error = map(json.loads, batch.stdout.splitlines())
+    assert batch.returncode == 1 and error["error"]["line"] == 2
+    assert (record["id"], record["text"], record["finish_reason"]) == ("q", answer["text"], "stop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-p", "word " * 9000], "the model's context is 8192"),
+        (["-p", "word " * 900, "--kv-memory", "8MB"], "tokens"),
+        (["-p", QUESTION, "--kv-memory", "1KB"], "holds no block of 32 tokens"),
+        (["-p", QUESTION, "--block-size", "33"], "block_size is 33"),
+        (["-p", QUESTION, "--attention", "magic"], "attention is 'magic'"),
+    ],
+)
+def test_what_the_engine_refuses_is_one_line(arguments: list[str], says: str) -> None:
+    done = cortexmlx("generate", "smollm2", *arguments)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and says in done.stderr
