@@ -33,8 +33,8 @@ _LEAST_PIECE = 16
 class Scheduler:
     """Plans steps over the requests it was given, within `max_rows` rows and the cache's blocks.
 
-    A step computes at most `prefill_budget` tokens, and while rows decode only as many as fit into `token_target`
-    seconds (None: no target). `headroom` tokens are asked for beyond a prompt, so that its answer stays in one run.
+    A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
+    `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that its answer stays in one run.
     `share_prefixes` False computes every prompt anew. `pipeline` False plans a step only when nothing is in flight.
     """
 
@@ -297,9 +297,10 @@ class Scheduler:
     def _budget(self, decoding: Sequence[Job]) -> int:
         """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
         most = self.prefill_budget
+        least = min(_LEAST_PIECE, most)
         if self.token_target is not None and any(not job.patient for job in decoding):
-            most = self.costs.tokens_within(self.token_target, _LEAST_PIECE, most)
-        return max(1, most - len(decoding))
+            most = self.costs.tokens_within(self.token_target, least, most)
+        return max(least, most - len(decoding))
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""
