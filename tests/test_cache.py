@@ -1,0 +1,245 @@
+"""The cache's books against a plain model: who owns which block, all groups or none, nothing changed by a refusal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+
+def groups(count: int) -> tuple[LayerGroup, ...]:
+    return tuple(LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(count))
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Every token of every sequence is written to a plain array of slots; forks copy what the cache says. In the end
+    every sequence must find its own tokens.
+    """
+
+    sequences = Bundle("sequences")
+
+    @initialize(
+        count=st.integers(1, 3),
+        blocks=st.integers(1, 12),
+        more=st.sampled_from([0, 0, 1, 6]),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+    )
+    def begin(self, count: int, blocks: int, more: int, block_size: int) -> None:
+        self.cache = KVCache(groups(count), blocks, block_size, limit=blocks + more)
+        self.slots = [np.full(blocks * block_size, -1) for _ in range(count)]
+        self.tokens: dict[int, list[int]] = {}
+        self.room: dict[int, int] = {}
+        self.born = 0
+        self.written = 0
+
+    def books(self) -> Any:
+        """Everything that a refused call must leave as it was."""
+        tables = {s: [self.cache.block_table(s, g).tolist() for g in self.each_group()] for s in self.tokens}
+        lengths = {s: self.cache.length(s) for s in self.tokens}
+        return tables, lengths, self.cache.stats(), [self.cache.allocator(g).block_map() for g in self.each_group()]
+
+    def each_group(self) -> range:
+        return range(len(self.cache.groups))
+
+    def resize(self) -> None:
+        """The slots follow the size of the cache, which grows on demand."""
+        size = self.cache.blocks * self.cache.block_size
+        self.slots = [np.concatenate([s, np.full(size, -1)])[:size] for s in self.slots]
+
+    def owned(self) -> set[int]:
+        return {b for s in self.tokens for b in self.cache.block_table(s, 0).tolist()}
+
+    @rule(target=sequences, tokens=st.integers(0, 30), headroom=st.integers(0, 20))
+    def allocate(self, tokens: int, headroom: int) -> int:
+        self.born += 1
+        need = -(-tokens // self.cache.block_size)
+        fits = need <= self.cache.limit - len(self.owned())
+        before = self.books()
+        try:
+            assert self.cache.allocate_for(self.born, tokens, headroom) == ()
+            assert fits
+            self.tokens[self.born] = []
+            self.resize()
+            capacity = self.cache.capacity(self.born)
+            assert need * self.cache.block_size <= capacity < tokens + headroom + self.cache.block_size
+            whole = self.cache.run(self.born, 0, capacity)
+            assert capacity == need * self.cache.block_size or whole is not None, "headroom never splits a run"
+        except KVCacheFull as error:
+            assert not fits and str(need) in str(error)
+            assert self.books() == before
+        return self.born
+
+    @rule(seq=sequences, more=st.integers(0, 12))
+    def append(self, seq: int, more: int) -> None:
+        if seq not in self.tokens:
+            with pytest.raises(KeyError):
+                self.cache.length(seq)
+            return
+        length = len(self.tokens[seq])
+        need = self.cache.blocks_for(length + more) - len(self.cache.block_table(seq, 0))
+        fits = need <= self.cache.limit - len(self.owned())
+        before = self.books()
+        try:
+            self.cache.append(seq, more)
+            assert fits
+        except KVCacheFull:
+            assert not fits and self.books() == before
+            return
+        self.resize()
+        values = list(range(self.written, self.written + more))
+        self.written += more
+        owners = Counter(b for s in self.tokens for b in self.cache.block_table(s, 0).tolist())
+        for group in self.each_group():
+            slots = self.cache.slots(seq, group, length, more)
+            self.slots[group][slots] = values
+            if group == 0:
+                assert all(owners[s // self.cache.block_size] == 1 for s in slots), "a shared block is written"
+        self.tokens[seq] += values
+
+    @rule(seq=sequences, tokens=st.integers(0, 40))
+    def reserve(self, seq: int, tokens: int) -> None:
+        if seq not in self.tokens:
+            return
+        before = self.books()
+        try:
+            self.cache.reserve(seq, tokens)
+            self.resize()
+            assert self.cache.capacity(seq) >= tokens
+        except KVCacheFull:
+            assert self.books() == before
+
+    @rule(target=sequences, parent=sequences, part=st.floats(0, 1))
+    def fork(self, parent: int, part: float) -> int:
+        self.born += 1
+        if parent not in self.tokens:
+            return self.born
+        length = len(self.tokens[parent])
+        cut = None if part > 0.8 else int(part * length)
+        kept = length if cut is None else cut
+        before = self.books()
+        try:
+            copies = self.cache.fork(parent, self.born, cut)
+        except KVCacheFull:
+            assert self.books() == before
+            assert kept % self.cache.block_size and len(self.owned()) == self.cache.limit
+            return self.born
+        assert len(copies) == (len(self.cache.groups) if kept % self.cache.block_size else 0)
+        self.resize()
+        size = self.cache.block_size
+        for copy in copies:
+            content = self.slots[copy.group][copy.source * size : (copy.source + 1) * size].copy()
+            self.slots[copy.group][copy.target * size : (copy.target + 1) * size] = content
+        self.tokens[self.born] = self.tokens[parent][:kept]
+        return self.born
+
+    @rule(seq=sequences)
+    def free(self, seq: int) -> None:
+        if self.tokens.pop(seq, None) is not None:
+            self.cache.free(seq)
+
+    @rule(seq=sequences, tokens=st.integers(0, 20))
+    def give_back(self, seq: int, tokens: int) -> None:
+        if seq not in self.tokens:
+            return
+        free = self.cache.stats().free_blocks
+        freed = self.cache.give_back(seq, tokens)
+        assert self.cache.stats().free_blocks == free + freed
+        kept = max(len(self.tokens[seq]), tokens)
+        assert self.cache.capacity(seq) <= self.cache.blocks_for(kept) * self.cache.block_size
+
+    @rule()
+    def compact(self) -> None:
+        size = self.cache.block_size
+        for copy in self.cache.compact():
+            slots = self.slots[copy.group]
+            slots[copy.target * size : (copy.target + 1) * size] = slots[copy.source * size : (copy.source + 1) * size]
+        assert all(self.cache.allocator(g).fragmentation() == 0 for g in self.each_group())
+
+    @rule(least=st.integers(1, 12))
+    def shrink(self, least: int) -> None:
+        gone = self.cache.shrink(least)
+        assert gone == 0 or self.cache.blocks >= least
+        self.resize()
+
+    @invariant()
+    def everybody_finds_their_own_tokens(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_invariants()
+        for seq, tokens in self.tokens.items():
+            assert self.cache.length(seq) == len(tokens)
+            for group in self.each_group():
+                slots = self.cache.slots(seq, group, 0, len(tokens))
+                assert self.slots[group][slots].tolist() == tokens
+                run = self.cache.run(seq, group, len(tokens))
+                if run is not None:
+                    start = run.start * self.cache.block_size
+                    assert slots.tolist() == list(range(start, start + len(tokens)))
+        stats = self.cache.stats()
+        owners = Counter(b for s in self.tokens for b in self.cache.block_table(s, 0).tolist())
+        assert stats.used_blocks == sum(len(self.owned_in(g)) for g in self.each_group())
+        assert stats.used_blocks + stats.free_blocks == stats.total_blocks
+        assert stats.shared_blocks == len(self.cache.groups) * sum(n > 1 for n in owners.values())
+        assert stats.tokens == sum(map(len, self.tokens.values())) and stats.sequences == len(self.tokens)
+
+    def owned_in(self, group: int) -> set[int]:
+        return {b for s in self.tokens for b in self.cache.block_table(s, group).tolist()}
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for seq in list(self.tokens):
+                self.cache.free(seq)
+            stats = self.cache.stats()
+            assert stats.free_blocks == stats.total_blocks
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_slots_are_flat_one_dimensional_int32() -> None:
+    """An index with one dimension too many gathers something else, and int64 halves the speed of a scatter."""
+    cache = KVCache(groups(1), 4, 8)
+    cache.allocate_for(1, 20)
+    slots = cache.slots(1, 0, 5, 10)
+    assert slots.dtype == np.int32 and slots.shape == (10,)
+    assert slots.tolist() == list(range(5, 15))
+    assert cache.slots(1, 0, 7, 0).shape == (0,)
+    assert cache.block_table(1, 0).dtype == np.int32
+
+
+def test_a_second_group_that_is_full_leaves_the_first_as_it_was() -> None:
+    cache = KVCache(groups(2), 4, 8)
+    cache.allocator(1).allocate(3)
+    with pytest.raises(KVCacheFull, match="2 more blocks of 8 tokens are needed, 1 of 4 are free"):
+        cache.allocate_for(1, 16)
+    assert (cache.allocator(0).free_blocks, cache.allocator(1).free_blocks) == (4, 1)
+    cache.allocate_for(2, 8)
+    with pytest.raises(KVCacheFull):
+        cache.append(2, 9)
+    assert (cache.length(2), cache.capacity(2)) == (0, 8)
+    with pytest.raises(ValueError, match="sequence 2 already has blocks"):
+        cache.allocate_for(2, 8)
+
+
+def test_a_sequence_lies_in_one_run_where_there_is_one_and_grows_in_place() -> None:
+    cache = KVCache(groups(1), 10, 4)
+    cache.allocate_for(1, 8)
+    cache.allocate_for(2, 4)
+    cache.allocate_for(3, 12)
+    cache.free(2)
+    cache.reserve(1, 12)
+    assert cache.block_table(1, 0).tolist() == [0, 1, 2], "the hole behind it was free"
+    cache.append(1, 25)
+    assert cache.run(1, 0, 25) is None and cache.run(1, 0, 12) is not None
