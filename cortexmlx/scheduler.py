@@ -34,8 +34,9 @@ class Scheduler:
     """Plans steps over the requests it was given, within `max_rows` rows and the cache's blocks.
 
     A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
-    `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that its answer stays in one run.
-    `share_prefixes` False computes every prompt anew. `pipeline` False plans a step only when nothing is in flight.
+    `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
+    its answer stays in one run. `share_prefixes` False computes every prompt anew. `pipeline` False plans a step only
+    when nothing is in flight.
     """
 
     def __init__(
