@@ -197,8 +197,7 @@ class Scheduler:
         self.cache.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
-        for job in self._running:
-            self.cache.give_back(job.id, job.reserved)
+        self._drop_headroom()
         self._shrinking = True
         if self.idle:
             self._shrink()
@@ -439,6 +438,8 @@ class Scheduler:
                 continue
             shared = self.cache.in_use(match) if match is not None else 0
             need = self.cache.blocks_for(len(job.tokens)) - shared + len(self._running)
+            if need > self.cache.free_blocks:
+                self._drop_headroom()
             if need <= self.cache.free_blocks or not self._running:
                 return job, match
             break
@@ -521,11 +522,15 @@ class Scheduler:
                 self.cache.reserve(job.id, tokens)
                 return
             except KVCacheFull:
-                if sum(self.cache.give_back(j.id, j.reserved) for j in self._running):
+                if self._drop_headroom():
                     continue
                 if len(self._running) == 1:
                     raise
                 self._preempt(max(self._running, key=lambda j: j.order))
+
+    def _drop_headroom(self) -> int:
+        """Free the blocks that running jobs have beyond what was promised to them. Returns how many those were."""
+        return sum(self.cache.give_back(job.id, job.reserved) for job in self._running)
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks. What it stored stays cached, so that resuming is a prefix hit while memory
