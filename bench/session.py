@@ -9,7 +9,7 @@ from functools import partial
 
 from cortexmlx.bench.against import ROWS, Contest, Section, Shape, basic_sections
 from cortexmlx.bench.machine import Machine
-from cortexmlx.bench.pairs import Comparison, compare
+from cortexmlx.bench.pairs import Case, Comparison, compare
 from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.report import Report
 from cortexmlx.bench.rows import Row, measure, tests
@@ -85,7 +85,7 @@ def compare_with_mlx_lm(
             contest = _contest(plan, stack, section, block_size, tokens)
             cases = section.cases(contest)
             names += [case.name for case in cases]
-            chosen = [case for case in cases if only is None or only in case.name]
+            chosen = _chosen(cases, only)
             if chosen:
                 info = contest.engine.info
                 _warm_up(contest)
@@ -103,6 +103,12 @@ def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, to
         return stack.enter_context(_engine(plan, block_size, ROWS, tokens, token_target=section.token_target))
 
     return Contest(open_engine, plan.seed)
+
+
+def _chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
+    """The case with that very name, else those with that text in their name; all if there is no text."""
+    named = [case for case in cases if case.name == only]
+    return named or [case for case in cases if only is None or only in case.name]
 
 
 def _warm_up(contest: Contest) -> None:

@@ -170,6 +170,16 @@ def test_comparisons_name_their_targets(model: str, capsys: pytest.CaptureFixtur
         assert c["same_tokens"] == c["requests"]
 
 
+def test_a_case_is_chosen_by_its_name_or_by_a_part_of_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def cases(text: str) -> list[str]:
+        sizes = ["-n", "12", "-r", "1", "-o", "jsonl"]
+        lines = bench(capsys, model, "--against", "mlx-lm", "--case", text, *sizes).splitlines()
+        return [json.loads(line)["case"] for line in lines]
+
+    assert cases("tg12 x1") == ["tg12 x1"]
+    assert cases("tg12 x") == ["tg12 x1", "tg12 x8", "tg12 x16"]
+
+
 def test_a_serving_case_reports_both_of_its_measures(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--suite", "serving", "--case", "long prompt arrives", "-r", "1"]
     text = bench(capsys, model, "--against", "mlx-lm", *chosen)
