@@ -210,13 +210,6 @@ class KVCache:
         self.reserve(seq, entry.length + tokens)
         entry.length += tokens
 
-    def truncate(self, seq: int, length: int) -> None:
-        """Forget the tokens from `length` on. Their blocks stay reserved."""
-        entry = self._sequences[seq]
-        if not 0 <= length <= entry.length:
-            raise ValueError(f"sequence {seq} has {entry.length} tokens and cannot be cut to {length}")
-        entry.length = length
-
     def give_back(self, seq: int, tokens: int = 0) -> int:
         """Free the blocks beyond the sequence's length, or beyond `tokens` if that is more. Returns how many blocks
         that freed.
