@@ -25,7 +25,7 @@ BLOCK_SIZE = 32
 ROWS = 16
 PROMPT = 100
 ANSWER = 24
-REQUESTS = 400
+REQUESTS = 800
 TEXT = 10
 """Blocks of each cached prefix."""
 
