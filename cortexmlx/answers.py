@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ class RequestAnswers:
             return
         kept = sorted(self._done, key=lambda c: c.index)
         if self._chosen_later:
-            kept = sorted(kept, key=lambda c: -(c.cumulative_logprob or 0.0))[: self.request.params.n]
+            kept = sorted(kept, key=_likelihood, reverse=True)[: self.request.params.n]
             kept = [replace(c, index=i) for i, c in enumerate(kept)]
             last = TokenEvent("", finish_reason=kept[0].finish_reason)
         self.request.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
@@ -135,6 +136,12 @@ class Answer:
             prefill_tokens_per_second=computed / prefilling if prefilling > 0 else 0.0,
             decode_tokens_per_second=(self.job.generated - 1) / decoding if decoding > 0 else 0.0,
         )
+
+
+def _likelihood(completion: Completion) -> float:
+    """The log-probability of an answer; one that was cancelled before its first token comes last."""
+    known = completion.cumulative_logprob
+    return -math.inf if known is None else known
 
 
 def scored(params: SamplingParams) -> SamplingParams:
