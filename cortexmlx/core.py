@@ -183,6 +183,7 @@ class EngineCore:
         that is free behind the last used block.
         """
         self.scheduler.relieve(critical)
+        self.tidy()
         if critical and self.idle:
             self.arena.resize(self.cache.blocks)
         mx.clear_cache()
@@ -205,8 +206,11 @@ class EngineCore:
         return len(copies)
 
     def tidy(self) -> None:
-        """Called when nothing is left to do: compact a badly fragmented arena."""
-        if self.idle and self.cache.fragmentation > _FRAGMENTED:
+        """Called when nothing is left to do: keep no memory of the last step, and compact a badly fragmented arena."""
+        if not self.idle:
+            return
+        self.runner.reset()
+        if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
 
     def release(self) -> None:

@@ -24,6 +24,11 @@ class StepAngles:
         self._positions = positions
         self._tables = {}
 
+    def end(self) -> None:
+        """Keep nothing of the last step."""
+        self._positions = None
+        self._tables = {}
+
     def are_of(self, offset: mx.array | int) -> bool:
         """Whether an offset is the step's positions."""
         return offset is self._positions

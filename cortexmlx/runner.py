@@ -134,10 +134,14 @@ class ModelRunner:
         return result
 
     def reset(self) -> None:
-        """Forget the tail and everything in flight, after a failed step."""
+        """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
         self._tail.clear()
-        self._last = None
+        self._last = self._sampler = self._plan = None
         self._groups = ()
+        self._writes = []
+        self._angles.end()
+        for cache in self._caches:
+            cache.offset = 0
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 

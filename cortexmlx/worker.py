@@ -133,9 +133,9 @@ class Worker:
     def _take_calls(self) -> bool:
         """Carry out what others asked for; wait for something if the core is idle. False: stop."""
         block = self.core.idle
-        if block and self._calls.empty():
-            self.core.tidy()
         while True:
+            if block and self._calls.empty():
+                self.core.tidy()
             try:
                 call = self._calls.get(block=block)
             except queue.Empty:

@@ -81,9 +81,12 @@ class Soak:
     def settle(self) -> None:
         """Wait until the engine is idle, then forget what is cached."""
         deadline = time.monotonic() + 10
-        while (stats := self.engine.stats()).rows_running or stats.rows_waiting or stats.used_blocks:
+        while not self.engine._worker.ask(lambda core: core.idle):
+            stats = self.engine.stats()
             assert time.monotonic() < deadline, f"still at work: {stats.sequences}, {stats.used_blocks} blocks"
             time.sleep(0.01)
+        stats = self.engine.stats()
+        assert not (stats.rows_running or stats.rows_waiting or stats.used_blocks)
         self.check()
         self.engine.on_memory_pressure("critical")
 

@@ -100,7 +100,6 @@ class _RowIndex:
         self.block = mx.array(block)
         self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
         self.each = mx.arange(rows * heads * blocks, dtype=mx.uint32).reshape(rows, heads, blocks)
-        self._step = step
         self._visible: dict[int, mx.array] = {}
 
     @classmethod
@@ -114,14 +113,14 @@ class _RowIndex:
         """Which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
         tail = kv.tail_tokens
         if tail not in self._visible:
-            lengths = self._step.lengths[:, None]
-            position = np.arange(self._step.tables.shape[1] * kv.arena.block_size)[None, :]
+            lengths = kv.step.lengths[:, None]
+            position = np.arange(kv.step.tables.shape[1] * kv.arena.block_size)[None, :]
             seen = position < lengths
-            if self._step.window is not None:
-                seen &= position >= lengths + tail - self._step.window
+            if kv.step.window is not None:
+                seen &= position >= lengths + tail - kv.step.window
             columns = np.ones((len(lengths), tail), bool)
-            if self._step.window is not None:
-                columns &= np.arange(tail)[None, :] >= tail - self._step.window
+            if kv.step.window is not None:
+                columns &= np.arange(tail)[None, :] >= tail - kv.step.window
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
         return self._visible[tail]
 
