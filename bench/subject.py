@@ -31,6 +31,17 @@ def kv_limit(engine: Engine) -> int:
     return engine._worker.core.cache.capacity_tokens
 
 
+def submit_together(
+    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent | None], None]]]
+) -> list[RequestHandle]:
+    """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
+    checked = []
+    for work, listener in requests:
+        params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
+        checked.append(engine._checked(work.prompt, params, listener))
+    return engine._worker.submit(*checked)
+
+
 class Cortex:
     """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use."""
 
@@ -95,11 +106,10 @@ class Flight:
             self._submit(after)
 
     def _submit(self, after: int) -> None:
-        for request, work in enumerate(self._work):
-            if work.after == after:
-                params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
-                self._recorder.submitted(request)
-                self._handles.append(self._engine._submit(work.prompt, params, self._listener(request)))
+        requests = [(i, work) for i, work in enumerate(self._work) if work.after == after]
+        for request, _ in requests:
+            self._recorder.submitted(request)
+        self._handles += submit_together(self._engine, [(work, self._listener(i)) for i, work in requests])
         self._arrivals.pop(after, None)
 
     def _listener(self, request: int) -> Callable[[TokenEvent | None], None]:

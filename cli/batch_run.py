@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest
@@ -27,15 +27,15 @@ HELD_PER_ROW = 64
 
 @dataclass(frozen=True)
 class Submitted:
-    """A request in the engine: one handle per answer that it asks for."""
+    """A request in the engine."""
 
     request: BatchRequest
-    handles: tuple[RequestHandle, ...]
+    handle: RequestHandle
 
     @property
     def finished(self) -> bool:
         """All of its answers are there, or have failed."""
-        return all(handle.state in FINAL for handle in self.handles)
+        return self.handle.state in FINAL
 
 
 class BatchRun:
@@ -88,8 +88,7 @@ class BatchRun:
                 self._collect()
             self._emit(in_order=False)
             for unfinished in self.in_flight.values():
-                for handle in unfinished.handles:
-                    handle.cancel()
+                unfinished.handle.cancel()
             raise
 
     def _submit(self) -> bool:
@@ -114,20 +113,14 @@ class BatchRun:
         prompt = (
             self._prepare(request.prompt) if isinstance(request.prompt, str) and not request.raw else request.prompt
         )
-        params = request.params
-        handles: list[RequestHandle] = []
         try:
-            for answer in range(params.n):
-                seed = None if params.seed is None else params.seed + answer
-                handles.append(self._engine.submit(prompt, replace(params, n=1, seed=seed), patient=True))
+            handle = self._engine.submit(prompt, request.params, patient=True)
         except EngineClosed:
             raise
         except CortexError as error:
-            for handle in handles:
-                handle.cancel()
             self._records[place] = error_record(request, str(error))
         else:
-            self.in_flight[place] = Submitted(request, tuple(handles))
+            self.in_flight[place] = Submitted(request, handle)
 
     def _collect(self) -> bool:
         """Turn finished requests into records. True if there was one."""
@@ -138,11 +131,12 @@ class BatchRun:
 
     def _record(self, submitted: Submitted) -> Record:
         try:
-            answers = [handle.result() for handle in submitted.handles]
+            first = submitted.handle.result()
         except EngineClosed:
             raise
         except CortexError as error:
             return error_record(submitted.request, str(error), code=type(error).__name__)
+        answers = (first, *first.others)
         self.tokens += sum(len(answer.token_ids) for answer in answers)
         if any(answer.finish_reason is FinishReason.CANCELLED for answer in answers):
             return error_record(submitted.request, "cancelled before it could finish", code="cancelled")

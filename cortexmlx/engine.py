@@ -12,7 +12,6 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from cortexmlx import blas
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -22,10 +21,7 @@ from cortexmlx.models.host import enter_mlx_lm
 from cortexmlx.prompt import Prompt, tokenize
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.stats import EngineStats, ModelInfo
-from cortexmlx.worker import Worker
-
-if TYPE_CHECKING:
-    pass
+from cortexmlx.worker import Submission, Worker
 
 log = logging.getLogger("cortexmlx")
 
@@ -137,7 +133,7 @@ class Engine:
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
         """The whole answer to one prompt. An interrupt cancels the request. Raises what `submit` raises."""
-        return self._wait([self._submit(prompt, params, None)])[0]
+        return self._wait([self._submit(prompt, params)])[0]
 
     def generate_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -145,21 +141,14 @@ class Engine:
         """The answers to many prompts, computed together, in the order of the prompts. Raises the first error."""
         every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         _require(len(every) == len(prompts), f"{len(prompts)} prompts need {len(prompts)} params, not {len(every)}")
-        handles: list[RequestHandle] = []
-        try:
-            for prompt, p in zip(prompts, every, strict=True):
-                handles.append(self._submit(prompt, p, None, patient=True))
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
-        return self._wait(handles)
+        checked = [self._checked(prompt, p, patient=True) for prompt, p in zip(prompts, every, strict=True)]
+        return self._wait(self._worker.submit(*checked))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
         request.
         """
-        return self._events(self._submit(prompt, params, None))
+        return self._events(self._submit(prompt, params))
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio."""
@@ -221,14 +210,15 @@ class Engine:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _submit(
+    def _checked(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        listener: Callable[[TokenEvent | None], None] | None,
+        listener: Callable[[TokenEvent | None], None] | None = None,
         client: str | None = None,
         patient: bool = False,
-    ) -> RequestHandle:
+    ) -> Submission:
+        """A request that can run; raises what is wrong with it."""
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         submitted = time.perf_counter()
@@ -237,7 +227,17 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         self._worker.core.scheduler.check_prompt(len(tokens))
-        return self._worker.submit(tuple(tokens), params, submitted, listener, client, patient)
+        return Submission(tuple(tokens), params, submitted, listener, client, patient)
+
+    def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Callable[[TokenEvent | None], None] | None = None,
+        client: str | None = None,
+        patient: bool = False,
+    ) -> RequestHandle:
+        return self._worker.submit(self._checked(prompt, params, listener, client, patient))[0]
 
     def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
         """The handle's events. While they are read the engine lives, whoever else drops it."""

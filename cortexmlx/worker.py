@@ -8,7 +8,8 @@ import queue
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError, EngineClosed
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
     from cortexmlx.core import EngineConfig, EngineCore
 
 log = logging.getLogger("cortexmlx")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request that was checked and is not queued yet. `submitted` is when it came, on the performance counter;
+    `listener`, `client` and `patient` are those of `Engine.submit`.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    submitted: float
+    listener: Callable[[TokenEvent | None], None] | None = None
+    client: str | None = None
+    patient: bool = False
 
 
 class Worker:
@@ -52,26 +67,27 @@ class Worker:
             self._task.join()
             raise self._error
 
-    def submit(
-        self,
-        prompt: tuple[int, ...],
-        params: SamplingParams,
-        submitted: float,
-        listener: Callable[[TokenEvent | None], None] | None,
-        client: str | None,
-        patient: bool,
-    ) -> RequestHandle:
+    def submit(self, *submissions: Submission) -> list[RequestHandle]:
+        """Queue requests and return their handles. Those of one call reach the scheduler together, so that their
+        prompts share the first step.
+        """
         from cortexmlx.answers import NewRequest
 
         with self._lock:
             self._check_open()
-            self._requests += 1
-            handle = RequestHandle(self._requests, self.cancel, listener)
-            self._handles[handle.id] = handle
-            seed = secrets.randbits(62) if params.seed is None else params.seed
-            request = NewRequest(handle.id, prompt, params, seed, submitted, handle, client, patient)
-            self._calls.put(lambda core: _add(core, request))
-        return handle
+            requests = []
+            for new in submissions:
+                self._requests += 1
+                handle = RequestHandle(self._requests, self.cancel, new.listener)
+                self._handles[handle.id] = handle
+                seed = secrets.randbits(62) if new.params.seed is None else new.params.seed
+                requests.append(
+                    NewRequest(
+                        handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient
+                    )
+                )
+            self._calls.put(lambda core: _add(core, requests))
+        return [request.handle for request in requests]
 
     def cancel(self, request: int) -> None:
         self._calls.put(lambda core: core.cancel(request))
@@ -172,12 +188,13 @@ def _stop_all() -> None:
         worker.stop()
 
 
-def _add(core: EngineCore, request: NewRequest) -> None:
-    try:
-        core.add(request)
-    except Exception as error:
-        log.exception("request %d could not be queued", request.id)
-        request.handle.fail(_as_cortex_error("the request could not be queued", error))
+def _add(core: EngineCore, requests: Iterable[NewRequest]) -> None:
+    for request in requests:
+        try:
+            core.add(request)
+        except Exception as error:
+            log.exception("request %d could not be queued", request.id)
+            request.handle.fail(_as_cortex_error("the request could not be queued", error))
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,6 +124,7 @@ class FakeEngine:
             queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
         )
         done = Completion("".join(said), tuple(range(len(said))), reason, usage, timings)
+        done = replace(done, others=tuple(replace(done, index=index) for index in range(1, params.n)))
         self._left()
         handle.push(TokenEvent("", finish_reason=reason, completion=done))
 

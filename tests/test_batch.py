@@ -91,7 +91,7 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
     choices = text["response"]["body"]["choices"]
     assert [(c["index"], c["text"]) for c in choices] == [(0, "You said: hi"), (1, "You said: hi")]
     assert text["response"]["body"]["usage"]["completion_tokens"] == 6
-    assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi", "hi"]
+    assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi"]
 
 
 def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(fakes: Fakes, source: Path, out: Path) -> None:
