@@ -1,6 +1,9 @@
 /* Forwards the three CBLAS products that MLX's CPU build calls to OpenBLAS under the prefixed names that the
    scipy-openblas32 package exports. Loaded with RTLD_GLOBAL after that library and before MLX, these definitions are
-   found first and take the place of the reference BLAS that MLX brings along. No Python in here: loaded by ctypes. */
+   found first and take the place of the reference BLAS that MLX brings along. No Python in here: loaded by ctypes.
+
+   A product with one row, as in every layer while one sequence decodes, goes to the matrix-vector product: OpenBLAS's
+   general one first copies the whole matrix into a layout that pays off for many rows. */
 
 typedef int blasint;
 
@@ -14,8 +17,21 @@ extern void scipy_cblas_cgemm(int order, int transa, int transb, blasint m, blas
                               const void *a, blasint lda, const void *b, blasint ldb, const void *beta, void *c,
                               blasint ldc);
 
+extern void scipy_cblas_sgemv(int order, int trans, blasint m, blasint n, float alpha, const float *a, blasint lda,
+                              const float *x, blasint incx, float beta, float *y, blasint incy);
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+
 void cblas_sgemm(int order, int transa, int transb, blasint m, blasint n, blasint k, float alpha, const float *a,
                  blasint lda, const float *b, blasint ldb, float beta, float *c, blasint ldc) {
+    if (m == 1 && k > 0 && order == ROW_MAJOR && (transb == TRANS || transb == NO_TRANS)) {
+        const blasint step = transa == NO_TRANS ? 1 : lda; /* between the numbers of the one row */
+        if (transb == TRANS)
+            scipy_cblas_sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
+        else
+            scipy_cblas_sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, a, step, beta, c, 1);
+        return;
+    }
     scipy_cblas_sgemm(order, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

@@ -13,12 +13,14 @@ import ctypes
 import importlib.util
 import os
 import sys
+import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 SWITCH = "CORTEXMLX_BLAS"
 NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+LOADAVG = Path("/proc/loadavg")
 SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
 
 
@@ -130,20 +132,36 @@ def _fast(library: ctypes.CDLL, prefix: str, source: str) -> BlasStatus:
     if "OPENBLAS_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in os.environ:
         set_threads = getattr(library, f"{prefix}_set_num_threads", None)
         if set_threads is not None:
-            set_threads(idle_cpus(usable_cpus(), os.getloadavg()[0]))
+            set_threads(idle_cpus(usable_cpus(), others_running()))
     get_threads = getattr(library, f"{prefix}_get_num_threads", None)
     threads = int(get_threads()) if get_threads is not None else 0
     shown = f", {threads} thread{'s' if threads != 1 else ''}" if threads else ""
     return BlasStatus(BlasState.FAST, f"OpenBLAS from {source}{shown}", threads)
 
 
-def idle_cpus(cpus: int, load: float) -> int:
-    """Of `cpus`, those that others leave free at a load average of `load`; at least one.
+def idle_cpus(cpus: int, others: int) -> int:
+    """Of `cpus`, those that `others` threads which want to run leave free; at least one.
 
     OpenBLAS's threads wait for each other at every product. Where one of them does not get a CPU at once, all of them
     wait: two threads on a busy machine of two CPUs were measured at a tenth of the speed of one.
     """
-    return max(1, cpus - round(load))
+    return max(1, cpus - others)
+
+
+def others_running() -> int:
+    """How many threads other than this one want to run right now: the median of a few looks, 16 ms in all.
+
+    The load average would still tell of what has ended a minute ago.
+    """
+    counts = []
+    for look in range(5):
+        if look:
+            time.sleep(0.004)
+        try:
+            counts.append(int(LOADAVG.read_text().split()[3].split("/")[0]) - 1)
+        except (OSError, ValueError, IndexError):
+            return round(os.getloadavg()[0])
+    return max(0, sorted(counts)[len(counts) // 2])
 
 
 def usable_cpus() -> int:

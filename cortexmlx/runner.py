@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from cortexmlx import swiglu
 from cortexmlx.attention import reference
 from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
 from cortexmlx.attention.seam import LayerCache
@@ -63,6 +64,7 @@ class ModelRunner:
         self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
         self._logit_rows = LogitRows(model)
         self._angles = share_angles(model)
+        swiglu.install()
         self._tail: dict[int, Slab] = {}
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
@@ -154,7 +156,8 @@ class ModelRunner:
             tokens = self._last.sampled.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        return self._logit_rows.run(tokens[:, None], self._caches, plan.logit_rows)
+        with swiglu.by_powers_of_two():
+            return self._logit_rows.run(tokens[:, None], self._caches, plan.logit_rows)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array) -> PagedKV:
         """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention

@@ -51,7 +51,7 @@ from cortexmlx import blas
 blas.preload()
 import mlx.core as mx, numpy as np
 rng = np.random.default_rng(0)
-for m, k, n in ((1, 1, 1), (3, 5, 7), (64, 1, 9), (33, 65, 17), (128, 576, 1536)):
+for m, k, n in ((1, 1, 1), (1, 5, 7), (1, 1, 9), (1, 576, 1536), (3, 5, 7), (64, 1, 9), (33, 65, 17), (128, 576, 1536)):
     for kind in (np.float32, np.complex64):
         a, b = (rng.normal(size=s).astype(kind) for s in ((m, k), (k, n)))
         if kind is np.complex64:
@@ -61,6 +61,10 @@ for m, k, n in ((1, 1, 1), (3, 5, 7), (64, 1, 9), (33, 65, 17), (128, 576, 1536)
         x, y = mx.array(a), mx.array(b)
         for x, y in ((x, y), (mx.array(a.T.copy()).T, y), (x, mx.array(b.T.copy()).T)):
             assert np.abs(np.array(x @ y) - wanted).max() <= 1e-5 * np.abs(wanted).max() * k ** 0.5
+for m, k, n in ((1, 576, 192), (5, 64, 3)):
+    a, b, c = (rng.normal(size=s).astype(np.float32) for s in ((m, k), (n, k), (m, n)))
+    found = mx.addmm(mx.array(c), mx.array(np.repeat(a, 2, axis=1))[:, ::2], mx.array(b).T, alpha=0.5, beta=-2.0)
+    assert np.allclose(np.array(found), 0.5 * a.astype(np.float64) @ b.T - 2.0 * c, atol=1e-4)
 with mx.stream(mx.cpu):
     a, b = rng.normal(size=(33, 65)), rng.normal(size=(65, 17))
     found = mx.array(a, dtype=mx.float64) @ mx.array(b, dtype=mx.float64)
@@ -140,5 +144,17 @@ def test_other_systems_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_leave_room_for_what_else_runs() -> None:
-    assert [blas.idle_cpus(4, load) for load in (0.0, 0.4, 0.6, 2.0, 3.9, 50.0)] == [4, 4, 3, 2, 1, 1]
-    assert blas.idle_cpus(1, 0.0) == 1
+    assert [blas.idle_cpus(4, others) for others in (0, 1, 2, 4, 50)] == [4, 3, 2, 1, 1]
+    assert blas.idle_cpus(1, 0) == 1
+
+
+def test_who_runs_now_counts_and_not_who_ran_a_minute_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "LOADAVG", tmp_path / "loadavg")
+    for text, others in (("7.90 3.20 1.10 1/345 6789", 0), ("0.00 0.00 0.00 4/345 6789", 3)):
+        blas.LOADAVG.write_text(text + "\n")
+        assert blas.others_running() == others
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.4, 0.0, 0.0))
+    blas.LOADAVG.write_text("nonsense")
+    assert blas.others_running() == 2
+    monkeypatch.setattr(blas, "LOADAVG", tmp_path / "missing")
+    assert blas.others_running() == 2

@@ -7,19 +7,18 @@ by one that recognises a handle and calls `paged_attention`, and calls the origi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache as PlainCache
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import KVSpec
+from cortexmlx.models.modules import replace_function
 
 _SYMBOL = "scaled_dot_product_attention"
 
@@ -57,14 +56,7 @@ class _ProbeKV:
 
 def install() -> None:
     """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far. Safe to call again."""
-    original = base.scaled_dot_product_attention
-    if not hasattr(original, "paged"):
-        _replacement = _dispatching(original)
-        base.scaled_dot_product_attention = _replacement
-    for name, module in list(sys.modules.items()):
-        function = getattr(module, _SYMBOL, None) if name.startswith("mlx_lm.models.") else None
-        if function is not None and not hasattr(function, "paged"):
-            setattr(module, _SYMBOL, _dispatching(function))
+    replace_function(_SYMBOL, _dispatching)
 
 
 def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -89,7 +81,6 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             return mx.zeros((*queries.shape[:-1], keys.values.shape[-1]), queries.dtype)
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **others)
 
-    attention.paged = True  # type: ignore[attr-defined]
     return attention
 
 
