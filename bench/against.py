@@ -46,9 +46,9 @@ class Contest:
         seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self._seed
         return Prompts(self.engine.info.vocab_size, seed)
 
-    def cortex(self, *, watch_kv: bool = False) -> Cortex:
-        """cortexmlx, with a look at the KV memory if `watch_kv`."""
-        return Cortex(self.engine, watch_kv=watch_kv)
+    def cortex(self, *, watch_kv: bool = False, patient: bool = False) -> Cortex:
+        """cortexmlx, with a look at the KV memory if `watch_kv`, and with `patient` requests."""
+        return Cortex(self.engine, watch_kv=watch_kv, patient=patient)
 
     def mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLm:
         """mlx-lm on the engine's weights."""
@@ -61,13 +61,18 @@ class Contest:
         work: Callable[[Prompts], Sequence[Work]],
         measures: Sequence[Measure],
         settings: BatchSettings | None = None,
+        *,
+        patient: bool = False,
     ) -> Case:
-        """A case in which both sides run the same work; `settings` watch the KV memory on both sides or on none."""
+        """A case in which both sides run the same work; `settings` watch the KV memory on both sides or on none.
+        `patient`: only the end of all counts, as in `Engine.generate_batch`."""
         watch_kv = settings is not None and settings.watch_kv
         return Case(
             name,
             what,
-            lambda repetition: self.cortex(watch_kv=watch_kv).run(work(self.prompts(name, repetition))),
+            lambda repetition: self.cortex(watch_kv=watch_kv, patient=patient).run(
+                work(self.prompts(name, repetition))
+            ),
             lambda repetition: self.mlx_lm(settings).run(work(self.prompts(name, repetition))),
             tuple(measures),
         )

@@ -32,24 +32,26 @@ def kv_limit(engine: Engine) -> int:
 
 
 def submit_together(
-    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent | None], None]]]
+    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent | None], None]]], patient: bool
 ) -> list[RequestHandle]:
     """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
     checked = []
     for work, listener in requests:
         params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
-        checked.append(engine._checked(work.prompt, params, listener))
+        checked.append(engine._checked(work.prompt, params, listener, patient=patient))
     return engine._worker.submit(*checked)
 
 
 class Cortex:
-    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use."""
+    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use; `patient` requests are those of a batch
+    whose end is what counts."""
 
     name = "cortexmlx"
 
-    def __init__(self, engine: Engine, *, watch_kv: bool = False) -> None:
+    def __init__(self, engine: Engine, *, watch_kv: bool = False, patient: bool = False) -> None:
         self.engine = engine
         self._watch_kv = watch_kv
+        self._patient = patient
 
     def run(self, work: Sequence[Work]) -> Trace:
         """Run the requests to their end."""
@@ -57,7 +59,7 @@ class Cortex:
 
     def start(self, work: Sequence[Work]) -> Flight:
         """Submit the requests; those with `after` come later, by themselves."""
-        return Flight(self.engine, work, self._watch_kv)
+        return Flight(self.engine, work, self._watch_kv, self._patient)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
         """Run the turns of one conversation one after the other; the trace is that of the last. Each turn's prompt is
@@ -72,8 +74,9 @@ class Cortex:
 class Flight:
     """Requests on their way through the engine. Tokens are stamped on the engine's thread, as they are handed out."""
 
-    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False) -> None:
+    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, patient: bool = False) -> None:
         self._engine = engine
+        self._patient = patient
         self._work = work
         self._watch_kv = watch_kv
         self._handles: list[RequestHandle] = []
@@ -109,7 +112,8 @@ class Flight:
         requests = [(i, work) for i, work in enumerate(self._work) if work.after == after]
         for request, _ in requests:
             self._recorder.submitted(request)
-        self._handles += submit_together(self._engine, [(work, self._listener(i)) for i, work in requests])
+        listened = [(work, self._listener(i)) for i, work in requests]
+        self._handles += submit_together(self._engine, listened, self._patient)
         self._arrivals.pop(after, None)
 
     def _listener(self, request: int) -> Callable[[TokenEvent | None], None]:

@@ -122,7 +122,8 @@ class Engine:
     ) -> RequestHandle:
         """Queue a request and return at once. `on_event` is called for every event, on a thread of its own. Requests
         of one `client` share what `client_tokens` allows. Nobody watches the tokens of a `patient` one come: others'
-        prompts are computed in large pieces beside it.
+        prompts are computed in large pieces beside it, others go first for up to a minute, and of the patient ones
+        those with the longest `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """

@@ -12,6 +12,14 @@ SECONDS_PER_PRIORITY = 30.0
 waits for ever.
 """
 
+PATIENCE = 60.0
+"""Seconds by which a patient request counts as younger at most, so that those whose tokens are watched go first."""
+
+LONG_ANSWER = 256
+"""Tokens of answer that halve this: of the patient ones the longest begin first, for a long answer that begins last
+would go on alone while the other rows are empty.
+"""
+
 
 @dataclass(eq=False)
 class Job:
@@ -21,7 +29,8 @@ class Job:
     of them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of
     `tokens` in the prefix cache, as far as they are known; `cached` tokens of the prompt were found there. A job with
     `fork_of` begins as a copy of that one's prompt. A `patient` job is not held to the target of the time between two
-    tokens. `generation` changes when the job loses its row: results of an older one are dropped.
+    tokens, and lets others go first for a while. `generation` changes when the job loses its row: results of an older
+    one are dropped.
     """
 
     id: int
@@ -64,8 +73,11 @@ class Job:
 
     @property
     def order(self) -> tuple[float, int]:
-        """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority."""
-        return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority, self.number)
+        """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by
+        what is left of `PATIENCE`.
+        """
+        waits = PATIENCE / (1 + self.limit / LONG_ANSWER) if self.patient else 0.0
+        return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority + waits, self.number)
 
     @property
     def running(self) -> bool:

@@ -82,9 +82,7 @@ class Worker:
                 self._handles[handle.id] = handle
                 seed = secrets.randbits(62) if new.params.seed is None else new.params.seed
                 requests.append(
-                    NewRequest(
-                        handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient
-                    )
+                    NewRequest(handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient)
                 )
             self._calls.put(lambda core: _add(core, requests))
         return [request.handle for request in requests]
