@@ -47,6 +47,21 @@ def test_a_row_without_room_beside_it_goes_on_in_a_second_run() -> None:
     assert cache.stats().single_run_sequences == 1
 
 
+def test_growing_in_place_comes_before_a_run_with_headroom_elsewhere() -> None:
+    cache = KVCache([LAYER], 20, block_size=4)
+    for seq in (0, 1):
+        cache.allocate_for(seq, 8)
+        cache.append(seq, 8)
+    cache.free(0)
+    cache.allocate_for(2, 4, headroom=8)
+    assert cache.describe(2) == "4+3", "the hole of two blocks does not hold the headroom"
+    cache.free(2)
+    cache.allocate_for(3, 4)
+    cache.append(3, 4)
+    cache._grow(3, 2, 5)
+    assert cache.describe(3) == "0+2", "one block more is there, four more are not"
+
+
 def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
     """Twenty blocks: four for each prompt, and headroom that the first row would keep until its end."""
     driver = Driver(tiny("llama"), tokens=160, max_rows=4)

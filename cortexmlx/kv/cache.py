@@ -125,17 +125,18 @@ class KVCache:
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         entry = self._sequences[seq] = _Sequence(len(self.groups))
-        source: Entry | None = None
-        if match is not None:
-            source = self._adopt(entry, match)
+        source, own = (None, None) if match is None else self._adopt(entry, match)
         if source is not None:
             self.prefix.acquire(source)
         try:
             self._grow(seq, self.blocks_for(max(tokens, entry.length)), self.blocks_for(tokens + headroom))
         except KVCacheFull:
             self.free(seq)
-            if source is None or match is None:
+            if source is None:
                 raise
+        else:
+            if own is not None:
+                self.prefix.remove(own)
         finally:
             if source is not None and not self._counts[0][source.blocks[0]]:
                 self.prefix.release(source)
@@ -146,8 +147,10 @@ class KVCache:
         full = entry.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(entry.tables))
 
-    def _adopt(self, entry: _Sequence, match: Match) -> Entry | None:
-        """Give a new sequence the blocks of a match. Returns the partial entry if its block must be copied instead."""
+    def _adopt(self, entry: _Sequence, match: Match) -> tuple[Entry | None, Entry | None]:
+        """Give a new sequence the blocks of a match. Returns the partial entry: as the first, if its block must be
+        copied, or as the second, if the block is now the sequence's own.
+        """
         for hit in match.entries:
             self._take(entry, hit.blocks)
             self.prefix.acquire(hit)
@@ -155,13 +158,11 @@ class KVCache:
         entry.parent = match.entries[-1] if match.entries else None
         entry.length = len(match.entries) * self.block_size + match.partial_tokens
         partial = match.partial
-        if partial is None:
-            return None
-        if len(partial.tokens) == self.block_size or self._counts[0][partial.blocks[0]]:
-            return partial
-        self.prefix.remove(partial)
+        if partial is None or len(partial.tokens) == self.block_size or self._counts[0][partial.blocks[0]]:
+            return partial, None
+        self.prefix.acquire(partial)
         self._take(entry, partial.blocks)
-        return None
+        return None, partial
 
     def _take(self, entry: _Sequence, blocks: Sequence[int]) -> None:
         for table, counts, block in zip(entry.tables, self._counts, blocks, strict=True):
@@ -418,10 +419,15 @@ class KVCache:
                 assert len(blocks) >= self.blocks_for(entry.length), f"sequence {seq} is longer than its blocks"
                 owners[blocks] += 1
             assert (owners == counts).all(), f"group {group}: counts do not match the tables"
-            kept = int((counts > 0).sum()) + self.prefix.unused
-            assert kept == allocator.used_blocks, (
-                f"group {group}: {allocator.used_blocks} used blocks, {kept} have a use"
-            )
+            free = [b for run in allocator.free_runs() for b in range(run.start, run.stop)]
+            waiting = [blocks[group] for blocks in self.prefix.unused_blocks]
+            uses = counts.copy()
+            uses[free] += 1
+            uses[waiting] += 1
+            assert (uses > 0).all(), f"group {group}: blocks {np.flatnonzero(uses == 0)} are lost"
+            assert not (counts[free].any() or counts[waiting].any()), f"group {group}: a block in use may be taken"
+            assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
+        self.prefix.check_invariants()
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
@@ -448,16 +454,16 @@ class KVCache:
                 "raise the KV memory (--kv-memory) or run fewer requests at once"
             )
         while have < need:
-            added = None
-            for count in dict.fromkeys((want - have, need - have)):
-                if table.blocks and (grown := allocator.extend(KVHandle(table.blocks[-1], 1), count)) is not None:
+            added: KVHandle | None = None
+            counts = tuple(dict.fromkeys((want - have, need - have)))
+            for count in counts if table.blocks else ():
+                grown = allocator.extend(KVHandle(table.blocks[-1], 1), count)
+                if grown is not None:
                     added = KVHandle(grown.start + 1, count)
-                elif allocator.largest_free_run >= count:
-                    added = allocator.allocate(count)
-                if added is not None:
                     break
-            else:
-                added = allocator.allocate(min(need - have, allocator.largest_free_run))
+            if added is None:
+                longest = allocator.largest_free_run
+                added = allocator.allocate(next((c for c in counts if c <= longest), longest))
             self._counts[group][added.start : added.start + added.count] = 1
             table.blocks.extend(range(added.start, added.start + added.count))
             have = len(table.blocks)

@@ -182,6 +182,25 @@ class PrefixCache:
             entry.blocks = tuple(places[group][block] for group, block in enumerate(entry.blocks))
         self._by_block = {entry.blocks[0]: entry for entry in self._entries.values()}
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the ways to an entry disagree, or a key does not belong to its tokens: for tests and
+        debug runs.
+        """
+        assert len(self._by_block) == len(self._entries), "a block has two entries"
+        for key, entry in self._entries.items():
+            before = self._root if entry.parent is None else entry.parent.key
+            siblings = self._heads if entry.parent is None else entry.parent.children
+            assert entry.key == key == self._hash(before, entry.tokens), "an entry is under a key that is not its own"
+            assert siblings.get(key) is entry, "an entry is not among its parent's successors"
+            assert self._by_block.get(entry.blocks[0]) is entry, f"block {entry.blocks[0]} does not lead to its entry"
+            assert len(entry.tokens) <= self.block_size, "an entry has more tokens than a block"
+        assert all(self._entries.get(key) is entry for key, entry in self._unused.items()), "what is gone waits to go"
+
+    @property
+    def unused_blocks(self) -> list[Blocks]:
+        """The blocks of the entries that could be evicted, the next to go first."""
+        return [entry.blocks for entry in self._unused.values()]
+
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
