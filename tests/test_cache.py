@@ -278,7 +278,7 @@ def broken(cache: KVCache, how: str) -> None:
     elif how == "a cached block that is free":
         cache.allocator(0).free(KVHandle(entry.blocks[0], 1))
     elif how == "a used block that may be evicted":
-        cache._counts[0][entry.blocks[0]] += 1
+        cache._pools[0].counts[entry.blocks[0]] += 1
     elif how == "other tokens under a key":
         entry.tokens = (9, *entry.tokens[1:])
     elif how == "a block of two entries":
