@@ -1,4 +1,4 @@
-"""The scheduler: who runs, and what the next step computes. Pure Python and NumPy; it never sees mlx.
+"""The scheduler: what the next step computes, and what becomes of its result. Pure Python; it never sees mlx.
 
 Life of a request: waiting -> prefilling -> decoding -> finished; one that loses its blocks is preempted and waits
 again. Requests join and leave between steps.
@@ -7,24 +7,26 @@ A step is planned before the one in flight is known, so a job counts what is *pl
 steps run in a *window*: a fixed set of lanes and up to TAIL_COLUMNS steps, whose new keys and values live in the
 tail. Everything that writes the arena (prefill, the flush at a window's end) happens drained: `plan` returns None
 until the engine has collected and committed what is in flight.
+
+Who waits and who may begin is up to `Admission`, which jobs run and what blocks they hold is in `Rows`, and
+`StepBuilder` puts a step into arrays.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 
-import numpy as np
-
-from cortexmlx.errors import KVCacheFull, PromptTooLong
+from cortexmlx.admission import Admission
+from cortexmlx.errors import PromptTooLong
 from cortexmlx.job import Committed, Job, Lane, Window
-from cortexmlx.kv.cache import BlockCopy, IntArray, KVCache
-from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.latency import CostModel, share
-from cortexmlx.placement import EMPTY, flush_of, group_plans
-from cortexmlx.plan import TAIL_COLUMNS, Flush, GroupPlan, Segment, StepKind, StepPlan
+from cortexmlx.placement import flush_of
+from cortexmlx.plan import TAIL_COLUMNS, Flush, StepKind, StepPlan
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.rows import Rows
+from cortexmlx.steps import StepBuilder
 
 _LEAST_PIECE = 16
 """Prompt tokens that a step computes at least, however tight the target."""
@@ -59,26 +61,18 @@ class Scheduler:
         self.prefill_budget = prefill_budget
         self.context_length = context_length
         self.max_request_tokens = max_request_tokens
-        self.client_tokens = client_tokens
         self.token_target = token_target
         self.pipeline = pipeline
-        self.headroom = headroom
-        self.share_prefixes = share_prefixes
         self.costs = CostModel()
-        self.steps = 0
         self.preemptions = 0
-        self.cached_tokens = 0
         self._clock = clock
+        self._rows = Rows(cache, max_rows, headroom, share_prefixes)
+        self._admission = Admission(self._rows, client_tokens)
+        self._builder = StepBuilder(cache)
         self._jobs: dict[int, Job] = {}
-        self._waiting: list[Job] = []
-        self._running: list[Job] = []
         self._window = Window()
         self._leaving: list[Lane] = []
-        self._claims: dict[Key, Job] = {}
-        self._result_of: dict[tuple[int, int], int] = {}
         self._arrivals = 0
-        self._changes = 0
-        self._nobody_at = -1
         self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -119,16 +113,12 @@ class Scheduler:
         patient: bool = False,
     ) -> Job:
         """Queue a request; with `fork_of`, another answer to that one's prompt. Nobody watches the tokens of a
-        `patient` one come. Raises PromptTooLong if it can never
-        fit.
+        `patient` one come. Raises PromptTooLong if it can never fit.
         """
         self.check_prompt(len(prompt))
         room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        if fork_of is not None:
-            keys = list(fork_of.keys)
-        else:
-            keys = self.cache.prefix.keys(prompt) if self.share_prefixes else []
+        keys = self._rows.keys(prompt) if fork_of is None else list(fork_of.keys)
         self._arrivals += 1
         arrival = self._clock() if fork_of is None else fork_of.arrival
         job = Job(
@@ -147,7 +137,7 @@ class Scheduler:
             patient,
         )
         self._jobs[request] = job
-        self._enqueue(job)
+        self._admission.enqueue(job)
         return job
 
     def finish(self, request: int, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
@@ -163,16 +153,15 @@ class Scheduler:
         running = job.running
         job.state, job.finish_reason = state, reason
         job.generation += 1
-        self._changes += 1
         if not running:
-            self._waiting.remove(job)
+            self._admission.remove(job)
             return
-        self._running.remove(job)
-        self._unclaim(job)
-        if state is RequestState.FINISHED and lane is not None and self.share_prefixes:
+        self._rows.leave(job)
+        self._admission.unclaim(job)
+        if state is RequestState.FINISHED and lane is not None and self._rows.share_prefixes:
             self._leaving.append(lane)
         else:
-            self._retire(job)
+            self._rows.retire(job)
 
     def forget_all(self) -> None:
         """End everything after a step that failed: nothing that it should have written can be trusted."""
@@ -183,10 +172,12 @@ class Scheduler:
             job.generation += 1
         for lane in self._leaving:
             self.cache.free(lane.job.id)
-        for held in (self._jobs, self._waiting, self._running, self._leaving, self._claims, self._result_of):
-            held.clear()
+        self._jobs.clear()
+        self._rows.jobs.clear()
+        self._leaving.clear()
         self._window = Window()
-        self._changes += 1
+        self._admission.clear()
+        self._builder.forget()
         self.cache.drop_cached()
 
     def relieve(self, critical: bool) -> None:
@@ -197,7 +188,7 @@ class Scheduler:
         self.cache.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
-        self._drop_headroom()
+        self._rows.drop_headroom()
         self._shrinking = True
         if self.idle:
             self._shrink()
@@ -214,17 +205,27 @@ class Scheduler:
     @property
     def jobs(self) -> tuple[Job, ...]:
         """Everything unfinished: running first, then waiting in order."""
-        return (*self._running, *self._waiting)
+        return (*self._rows.jobs, *self._admission.waiting)
 
     @property
     def rows_running(self) -> int:
         """Requests that have a row."""
-        return len(self._running)
+        return len(self._rows.jobs)
 
     @property
     def rows_waiting(self) -> int:
         """Requests that wait for one."""
-        return len(self._waiting)
+        return len(self._admission.waiting)
+
+    @property
+    def steps(self) -> int:
+        """Steps planned so far."""
+        return self._builder.count
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache so far."""
+        return self._admission.cached_tokens
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -238,9 +239,9 @@ class Scheduler:
 
     def _wants_drain(self) -> bool:
         window = self._window
-        if any(j.state is RequestState.PREFILLING for j in self._running) or (self._leaving and self._waiting):
+        if self._rows.prefilling or (self._leaving and self._admission.waiting):
             return True
-        if self._next_to_admit() is not None:
+        if self._admission.possible:
             return True
         dead = sum(not lane.live for lane in window.lanes)
         full = window.column == TAIL_COLUMNS
@@ -253,44 +254,29 @@ class Scheduler:
         flush = self._close_window()
         if self._shrinking:
             self._shrink()
-        copies = self._admit()
+        copies = self._admission.admit()
         plan = None
-        if any(j.state is RequestState.PREFILLING for j in self._running):
+        if self._rows.prefilling:
             plan = self._plan_mixed(flush, copies)
         if plan is None:
             plan = self._plan_decode(flush)
         if plan is None and flush is not None:
-            plan = self._step(StepKind.FLUSH, [], flush=flush)
+            plan = self._builder.flush(flush)
         return plan
 
     def _plan_mixed(self, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan | None:
         """One token for every decoding row and prefill pieces within the budget, all written straight to the arena."""
-        for job in sorted(self._running, key=lambda j: j.order):
+        for job in self._rows.in_order:
             if job.unfinished:
                 self._reserve(job, job.computed + 1)
-        decoding = [j for j in self._running if j.unfinished]
-        prefilling = sorted((j for j in self._running if j.state is RequestState.PREFILLING), key=lambda j: j.order)
+        decoding = [j for j in self._rows.jobs if j.unfinished]
+        prefilling = [j for j in self._rows.in_order if j.state is RequestState.PREFILLING]
         counts = share(self._budget(decoding), [len(j.tokens) - j.computed for j in prefilling])
         pieces = [(job, count) for job, count in zip(prefilling, counts, strict=True) if count]
         work = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1] + [p for p in pieces if p[1] > 1]
         if not work:
             return None
-        segments, tokens, positions = [], [], []
-        for job, count in work:
-            end = job.computed + count
-            segments.append(Segment(job.id, job.generation, job.computed, count, needs_logits=end == len(job.tokens)))
-            tokens.append(np.array(job.tokens[job.computed : end], np.int32))
-            positions.append(np.arange(job.computed, end, dtype=np.int32))
-        plan = self._step(
-            StepKind.DRAINED,
-            segments,
-            tokens=np.concatenate(tokens),
-            positions=np.concatenate(positions),
-            places=np.array([j.sampled for (j, _), s in zip(work, segments, strict=True) if s.needs_logits], np.int32),
-            groups=group_plans(self.cache, work, write=True),
-            flush=flush,
-            copies=copies,
-        )
+        plan = self._builder.drained(work, flush, copies)
         self._planned(plan, work)
         return plan
 
@@ -315,71 +301,21 @@ class Scheduler:
         if opening and not committed and any(job.needs_history for job in todo.values()):
             window.lanes = ()  # the sampler must know the tokens in flight
             return None
-        tokens, positions, places, source = (np.zeros(len(window.lanes), np.int32) for _ in range(4))
-        segments = []
-        for i, lane in enumerate(window.lanes):
-            if i in todo:
-                positions[i], places[i] = lane.job.computed, lane.job.sampled
-                tokens[i] = lane.job.tokens[lane.job.computed] if committed else 0
-            segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
-            source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
-        in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
-        plan = self._step(
-            StepKind.DECODE,
-            segments,
-            tokens=tokens if committed else None,
-            source=None if committed or in_place else source,
-            positions=positions,
-            places=places,
-            groups=group_plans(self.cache, [(lane.job, 1) for lane in window.lanes], write=False) if opening else None,
-            column=window.column,
-            flush=flush,
-        )
+        plan = self._builder.decode(window, todo, committed, flush)
         self._planned(plan, [(job, 1) for job in todo.values()])
         window.column += 1
         return plan
 
-    def _step(
-        self,
-        kind: StepKind,
-        segments: Sequence[Segment],
-        *,
-        tokens: IntArray | None = EMPTY,
-        source: IntArray | None = None,
-        positions: IntArray = EMPTY,
-        places: IntArray = EMPTY,
-        groups: tuple[GroupPlan, ...] | None = None,
-        column: int = 0,
-        flush: Flush | None = None,
-        copies: tuple[BlockCopy, ...] = (),
-    ) -> StepPlan:
-        self.steps += 1
-        return StepPlan(
-            number=self.steps,
-            kind=kind,
-            segments=tuple(segments),
-            tokens=tokens,
-            source=source,
-            positions=positions,
-            places=places,
-            groups=groups,
-            column=column,
-            blocks=self.cache.blocks,
-            flush=flush,
-            copies=copies,
-        )
-
     def _planned(self, plan: StepPlan, work: Sequence[tuple[Job, int]]) -> None:
-        """Advance the jobs of a step by what it computes, and remember where its results will be."""
-        self._result_of = {(s.request, s.generation): i for i, s in enumerate(plan.sampled)}
+        """Advance the jobs of a step by what it computes."""
         for job, count in work:
             job.computed += count
             self.cache.append(job.id, count)
             if plan.kind is StepKind.DRAINED:
-                self._store(job, job.computed)
+                self._rows.store(job, job.computed)
             if job.computed >= len(job.tokens):
                 if job.state is RequestState.PREFILLING:
-                    self._unclaim(job)
+                    self._admission.unclaim(job)
                 job.state = RequestState.DECODING
                 job.sampled += 1
 
@@ -387,10 +323,10 @@ class Scheduler:
 
     def _open_window(self) -> None:
         """The decoding rows become the lanes of a new window, each with room for the tokens it may get there."""
-        for job in sorted(self._running, key=lambda j: j.order):
+        for job in self._rows.in_order:
             if job.unfinished:
                 self._reserve(job, job.computed + min(TAIL_COLUMNS, job.limit - job.sampled))
-        ready = [j for j in self._running if j.unfinished]
+        ready = [j for j in self._rows.jobs if j.unfinished]
         self._window = Window(tuple(Lane(job, job.generation, job.computed) for job in ready))
 
     def _close_window(self) -> Flush | None:
@@ -406,156 +342,37 @@ class Scheduler:
                 ends[i] = min(lane.base + window.column, len(lane.job.tokens) - 1)
         flush = flush_of(self.cache, window, ends) if ends and window.column else None
         for i, end in ends.items():
-            self._store(window.lanes[i].job, end)
+            self._rows.store(window.lanes[i].job, end)
         for lane in self._leaving:
-            self._retire(lane.job)
+            self._rows.retire(lane.job)
         self._leaving.clear()
         return flush
 
-    def _store(self, job: Job, tokens: int) -> None:
-        """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
-        job.stored = tokens
-        if self.share_prefixes:
-            self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
-        self._changes += 1
-
-    # -- admission ----------------------------------------------------------------------------------------------------
-
-    def _next_to_admit(self) -> tuple[Job, Match | None] | None:
-        """The first in the queue who can begin now, and what of its tokens is cached; None if nobody can.
-
-        One whose client has its share, or whose next block is being computed by another, lets others pass. One that
-        waits for memory lets nobody pass.
-        """
-        if not self._waiting or len(self._running) >= self.max_rows or self._nobody_at == self._changes:
-            return None
-        allowed = (job for job in self._waiting if self._within_client_share(job))
-        for job in islice(allowed, self.max_rows):
-            if job.fork_of is not None and job.fork_of.id in self._jobs and not self._can_fork(job):
-                continue
-            match = self.cache.match(job.tokens, job.keys, len(job.tokens) - 1) if self.share_prefixes else None
-            if match is not None and self._waits_for_claim(job, match):
-                continue
-            shared = self.cache.in_use(match) if match is not None else 0
-            need = self.cache.blocks_for(len(job.tokens)) - shared + len(self._running)
-            if need > self.cache.free_blocks:
-                self._drop_headroom()
-            if need <= self.cache.free_blocks or not self._running:
-                return job, match
-            break
-        self._nobody_at = self._changes
-        return None
-
-    def _within_client_share(self, job: Job) -> bool:
-        """Whether the job's client may have it running; one request is always allowed."""
-        if self.client_tokens is None or job.client is None:
-            return True
-        held = sum(j.most_tokens for j in self._running if j.client == job.client)
-        return not held or held + job.most_tokens <= self.client_tokens
-
-    def _can_fork(self, job: Job) -> bool:
-        parent = job.fork_of
-        return parent is not None and parent.state is RequestState.DECODING and parent.stored >= job.prompt_length - 1
-
-    def _waits_for_claim(self, job: Job, match: Match) -> bool:
-        reached = len(match.entries)
-        return reached < len(job.keys) and job.keys[reached] in self._claims
-
-    def _admit(self) -> tuple[BlockCopy, ...]:
-        """Give rows and blocks to those who can begin; returns the block copies that this takes."""
-        copies: list[BlockCopy] = []
-        while (found := self._next_to_admit()) is not None:
-            job, match = found
-            try:
-                copies += self._begin(job, match)
-            except KVCacheFull:
-                self._nobody_at = self._changes
-                break
-            self._waiting.remove(job)
-            self._running.append(job)
-            job.state = RequestState.PREFILLING
-            job.sampled, job.reserved = job.generated, len(job.tokens)
-            job.computed = job.stored = self.cache.length(job.id)
-            if job.fork_of is not None:
-                job.cached = job.fork_of.cached
-            elif not job.preemptions:
-                job.cached = job.computed
-                self.cached_tokens += job.cached
-            for key in job.keys[job.computed // self.cache.block_size :]:
-                self._claims.setdefault(key, job)
-        return tuple(copies)
-
-    def _begin(self, job: Job, match: Match | None) -> tuple[BlockCopy, ...]:
-        if job.fork_of is None or job.generated or not self._can_fork(job):
-            headroom = min(self.headroom, max(0, job.limit - job.generated))
-            return self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
-        copies = self.cache.fork(job.fork_of.id, job.id, job.prompt_length - 1)
-        try:
-            self.cache.reserve(job.id, len(job.tokens))
-        except KVCacheFull:
-            self.cache.free(job.id)
-            raise
-        return copies
-
-    def _unclaim(self, job: Job) -> None:
-        for key in job.keys:
-            if self._claims.get(key) is job:
-                del self._claims[key]
-        self._changes += 1
-
-    def _enqueue(self, job: Job) -> None:
-        """Into the queue behind everyone who comes first."""
-        place = next((i for i, other in enumerate(self._waiting) if job.order < other.order), len(self._waiting))
-        self._waiting.insert(place, job)
-        self._changes += 1
-
-    # -- blocks under pressure ----------------------------------------------------------------------------------------
+    # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
         """Room for `tokens` tokens of a running job: drop headroom, then preempt the youngest, lowest-priority row.
 
         One job alone always fits: its limit keeps it within the cache.
         """
-        job.reserved = max(job.reserved, tokens)
-        while job.running:
-            try:
-                self.cache.reserve(job.id, tokens)
-                return
-            except KVCacheFull:
-                if self._drop_headroom():
-                    continue
-                if len(self._running) == 1:
-                    raise
-                self._preempt(max(self._running, key=lambda j: j.order))
-
-    def _drop_headroom(self) -> int:
-        """Free the blocks that running jobs have beyond what was promised to them. Returns how many those were."""
-        return sum(self.cache.give_back(job.id, job.reserved) for job in self._running)
+        while job.running and not self._rows.reserve(job, tokens):
+            self._preempt(self._rows.in_order[-1])
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks. What it stored stays cached, so that resuming is a prefix hit while memory
         allows.
         """
-        self._running.remove(job)
-        self._unclaim(job)
-        self._retire(job)
-        if self.share_prefixes:
-            job.keys = self.cache.prefix.keys(job.tokens)
+        self._rows.leave(job)
+        self._admission.unclaim(job)
+        self._rows.retire(job)
+        job.keys = self._rows.keys(job.tokens)
         job.state = RequestState.PREEMPTED
         job.generation += 1
         job.preemptions += 1
         job.computed = job.stored = 0
         job.sampled = job.generated
         self.preemptions += 1
-        self._enqueue(job)
-
-    def _retire(self, job: Job) -> None:
-        """Give up a job's blocks; what it stored stays cached."""
-        if self.share_prefixes:
-            self.cache.retire(job.id, job.tokens, min(job.stored, len(job.tokens)), job.keys)
-        else:
-            self.cache.free(job.id)
-        self._changes += 1
+        self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------
 

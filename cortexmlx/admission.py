@@ -1,0 +1,116 @@
+"""Admission: who waits, in what order, and who may begin. No mlx."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.job import Job
+from cortexmlx.kv.cache import BlockCopy
+from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.rows import Rows, can_fork
+
+_NEVER = -1
+
+
+class Admission:
+    """The queue in front of the rows: `waiting`, in order.
+
+    A client may have `client_tokens` tokens running (None: no limit), prompts and answers together. A running job
+    *claims* the blocks of its prompt that it will compute: one whose next block is claimed waits for it instead of
+    computing it too. `cached_tokens` of the prompts that began were found in the prefix cache.
+    """
+
+    def __init__(self, rows: Rows, client_tokens: int | None) -> None:
+        self.client_tokens = client_tokens
+        self.waiting: list[Job] = []
+        self.cached_tokens = 0
+        self._rows = rows
+        self._claims: dict[Key, Job] = {}
+        self._nobody_at = _NEVER  # `rows.changes` when nobody could begin: nobody can until that or the queue changes
+
+    def enqueue(self, job: Job) -> None:
+        """Into the queue behind everyone who comes first."""
+        place = next((i for i, other in enumerate(self.waiting) if job.order < other.order), len(self.waiting))
+        self.waiting.insert(place, job)
+        self._nobody_at = _NEVER
+
+    def remove(self, job: Job) -> None:
+        """Out of the queue."""
+        self.waiting.remove(job)
+        self._nobody_at = _NEVER
+
+    def unclaim(self, job: Job) -> None:
+        """A job has computed its prompt, or will not: nobody waits for its blocks any more."""
+        for key in job.keys:
+            if self._claims.get(key) is job:
+                del self._claims[key]
+        self._nobody_at = _NEVER
+
+    def clear(self) -> None:
+        """Forget the queue and all claims."""
+        self.waiting.clear()
+        self._claims.clear()
+        self._nobody_at = _NEVER
+
+    @property
+    def possible(self) -> bool:
+        """Somebody can begin now."""
+        return self._next() is not None
+
+    def admit(self) -> tuple[BlockCopy, ...]:
+        """Give rows and blocks to those who can begin; returns the block copies that this takes."""
+        copies: list[BlockCopy] = []
+        while (found := self._next()) is not None:
+            job, match = found
+            try:
+                copies += self._rows.begin(job, match)
+            except KVCacheFull:
+                self._nobody_at = self._rows.changes
+                break
+            self.waiting.remove(job)
+            if job.fork_of is not None:
+                job.cached = job.fork_of.cached
+            elif not job.preemptions:
+                job.cached = job.computed
+                self.cached_tokens += job.cached
+            for key in job.keys[job.computed // self._rows.cache.block_size :]:
+                self._claims.setdefault(key, job)
+        return tuple(copies)
+
+    def _next(self) -> tuple[Job, Match | None] | None:
+        """The first in the queue who can begin now, and what of its tokens is cached; None if nobody can.
+
+        One whose client has its share, whose fork's prompt or whose next block is being computed by another, lets
+        others pass. One that waits for memory lets nobody pass.
+        """
+        rows = self._rows
+        if not self.waiting or len(rows.jobs) >= rows.limit or self._nobody_at == rows.changes:
+            return None
+        allowed = (job for job in self.waiting if self._within_client_share(job))
+        for job in islice(allowed, rows.limit):
+            if _waits_for_parent(job):
+                continue
+            match = rows.match(job)
+            if match is not None and self._waits_for_claim(job, match):
+                continue
+            if rows.fits(job, match):
+                return job, match
+            break
+        self._nobody_at = rows.changes
+        return None
+
+    def _within_client_share(self, job: Job) -> bool:
+        """Whether the job's client may have it running; one request is always allowed."""
+        if self.client_tokens is None or job.client is None:
+            return True
+        held = sum(j.most_tokens for j in self._rows.jobs if j.client == job.client)
+        return not held or held + job.most_tokens <= self.client_tokens
+
+    def _waits_for_claim(self, job: Job, match: Match) -> bool:
+        reached = len(match.entries)
+        return reached < len(job.keys) and job.keys[reached] in self._claims
+
+
+def _waits_for_parent(job: Job) -> bool:
+    return job.fork_of is not None and job.fork_of.finish_reason is None and not can_fork(job)
