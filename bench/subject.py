@@ -148,4 +148,4 @@ def kv_bytes_in_use(core: EngineCore) -> int:
         (cache.allocator(g).used_blocks - cache.prefix.unused) * cache.block_size * group.bytes_per_token
         for g, group in enumerate(cache.groups)
     )
-    return blocks + sum(array.nbytes for tail in core.runner._tail.values() for array in tail)
+    return blocks + core.runner.tail_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,11 @@ def _stats(chat: ChatSession, argument: str, console: Console) -> None:
         "KV memory": f"{format_bytes(stats.kv_bytes_in_use)} in use of {now}; it may grow to {most}",
         "blocks": f"{stats.used_blocks:,} used, {stats.cached_blocks:,} cached, {stats.free_blocks:,} free "
         f"of {stats.block_size} tokens; fragmentation {stats.fragmentation:.0%}",
-        "prefix cache": f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens found",
+        "over time": f"{sparkline([moment.used_blocks for moment in stats.timeline])} used blocks",
+        "prefix cache": f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens found "
+        f"({stats.hit_rate:.0%})",
+        "latency": f"first token {stats.time_to_first_token.p50:.2f} s, between tokens {stats.inter_token.p50:.3f} s "
+        f"(medians; longest {stats.inter_token.longest:.2f} s)",
         "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",
         "step time": f"plan {stats.plan_seconds:.2f} s, build {stats.build_seconds:.2f} s, "
         f"wait {stats.wait_seconds:.2f} s, commit {stats.commit_seconds:.2f} s",
@@ -151,6 +155,16 @@ def _stats(chat: ChatSession, argument: str, console: Console) -> None:
     }
     for label, figure in lines.items():
         console.print(f"  {label:<14}{figure}", style="dim", markup=False)
+
+
+def sparkline(values: Sequence[int], width: int = 40) -> str:
+    """Values as one line of bars, each that of the greatest in its part of them; the greatest of all is full height."""
+    bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
+    if not most:
+        return "-"
+    parts = min(width, len(values))
+    highest = [max(values[i * len(values) // parts : (i + 1) * len(values) // parts]) for i in range(parts)]
+    return "".join(bars[-(-v * (len(bars) - 1) // most)] for v in highest)
 
 
 def _blocks(chat: ChatSession, argument: str, console: Console) -> None:

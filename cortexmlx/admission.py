@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from bisect import insort
+from itertools import islice, pairwise
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.job import Job
@@ -31,8 +32,7 @@ class Admission:
 
     def enqueue(self, job: Job) -> None:
         """Into the queue behind everyone who comes first."""
-        place = next((i for i, other in enumerate(self.waiting) if job.order < other.order), len(self.waiting))
-        self.waiting.insert(place, job)
+        insort(self.waiting, job, key=lambda j: j.order)
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
@@ -52,6 +52,12 @@ class Admission:
         self.waiting.clear()
         self._claims.clear()
         self._nobody_at = _NEVER
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the queue is out of order, or a claim would never be given up."""
+        assert all(a.order < b.order for a, b in pairwise(self.waiting)), "the queue is out of order"
+        assert not any(job.running for job in self.waiting), "a running job waits"
+        assert all(job in self._rows.jobs for job in self._claims.values()), "a claim of a job that does not run"
 
     @property
     def possible(self) -> bool:

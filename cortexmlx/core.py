@@ -24,7 +24,7 @@ from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import default_kv_bytes, default_kv_tokens, format_bytes, logits_bytes
 from cortexmlx.kv.spec import group_layers
 from cortexmlx.machine import working_set_bytes
-from cortexmlx.meter import Meter
+from cortexmlx.meter import Meter, Moment, Timeline
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.plan import TAIL_COLUMNS, StepPlan
 from cortexmlx.request import FinishReason, RequestState, SamplingParams, TokenLogprob
@@ -112,6 +112,8 @@ class EngineCore:
         self._finished = self._prompt_tokens = self._generated_tokens = 0
         self._plan_seconds = self._commit_seconds = self._busy_seconds = 0.0
         self._queued, self._first_token, self._inter_token = Meter(), Meter(), Meter()
+        self._began = time.perf_counter()
+        self._timeline = Timeline()
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -125,7 +127,10 @@ class EngineCore:
             self._commit(self.runner.collect(self._in_flight.popleft()))
         elif plan is None and not self.scheduler.idle:
             raise RuntimeError("the scheduler has requests but nothing to compute")
-        self._busy_seconds += time.perf_counter() - began
+        now = time.perf_counter()
+        self._busy_seconds += now - began
+        if self._timeline.due(now - self._began):
+            self._look(now)
 
     @property
     def idle(self) -> bool:
@@ -212,6 +217,12 @@ class EngineCore:
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
+        self._look(time.perf_counter())
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the books of jobs, rows, sequences and blocks disagree: for tests and debug runs."""
+        self.scheduler.check_invariants()
+        assert self.arena.blocks == self.cache.blocks or self._in_flight or not self.idle, "the arena has another size"
 
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards."""
@@ -222,6 +233,12 @@ class EngineCore:
         """Take the results of everything in flight."""
         while self._in_flight:
             self._commit(self.runner.collect(self._in_flight.popleft()))
+
+    def _look(self, now: float) -> None:
+        """Note how full the engine is."""
+        used, cached, free = self.cache.block_counts
+        running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
+        self._timeline.add(Moment(now - self._began, used, cached, free, running, waiting))
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
@@ -297,7 +314,7 @@ class EngineCore:
             single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
             kv_bytes_limit=self.cache.limit * self.cache.block_size * per_token,
-            kv_bytes_in_use=round(share * self.cache.block_size * per_token),
+            kv_bytes_in_use=round(share * self.cache.block_size * per_token) + self.runner.tail_bytes,
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
@@ -315,6 +332,7 @@ class EngineCore:
             attention_backend=self.backend.describe(),
             active_memory=mx.get_active_memory(),
             peak_memory=mx.get_peak_memory(),
+            timeline=self._timeline.moments(),
             block_map=self.cache.allocator(0).block_map(),
             sequences=tuple(map(self._sequence_line, self.scheduler.jobs)),
         )

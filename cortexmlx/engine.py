@@ -185,6 +185,12 @@ class Engine:
         stats: EngineStats = self._worker.ask(lambda core: core.stats())
         return stats
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the engine's books of requests and blocks disagree: for tests and when in doubt.
+        Takes a time that grows with the arena. Raises EngineClosed.
+        """
+        self._worker.ask(lambda core: core.check_invariants())
+
     def on_memory_pressure(self, level: MemoryPressure | str) -> None:
         """Give memory back before the system takes it: "warning" drops half of the unused prefix cache, "critical"
         all of it, the arena's free end and MLX's own buffers. Running requests go on. Raises InvalidRequest or

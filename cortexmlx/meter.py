@@ -1,4 +1,4 @@
-"""Latencies of the recent past, summed up: pure Python, cheap to add to."""
+"""Latencies of the recent past, and how an engine was filled over time: pure Python, cheap to add to."""
 
 from __future__ import annotations
 
@@ -47,3 +47,41 @@ class Meter:
             p99=ordered[round(last * 0.99)],
             longest=ordered[last],
         )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How full the engine was, `seconds` after it began. Blocks are counted as in `EngineStats`."""
+
+    seconds: float
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    rows_running: int
+    rows_waiting: int
+
+
+class Timeline:
+    """Moments from the beginning to now, at most `size`: when it is full every second one goes, and from then on they
+    are taken half as often. The first are `interval` seconds apart.
+    """
+
+    def __init__(self, size: int = 240, interval: float = 0.25) -> None:
+        self._size = size
+        self._interval = interval
+        self._moments: list[Moment] = []
+
+    def due(self, seconds: float) -> bool:
+        """Whether another moment should be taken now."""
+        return not self._moments or seconds - self._moments[-1].seconds >= self._interval
+
+    def add(self, moment: Moment) -> None:
+        """One more, later than all before."""
+        self._moments.append(moment)
+        if len(self._moments) >= self._size:
+            self._moments = self._moments[::2]
+            self._interval *= 2
+
+    def moments(self) -> tuple[Moment, ...]:
+        """All that are kept, oldest first."""
+        return tuple(self._moments)

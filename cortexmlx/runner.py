@@ -135,6 +135,11 @@ class ModelRunner:
         self.wait_seconds += time.perf_counter() - started
         return result
 
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of the tails that hold the rows' newest tokens."""
+        return sum(array.nbytes for tail in self._tail.values() for array in tail)
+
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
         self._tail.clear()

@@ -118,23 +118,23 @@ class Scheduler:
         self.check_prompt(len(prompt))
         room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        keys = self._rows.keys(prompt) if fork_of is None else list(fork_of.keys)
+        full = len(prompt) // self.cache.block_size  # a parent that was preempted knows keys of its answer, too
+        keys = self._rows.keys(prompt) if fork_of is None else fork_of.keys[:full]
         self._arrivals += 1
-        arrival = self._clock() if fork_of is None else fork_of.arrival
         job = Job(
-            request,
-            len(prompt),
-            list(prompt),
-            params,
-            seed,
-            stop_ids,
-            limit,
-            arrival,
-            self._arrivals,
-            keys,
-            fork_of,
-            client,
-            patient,
+            id=request,
+            prompt_length=len(prompt),
+            tokens=list(prompt),
+            params=params,
+            seed=seed,
+            stop_ids=stop_ids,
+            limit=limit,
+            arrival=self._clock() if fork_of is None else fork_of.arrival,
+            number=self._arrivals,
+            keys=keys,
+            fork_of=fork_of,
+            client=client,
+            patient=patient,
         )
         self._jobs[request] = job
         self._admission.enqueue(job)
@@ -206,6 +206,18 @@ class Scheduler:
     def jobs(self) -> tuple[Job, ...]:
         """Everything unfinished: running first, then waiting in order."""
         return (*self._rows.jobs, *self._admission.waiting)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if what is known of jobs, rows, sequences and blocks does not fit together."""
+        running, leaving = self._rows.jobs, [lane.job for lane in self._leaving]
+        assert len(running) <= self.max_rows and all(job.running for job in running)
+        assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
+        assert self.cache.sequences == {job.id for job in (*running, *leaving)}, "blocks of nobody, or nobody's blocks"
+        for job in running:
+            assert job.stored <= job.computed == self.cache.length(job.id), f"job {job.id} has other tokens than blocks"
+            assert job.generated <= job.sampled <= job.limit, f"job {job.id} has more tokens than it may have"
+        self._admission.check_invariants()
+        self.cache.check_invariants()
 
     @property
     def rows_running(self) -> int:

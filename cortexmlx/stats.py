@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.meter import Latency
+from cortexmlx.meter import Latency, Moment
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class EngineStats:
     `used_blocks` belong to running requests (`shared_blocks` of them to several), `free_blocks` to nobody, but the
     content of `cached_blocks` of these may be used again. `single_run_share` of the running rows have all their
     blocks in one run. `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate
-    of generated tokens while the engine had work.
+    of generated tokens while the engine had work. `timeline` tells how the blocks were used from the engine's
+    beginning to now, in evenly spaced moments while it had work.
 
-    The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it hold tokens.
+    The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
+    the rows, hold the tokens of running requests.
 
     A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
     device) and `commit` (taking the tokens, detokenizing).
@@ -72,5 +74,11 @@ class EngineStats:
     attention_backend: str
     active_memory: int
     peak_memory: int
+    timeline: tuple[Moment, ...]
     block_map: str
     sequences: tuple[str, ...]
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the prompts' tokens that were found in the prefix cache, 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -23,6 +23,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.engine import EngineOptions
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelNotFound, PromptTooLong
 from cortexmlx.handle import RequestHandle
+from cortexmlx.meter import Latency, Moment
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 from cortexmlx.stats import EngineStats
 
@@ -81,6 +82,10 @@ class FakeEngine:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "block_map": "##..", "sequences": (), "total_blocks": 4}
+        latency = Latency(3, 0.5, 0.25, 1.5, 2.0)
+        values |= {"queued": latency, "time_to_first_token": latency, "inter_token": latency}
+        values |= {"timeline": tuple(Moment(float(i), used, 0, 4 - used, 1, 0) for i, used in enumerate((0, 4, 2)))}
+        values |= {"prompt_tokens": 200, "cached_tokens": 150}
         values |= {"kv_bytes": 2**30, "kv_bytes_limit": 2**31, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
         return EngineStats(**values)
 

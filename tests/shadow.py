@@ -107,12 +107,13 @@ class Shadow:
             assert self.scheduler.idle, "there are requests but nothing to compute"
 
     def finish(self, bound: int) -> None:
-        """Steps until everything has ended."""
-        for _ in range(bound):
-            if self.scheduler.idle and not self.in_flight:
-                return
+        """Steps until everything has ended; within any `bound` of them somebody must get a token."""
+        tokens, since = -1, 0
+        while not (self.scheduler.idle and not self.in_flight):
             self.step()
-        raise AssertionError(f"not done after {bound} steps")
+            now = sum(story.job.generated for story in self.stories.values())
+            tokens, since = now, 0 if now != tokens else since + 1
+            assert since < bound, f"no token for {bound} steps"
 
     def compact(self) -> None:
         """What `EngineCore.compact` does."""

@@ -17,7 +17,7 @@ import pytest
 from cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
 from rich.console import Console
 
-from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_command
+from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_command, sparkline
 from cortexmlx.cli.chat_input import PlainInput, is_open, private_file, unquoted
 from cortexmlx.cli.chat_session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat_view import RawView
@@ -204,6 +204,15 @@ def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, scree
         run_command(line, session, screen)
     assert "1 MiB in use of 1 GiB; it may grow to 2 GiB" in printed(screen) and "##.." in printed(screen)
     assert "of 8,192 tokens of context" in printed(screen)
+    assert "150 of 200 prompt tokens found (75%)" in printed(screen) and "over time" in printed(screen) in printed(
+        screen
+    )
+
+
+def test_a_sparkline_shows_peaks_and_never_more_than_its_width() -> None:
+    assert sparkline([0, 8, 4, 1]) == " █▄▁"
+    assert sparkline([1] * 9 + [100] + [1] * 90, width=10) == "█" + "▁" * 9
+    assert sparkline([]) == sparkline([0, 0]) == "-"
 
 
 def test_an_unknown_command_suggests_the_nearest(session: ChatSession, screen: Console) -> None:

@@ -21,6 +21,7 @@ VOCAB = 5
 CONTEXT = 150
 THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
 """Prompts begin like each other, so that prefixes are shared."""
+WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
 def groups(count: int) -> tuple[LayerGroup, ...]:
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         headroom=st.sampled_from([0, 3, 128]),
         share=st.booleans(),
         token_target=st.sampled_from([None, 0.01]),
+        client_tokens=st.sampled_from([None, 40]),
     )
     def begin(
         self,
@@ -54,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         headroom: int,
         share: bool,
         token_target: float | None,
+        client_tokens: int | None,
     ) -> None:
         self.now = 0.0
         cache = KVCache(groups(count), first, block_size, limit=first + more, prefix=PrefixCache(block_size))
@@ -66,17 +69,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             headroom=headroom,
             share_prefixes=share,
             token_target=token_target,
+            client_tokens=client_tokens,
             clock=lambda: self.now,
         )
         self.shadow = Shadow(self.scheduler, VOCAB)
         self.open: list[Job] = []
         self.requests = 0
 
-    def submit(self, prompt: list[int], params: SamplingParams, seed: int, stop: bool, parent: Job | None) -> Job:
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        stop: bool,
+        parent: Job | None,
+        client: str | None,
+        patient: bool,
+    ) -> Job:
         self.requests += 1
         self.now += 1
         stop_ids = frozenset([VOCAB - 1]) if stop else frozenset()
-        job = self.scheduler.add(self.requests, prompt, params, seed, stop_ids, fork_of=parent)
+        job = self.scheduler.add(
+            self.requests, prompt, params, seed, stop_ids, fork_of=parent, client=client, patient=patient
+        )
         self.shadow.stories[job.id] = Story(job, VOCAB)
         self.open.append(job)
         return job
@@ -92,6 +107,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.booleans(),
         history=st.booleans(),
         priority=st.integers(-1, 1),
+        client=st.sampled_from([None, None, "one", "other"]),
+        patient=st.booleans(),
+        waiting=st.sampled_from([0.0, 0.0, 25.0]),
     )
     def ask(
         self,
@@ -104,15 +122,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: bool,
         history: bool,
         priority: int,
+        client: str | None,
+        patient: bool,
+        waiting: float,
     ) -> object:
+        self.now += waiting
         capacity = min(self.scheduler.cache.capacity_tokens, CONTEXT - 1)
         prompt = [*THEMES[theme][:alike], *rest][:capacity] or [0]
         params = SamplingParams(
             max_tokens=max_tokens, presence_penalty=0.5 if history else 0.0, priority=priority, n=answers
         )
-        first = self.submit(prompt, params, seed, stop, None)
-        others = [self.submit(prompt, params, seed + i, stop, first) for i in range(1, answers)]
+        first = self.submit(prompt, params, seed, stop, None, client, patient)
+        others = [self.submit(prompt, params, seed + i, stop, first, client, patient) for i in range(1, answers)]
         return multiple(first, *others)
+
+    @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
+    def another_answer(self, job: Job, seed: int) -> Job:
+        """A fork of whatever has become of the first answer meanwhile."""
+        prompt = job.tokens[: job.prompt_length]
+        return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.patient)
 
     @rule(job=jobs)
     def cancel(self, job: Job) -> None:
@@ -127,7 +155,33 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def steps(self, count: int) -> None:
         for _ in range(count):
+            waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
+            held = {job for job, _ in waiting if self.may_be_passed(job)}
             self.shadow.step()
+            self.nobody_jumped_the_queue(waiting, held)
+
+    def may_be_passed(self, job: Job) -> bool:
+        """A job that cannot begin yet, whatever memory there is: its prefix or its parent's prompt is being computed,
+        or its client has its share already.
+        """
+        running = [j for j in self.open if j.running]
+        parent_computes = job.fork_of is not None and job.fork_of in self.scheduler.jobs
+        prefix_computes = any(
+            j.keys[: len(job.keys)] and job.keys and j.keys[0] == job.keys[0] and j.state is RequestState.PREFILLING
+            for j in running
+        )
+        share_taken = job.client is not None and any(j.client == job.client for j in running)
+        return parent_computes or prefix_computes or share_taken
+
+    def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], held: set[Job]) -> None:
+        """Who begins comes before all who wait on, but for those who cannot begin. As the order is that of arrival
+        up to a bounded head start, waiting is bounded.
+        """
+        begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
+        for job, preemptions in waiting:
+            if job.state in WAITS and job.preemptions == preemptions and job not in held:
+                passed = [b for b in begun if b.order > job.order and not self.may_be_passed(job)]
+                assert not passed, f"job {job.id} was passed by {[b.id for b in passed]}"
 
     @precondition(lambda self: self.shadow.in_flight)
     @rule()
@@ -150,13 +204,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
-        self.scheduler.cache.check_invariants()
-        assert self.scheduler.rows_running <= self.scheduler.max_rows
+        self.scheduler.check_invariants()
 
     def teardown(self) -> None:
         if not hasattr(self, "shadow"):
             return
-        self.shadow.finish(bound=4000)
+        self.shadow.finish(bound=1000)
         for job in self.open:
             answer = self.shadow.stories[job.id].answer()
             if job.state is RequestState.FINISHED and job.finish_reason is FinishReason.LENGTH:
@@ -175,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -43,6 +43,17 @@ def params_of(dice: random.Random) -> SamplingParams:
     )
 
 
+def checked_after_every_step(core: Any) -> None:
+    """From now on a step after which the books disagree fails, and its requests with it."""
+    step = core.step
+
+    def checked() -> None:
+        step()
+        core.check_invariants()
+
+    core.step = checked
+
+
 class Soak:
     """Keeps `WINDOW` requests in flight; cancels some; looks at the books all the time."""
 
@@ -51,6 +62,7 @@ class Soak:
         self.dice = random.Random(seed)
         self.open: list[RequestHandle] = []
         self.reasons: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
+        self.engine._worker.ask(checked_after_every_step)
 
     def run(self, requests: int) -> None:
         for number in range(requests):
@@ -58,8 +70,6 @@ class Soak:
             self.open.append(self.engine.submit(prompt_of(self.dice), params_of(self.dice), client=client))
             if self.dice.random() < 0.1:
                 self.dice.choice(self.open).cancel()
-            if number % 20 == 0:
-                self.check()
             if number % 97 == 0:
                 self.engine.on_memory_pressure(self.dice.choice(["warning", "critical"]))
             while len(self.open) >= WINDOW:
@@ -75,9 +85,6 @@ class Soak:
             assert answer.usage.completion_tokens == len(answer.token_ids)
         assert handle.state in (RequestState.FINISHED, RequestState.CANCELLED)
 
-    def check(self) -> None:
-        self.engine._worker.ask(lambda core: core.cache.check_invariants())
-
     def settle(self) -> None:
         """Wait until the engine is idle, then forget what is cached."""
         deadline = time.monotonic() + 10
@@ -87,7 +94,7 @@ class Soak:
             time.sleep(0.01)
         stats = self.engine.stats()
         assert not (stats.rows_running or stats.rows_waiting or stats.used_blocks)
-        self.check()
+        self.engine.check_invariants()
         self.engine.on_memory_pressure("critical")
 
     def memory(self) -> int:

@@ -270,6 +270,18 @@ class KVCache:
         """Blocks that hold `tokens` tokens: `ceil(tokens / block_size)`."""
         return -(-tokens // self.block_size)
 
+    @property
+    def block_counts(self) -> tuple[int, int, int]:
+        """Used, cached and free blocks as in `stats`, but O(1) however many blocks there are."""
+        cached = self.prefix.unused * len(self._pools)
+        used = sum(p.allocator.used_blocks for p in self._pools) - cached
+        return used, cached, sum(p.allocator.total_blocks for p in self._pools) - used
+
+    @property
+    def sequences(self) -> set[int]:
+        """The sequences that have blocks."""
+        return set(self._sequences)
+
     def length(self, seq: int) -> int:
         """Tokens of the sequence."""
         return self._sequences[seq].length
