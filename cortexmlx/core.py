@@ -300,6 +300,7 @@ class EngineCore:
         cache = self.cache.stats()
         share = cache.used_blocks / len(self.cache.groups)
         per_token = sum(group.bytes_per_token for group in self.cache.groups)
+        tails = self.runner.tail_bytes if self.scheduler.rows_running else 0
         return EngineStats(
             rows_running=self.scheduler.rows_running,
             rows_waiting=self.scheduler.rows_waiting,
@@ -314,7 +315,7 @@ class EngineCore:
             single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
             kv_bytes_limit=self.cache.limit * self.cache.block_size * per_token,
-            kv_bytes_in_use=round(share * self.cache.block_size * per_token) + self.runner.tail_bytes,
+            kv_bytes_in_use=round(share * self.cache.block_size * per_token) + tails,
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

@@ -235,5 +235,5 @@ TestScheduler.settings = settings(
 @pytest.mark.slow
 class TestSchedulerAtLength(SchedulerMachine.TestCase):
     settings = settings(
-        max_examples=3000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=1000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
     )

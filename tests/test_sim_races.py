@@ -112,3 +112,13 @@ def test_a_race_is_reported_exactly_when_two_accesses_are_unordered(make, thread
     kinds, plan, seed = schedule
     expected = racing_pair(kinds, plan, threadgroup, across)
     assert found_race(make, kinds, plan, threadgroup, seed) == (expected is not None), expected
+
+
+def test_reads_of_an_earlier_launch_are_long_gone():
+    """Threadgroup memory lies at the same place again, with the records of whoever had it before."""
+    kinds, reads, write = np.zeros(STEPS, np.int32), *(np.zeros((STEPS, THREADS), np.int32) for _ in range(2))
+    reads[0, [2, 64]] = -4
+    write[0, 31] = 4
+    assert not found_race(shared_kernel, kinds, reads, 96, 0)
+    assert not found_race(shared_kernel, kinds, write, 96, 0)
+    assert found_race(shared_kernel, kinds, reads + write, 96, 0)

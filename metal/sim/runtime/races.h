@@ -86,7 +86,8 @@ inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array,
         report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
       else if (c.r_many && same_epoch && c.r_thread / SIM_LANES == a.simd)
         report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
-      else if (c.r_far && (a.device ? c.r_far_stamp != stamp || c.r_epoch == a.epoch : c.r_epoch == a.epoch) &&
+      else if (c.r_far &&
+               (a.device ? c.r_far_stamp != stamp || c.r_epoch == a.epoch : c.r_stamp == stamp && c.r_epoch == a.epoch) &&
                !(c.r_far_stamp == stamp && c.r_far_thread == a.thread))
         report_race(pc, buffer, array, offset, size, true, false, c.r_far_stamp, c.r_far_thread);
     }
