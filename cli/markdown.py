@@ -24,12 +24,17 @@ Line = list[Segment]
 PROBE = ".\n"
 """A line that continues an open paragraph, quote, table or fence, and begins a paragraph after anything else."""
 CODE = ("fence", "code_block")
-RESUMED = ("list_item_open", "code_block")
-"""Blocks that an indented line can still continue, even after an empty one."""
+FRAMED = (*CODE, "hr", "heading_open", "table_open")
+"""What shows a quote or a list item only when it has ended: their frames move while they grow."""
+RESUMED = ("list_item_open", "code_block", "blockquote_open")
+"""Blocks that a line which begins as they do can still continue: an indented one, even after an empty one, or one with
+the quote's sign after a rule, a fence or a heading in it."""
 STREAMED = ("paragraph_open", "list_item_open", "blockquote_open", *CODE)
 """Blocks whose first lines may be shown before they end; a table's columns depend on its last row."""
 OPEN_INLINE = re.compile(r"[`\[~\\&<|]|\*(?! )|(?<! )\*|(?<!\w)_|_(?!\w)")
 """What may still turn into emphasis, code, a link or a table once more text is there."""
+MARKS = ("*", "_", "~", "`")
+"""Signs of inline markup: how many there are in a row decides what they mean."""
 
 
 @cache
@@ -156,19 +161,25 @@ class MarkdownStream:
         self._open = ""
 
     def _finish(self, block: Block) -> Iterator[Line]:
-        yield from self._gap(block)
-        yield from self._render(block)[self._shown :]
+        lines = self._render(block)
+        if lines:
+            yield from self._gap(block)
+            yield from lines[self._shown :]
+            self._last = block.kind
         self._shown = 0
-        self._last = block.kind
 
     def _advance(self) -> Iterator[Line]:
         """The lines of the open block that cannot change any more."""
         source = self._open
         self._unfinished = source.rpartition("\n")[2]
+        if source.endswith(MARKS):
+            return  # the next letter decides what the sign is, and with it what lines before it look like
         found = blocks(source)
         if len(found) != 1 or found[0].kind not in STREAMED:
             return
         block = found[0]
+        if block.kind not in CODE and any(t.type in FRAMED for t in block.tokens):
+            return
         if block.kind in CODE:
             complete = blocks(source[: source.rfind("\n") + 1])
             stable = self._render(complete[0])[:-2] if complete else []

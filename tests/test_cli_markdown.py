@@ -6,7 +6,7 @@ import io
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
@@ -104,10 +104,16 @@ snake_case_names and 2 * 3 = 6."""
 
 
 WRITTEN = """word |two words|**bold|** |*it|`co|de` |- |1. |12. |  - |# |> |~~~|---|===|    |[x](y)|<b>|\\|_|&amp;"""
-TABLES = ["\n", "\n\n", "```\n", "| a | b |\n", "|---|---|\n", "long" * 9]
+TABLES = ["\n", "\n\n", "```\n", "\n| a | b |\n", "\n| a | b |\n|---|---|\n", "| 1 | 2 |\n", "long" * 9]
 PIECES = st.lists(st.sampled_from([*WRITTEN.split("|"), *TABLES]), max_size=25)
 
 
+@example(["> ", "** ", "** ", "word "], [], 20)
+@example(["- ", "** ", "** ", "word ", "\n\n", "two words"], [], 20)
+@example(["word word *it12. 12. ", "long" * 9, "**bold", "word "], [58], 20)
+@example(["> ", "\n", "> ", "\n"], [], 20)
+@example(["> ", "```\n", "> ", "```\n"], [], 20)
+@example(["> ", "```\n", "> ", "word "], [], 20)
 @given(PIECES, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([20, 34, 80]))
 @settings(max_examples=60)
 def test_the_lines_do_not_depend_on_how_the_text_was_cut(pieces: list[str], places: list[int], width: int) -> None:
