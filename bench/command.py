@@ -84,6 +84,8 @@ def bench(
 
     formats = {Output.md: reports.markdown, Output.json: reports.as_json, Output.jsonl: reports.json_lines}
     print(formats.get(output, reports.as_csv)(report))
+    if report.interrupted:
+        raise typer.Exit(130)
 
 
 @contextmanager

@@ -34,13 +34,16 @@ COMPARISON_HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "min t
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one `cortexmlx bench` measured. `notes` are lines that a reader must know."""
+    """Everything that one `cortexmlx bench` measured. `notes` are lines that a reader must know; `interrupted` if not
+    all that was asked for is there.
+    """
 
     machine: Machine
     model: ModelInfo
     rows: tuple[Row, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     def header(self) -> list[str]:
         """Machine, model and notes, one line each."""

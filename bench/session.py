@@ -23,6 +23,8 @@ from cortexmlx.stats import ModelInfo
 WARM_UP = ((64, 8), (300, 4))
 """Prompt and generated tokens of the runs that both sides make before the first pair."""
 
+INTERRUPTED = "interrupted: only the cases that were complete"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -70,7 +72,7 @@ def compare_with_mlx_lm(
 ) -> Report:
     """The comparisons of the suites "basic" and "serving"; `only` keeps cases with that text in their name.
 
-    Raises InvalidRequest if no case is left.
+    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest if no case is left.
     """
     shape = Shape(prompt=prompt or Shape.prompt, generate=generate or Shape.generate)
     sections = basic_sections(shape) if "basic" in suites else []
@@ -80,20 +82,27 @@ def compare_with_mlx_lm(
     found: list[Comparison] = []
     info: ModelInfo | None = None
     names: list[str] = []
-    for section in sections:
-        with ExitStack() as stack:
-            contest = _contest(plan, stack, section, block_size, tokens)
-            cases = section.cases(contest)
-            names += [case.name for case in cases]
-            chosen = _chosen(cases, only)
-            if chosen:
-                info = contest.engine.info
-                _warm_up(contest)
-            for case in chosen:
-                found += compare(case, plan.repetitions, plan.on_run)
+    interrupted = False
+    try:
+        for section in sections:
+            with ExitStack() as stack:
+                contest = _contest(plan, stack, section, block_size, tokens)
+                cases = section.cases(contest)
+                names += [case.name for case in cases]
+                chosen = _chosen(cases, only)
+                if chosen:
+                    info = contest.engine.info
+                    _warm_up(contest)
+                for case in chosen:
+                    found += compare(case, plan.repetitions, plan.on_run)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        interrupted = True
     if info is None:
         raise InvalidRequest(f"no case has {only!r} in its name; there are: {', '.join(names)}")
-    return Report(Machine.here(), info, comparisons=tuple(found), notes=plan.notes)
+    notes = (*plan.notes, *((INTERRUPTED,) if interrupted else ()))
+    return Report(Machine.here(), info, comparisons=tuple(found), notes=notes, interrupted=interrupted)
 
 
 def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, tokens: int) -> Contest:

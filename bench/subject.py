@@ -39,7 +39,9 @@ def submit_together(
     for work, listener in requests:
         params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
         checked.append(engine._checked(work.prompt, params, listener, patient=patient))
-    return engine._worker.submit(*checked)
+    handles: list[RequestHandle] = []
+    engine._worker.submit(checked, handles)
+    return handles
 
 
 class Cortex:

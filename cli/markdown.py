@@ -29,6 +29,8 @@ FRAMED = (*CODE, "hr", "heading_open", "table_open")
 RESUMED = ("list_item_open", "code_block", "blockquote_open")
 """Blocks that a line which begins as they do can still continue: an indented one, even after an empty one, or one with
 the quote's sign after a rule, a fence or a heading in it."""
+ANEW = re.compile(r"[^\s>*+\-\d]|\*\*[^\s*]")
+"""The beginning of a line that does not continue any of them, whatever follows."""
 STREAMED = ("paragraph_open", "list_item_open", "blockquote_open", *CODE)
 """Blocks whose first lines may be shown before they end; a table's columns depend on its last row."""
 OPEN_INLINE = re.compile(r"[`\[~\\&<|]|\*(?! )|(?<! )\*|(?<!\w)_|_(?!\w)")
@@ -76,10 +78,11 @@ class Rendered(Markdown):
 
 @dataclass(frozen=True)
 class Block:
-    """A top-level block, or one item of a top-level list. `end` is the source line after it."""
+    """A top-level block, or one item of a top-level list: source lines `begin` up to `end`."""
 
     kind: str
     tokens: tuple[Token, ...]
+    begin: int
     end: int
 
 
@@ -103,14 +106,14 @@ def blocks(text: str) -> list[Block]:
 
 def _block(tokens: Sequence[Token], around: Sequence[Token]) -> Block:
     first = tokens[0]
-    end = first.map[1] if first.map else 0
+    begin, end = first.map or (0, 0)
     if not around:
-        return Block(first.type, tuple(tokens), end)
+        return Block(first.type, tuple(tokens), begin, end)
     opening = Token(around[0].type, around[0].tag, 1, attrs=dict(around[0].attrs))
     if opening.type == "ordered_list_open" and first.info:
         opening.attrs["start"] = int(first.info)
     closing = Token(opening.type.replace("_open", "_close"), opening.tag, -1)
-    return Block(first.type, (opening, *tokens, closing), end)
+    return Block(first.type, (opening, *tokens, closing), begin, end)
 
 
 class MarkdownStream:
@@ -145,8 +148,9 @@ class MarkdownStream:
         """The lines that have become final since the last call."""
         complete = self._open[: self._open.rfind("\n") + 1]
         if complete:
-            *closed, _ = blocks(complete + PROBE)
-            if closed and closed[-1].kind in RESUMED:
+            *closed, last = blocks(complete + PROBE)
+            probed = last.begin == complete.count("\n")
+            if closed and closed[-1].kind in RESUMED and probed and not ANEW.match(self._open[len(complete) :]):
                 closed.pop()
             for block in closed:
                 yield from self._finish(block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from itertools import islice, pairwise
 
 from cortexmlx.errors import KVCacheFull
@@ -12,6 +13,9 @@ from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.rows import Rows, can_fork
 
 _NEVER = -1
+
+_LOOKED_AT = 1024
+"""How many at the head of the queue are asked whether they can begin: bounds the work of a step."""
 
 
 class Admission:
@@ -93,12 +97,15 @@ class Admission:
         rows = self._rows
         if not self.waiting or len(rows.jobs) >= rows.limit or self._nobody_at == rows.changes:
             return None
-        allowed = (job for job in self.waiting if self._within_client_share(job))
-        for job in islice(allowed, rows.limit):
-            if _waits_for_parent(job):
+        held = self._held_by_clients()
+        awaited: set[Key] = set()
+        for job in islice(self.waiting, _LOOKED_AT):
+            if not self._within_share(job, held) or _waits_for_parent(job) or not awaited.isdisjoint(job.keys):
                 continue
             match = rows.match(job)
-            if match is not None and self._waits_for_claim(job, match):
+            key = self._claimed(job, match)
+            if key is not None:
+                awaited.add(key)
                 continue
             if rows.fits(job, match):
                 return job, match
@@ -106,16 +113,26 @@ class Admission:
         self._nobody_at = rows.changes
         return None
 
-    def _within_client_share(self, job: Job) -> bool:
-        """Whether the job's client may have it running; one request is always allowed."""
-        if self.client_tokens is None or job.client is None:
-            return True
-        held = sum(j.most_tokens for j in self._rows.jobs if j.client == job.client)
-        return not held or held + job.most_tokens <= self.client_tokens
+    def _held_by_clients(self) -> dict[str, int]:
+        """The tokens that each client has running, prompts and answers."""
+        held: dict[str, int] = {}
+        for job in self._rows.jobs if self.client_tokens is not None else ():
+            if job.client is not None:
+                held[job.client] = held.get(job.client, 0) + job.most_tokens
+        return held
 
-    def _waits_for_claim(self, job: Job, match: Match) -> bool:
-        reached = len(match.entries)
-        return reached < len(job.keys) and job.keys[reached] in self._claims
+    def _within_share(self, job: Job, held: Mapping[str, int]) -> bool:
+        """Whether the job's client may have it running; one request is always allowed."""
+        if self.client_tokens is None or job.client is None or not held.get(job.client):
+            return True
+        return held[job.client] + job.most_tokens <= self.client_tokens
+
+    def _claimed(self, job: Job, match: Match | None) -> Key | None:
+        """The next block of a job's tokens, if another is computing it."""
+        if match is None or len(match.entries) >= len(job.keys):
+            return None
+        key = job.keys[len(match.entries)]
+        return key if key in self._claims else None
 
 
 def _waits_for_parent(job: Job) -> bool:

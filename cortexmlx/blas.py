@@ -132,20 +132,21 @@ def _fast(library: ctypes.CDLL, prefix: str, source: str) -> BlasStatus:
     if "OPENBLAS_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in os.environ:
         set_threads = getattr(library, f"{prefix}_set_num_threads", None)
         if set_threads is not None:
-            set_threads(idle_cpus(usable_cpus(), others_running()))
+            set_threads(idle_cpus(usable_cpus(), os.cpu_count() or 1, others_running()))
     get_threads = getattr(library, f"{prefix}_get_num_threads", None)
     threads = int(get_threads()) if get_threads is not None else 0
     shown = f", {threads} thread{'s' if threads != 1 else ''}" if threads else ""
     return BlasStatus(BlasState.FAST, f"OpenBLAS from {source}{shown}", threads)
 
 
-def idle_cpus(cpus: int, others: int) -> int:
-    """Of `cpus`, those that `others` threads which want to run leave free; at least one.
+def idle_cpus(usable: int, cpus: int, others: int) -> int:
+    """Of the machine's `cpus`, those that `others` threads which want to run leave free, at most `usable` and at least
+    one.
 
     OpenBLAS's threads wait for each other at every product. Where one of them does not get a CPU at once, all of them
     wait: two threads on a busy machine of two CPUs were measured at a tenth of the speed of one.
     """
-    return max(1, cpus - others)
+    return max(1, min(usable, cpus - others))
 
 
 def others_running() -> int:

@@ -114,6 +114,7 @@ class EngineCore:
         self._queued, self._first_token, self._inter_token = Meter(), Meter(), Meter()
         self._began = time.perf_counter()
         self._timeline = Timeline()
+        self._at_work = False
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class EngineCore:
             raise RuntimeError("the scheduler has requests but nothing to compute")
         now = time.perf_counter()
         self._busy_seconds += now - began
+        self._at_work = True
         if self._timeline.due(now - self._began):
             self._look(now)
 
@@ -187,6 +189,8 @@ class EngineCore:
         """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena
         that is free behind the last used block.
         """
+        if self.scheduler.idle:
+            self.drain()
         self.scheduler.relieve(critical)
         self.tidy()
         if critical and self.idle:
@@ -217,12 +221,13 @@ class EngineCore:
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
-        self._look(time.perf_counter())
+        if self._at_work:
+            self._look(time.perf_counter())
+            self._at_work = False
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books of jobs, rows, sequences and blocks disagree: for tests and debug runs."""
         self.scheduler.check_invariants()
-        assert self.arena.blocks == self.cache.blocks or self._in_flight or not self.idle, "the arena has another size"
 
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards."""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +35,9 @@ class MemoryPressure(str, Enum):
 
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+_AHEAD_PER_ROW = 4
+"""Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
 
 
 class Engine:
@@ -101,6 +105,7 @@ class Engine:
             dequantize=dequantize,
             on_progress=on_progress,
         )
+        self._max_rows = max_rows
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)
         self._finalizer.atexit = False
@@ -134,16 +139,37 @@ class Engine:
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
         """The whole answer to one prompt. An interrupt cancels the request. Raises what `submit` raises."""
-        return self._wait([self._submit(prompt, params)])[0]
+        handle = self._submit(prompt, params)
+        try:
+            return handle.result()
+        except BaseException:
+            handle.cancel()
+            raise
 
     def generate_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """The answers to many prompts, computed together, in the order of the prompts. Raises the first error."""
+        """The answers to many prompts, computed together, in the order of the prompts. Raises the first error, and
+        cancels the others then. Four requests per row are queued ahead, so that others need not wait for all of them.
+        """
         every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         _require(len(every) == len(prompts), f"{len(prompts)} prompts need {len(prompts)} params, not {len(every)}")
-        checked = [self._checked(prompt, p, patient=True) for prompt, p in zip(prompts, every, strict=True)]
-        return self._wait(self._worker.submit(*checked))
+        ahead = threading.Semaphore(_AHEAD_PER_ROW * self._max_rows)
+
+        def ended(event: TokenEvent | None) -> None:
+            if event is None or event.completion is not None:
+                ahead.release()
+
+        asked = zip(prompts, every, strict=True)
+        handles: list[RequestHandle] = []
+        try:
+            while group := list(islice(asked, _acquired(ahead))):
+                self._worker.submit([self._checked(prompt, p, ended, patient=True) for prompt, p in group], handles)
+            return [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
@@ -244,7 +270,9 @@ class Engine:
         client: str | None = None,
         patient: bool = False,
     ) -> RequestHandle:
-        return self._worker.submit(self._checked(prompt, params, listener, client, patient))[0]
+        handles: list[RequestHandle] = []
+        self._worker.submit([self._checked(prompt, params, listener, client, patient)], handles)
+        return handles[0]
 
     def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
         """The handle's events. While they are read the engine lives, whoever else drops it."""
@@ -253,14 +281,14 @@ class Engine:
         finally:
             handle.cancel()
 
-    @staticmethod
-    def _wait(handles: Sequence[RequestHandle]) -> list[Completion]:
-        try:
-            return [handle.result() for handle in handles]
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
+
+def _acquired(permits: threading.Semaphore) -> int:
+    """Take all permits that there are, but wait for one. Returns how many."""
+    permits.acquire()
+    count = 1
+    while permits.acquire(blocking=False):
+        count += 1
+    return count
 
 
 def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:

@@ -13,11 +13,13 @@ waits for ever.
 """
 
 PATIENCE = 60.0
-"""Seconds by which a patient request counts as younger at most, so that those whose tokens are watched go first."""
+"""Seconds by which a patient request counts as younger, half of them at least, so that those whose tokens are watched
+go first.
+"""
 
 LONG_ANSWER = 256
-"""Tokens of answer that halve this: of the patient ones the longest begin first, for a long answer that begins last
-would go on alone while the other rows are empty.
+"""Tokens of answer that halve the other half: of the patient ones the longest begin first, for a long answer that
+begins last would go on alone while the other rows are empty.
 """
 
 
@@ -76,7 +78,7 @@ class Job:
         """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by
         what is left of `PATIENCE`.
         """
-        waits = PATIENCE / (1 + self.limit / LONG_ANSWER) if self.patient else 0.0
+        waits = PATIENCE * (0.5 + 0.5 / (1 + self.limit / LONG_ANSWER)) if self.patient else 0.0
         return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority + waits, self.number)
 
     @property

@@ -76,7 +76,10 @@ class Timeline:
         return not self._moments or seconds - self._moments[-1].seconds >= self._interval
 
     def add(self, moment: Moment) -> None:
-        """One more, later than all before."""
+        """One more, later than all before; if it is not due it takes the place of the newest."""
+        if not self.due(moment.seconds):
+            self._moments[-1] = moment
+            return
         self._moments.append(moment)
         if len(self._moments) >= self._size:
             self._moments = self._moments[::2]

@@ -67,9 +67,9 @@ class Worker:
             self._task.join()
             raise self._error
 
-    def submit(self, *submissions: Submission) -> list[RequestHandle]:
-        """Queue requests and return their handles. Those of one call reach the scheduler together, so that their
-        prompts share the first step.
+    def submit(self, submissions: Iterable[Submission], handles: list[RequestHandle]) -> None:
+        """Queue requests and append their handles to `handles`. Those of one call reach the scheduler together, so
+        that their prompts share the first step.
         """
         from cortexmlx.answers import NewRequest
 
@@ -80,12 +80,12 @@ class Worker:
                 self._requests += 1
                 handle = RequestHandle(self._requests, self.cancel, new.listener)
                 self._handles[handle.id] = handle
+                handles.append(handle)
                 seed = secrets.randbits(62) if new.params.seed is None else new.params.seed
                 requests.append(
                     NewRequest(handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient)
                 )
             self._calls.put(lambda core: _add(core, requests))
-        return [request.handle for request in requests]
 
     def cancel(self, request: int) -> None:
         self._calls.put(lambda core: core.cancel(request))

@@ -6,11 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.bench import scheduler
+from cortexmlx.bench import scheduler, session
 from cortexmlx.bench.mlxlm import BatchSettings, MlxLm
 from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.random_model import write_random_model
@@ -188,6 +189,25 @@ def test_a_serving_case_reports_both_of_its_measures(model: str, capsys: pytest.
 
 
 # -- the scheduler alone ----------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_keeps_the_cases_that_are_complete(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = session.compare
+
+    def interrupted(case: Any, *arguments: Any) -> Any:
+        if case.name != "pp24":
+            raise KeyboardInterrupt
+        return compare(case, *arguments)
+
+    monkeypatch.setattr(session, "compare", interrupted)
+    arguments = ["bench", model, "--against", "mlx-lm", "-p", "24", "-n", "8", "-r", "1"]
+    assert run([*arguments, "-o", "json"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert [c["case"] for c in report["comparisons"]] == ["pp24"] and "interrupted" in report["notes"][-1]
+    assert run([*arguments, "--case", "tg8"]) == 130
+    assert "pp24" not in capsys.readouterr().out
 
 
 def test_the_scheduler_alone_is_measured_on_every_full_step() -> None:

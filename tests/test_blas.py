@@ -144,8 +144,8 @@ def test_other_systems_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_leave_room_for_what_else_runs() -> None:
-    assert [blas.idle_cpus(4, others) for others in (0, 1, 2, 4, 50)] == [4, 3, 2, 1, 1]
-    assert blas.idle_cpus(1, 0) == 1
+    assert [blas.idle_cpus(4, 4, others) for others in (0, 1, 2, 4, 50)] == [4, 3, 2, 1, 1]
+    assert (blas.idle_cpus(1, 8, 0), blas.idle_cpus(8, 64, 20), blas.idle_cpus(8, 64, 60)) == (1, 8, 4)
 
 
 def test_who_runs_now_counts_and_not_who_ran_a_minute_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

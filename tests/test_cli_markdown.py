@@ -205,3 +205,14 @@ def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.M
     paragraph = "word " * 30 + "\n\n"
     streamed([piece + " " for piece in (paragraph * 40).split(" ")])
     assert max(parsed) <= len(paragraph) + 10
+
+
+@pytest.mark.parametrize("before", ["> q\n\n", "- item\n\n", "1. one\n2. two\n\n"])
+@pytest.mark.parametrize("first", ["", "**Bold** ", "(So) ", "Éric "])
+def test_a_paragraph_after_a_quote_or_a_list_comes_out_while_it_is_written(before: str, first: str) -> None:
+    text = before + first + "word " * 150
+    stream, shown = MarkdownStream(console(60), 60), 0
+    for start in range(0, len(text), 5):
+        stream.feed(text[start : start + 5])
+        shown += len([*stream.lines()])
+    assert shown > 10 and len([*stream.rest()]) <= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -258,3 +259,32 @@ def test_bad_settings_are_refused(tiny: Any, bad: dict[str, Any]) -> None:
 def test_a_model_without_paged_attention_is_refused_by_name(tiny: Any) -> None:
     with pytest.raises(ModelUnsupported, match="mamba"):
         Engine(tiny("mamba"))
+
+
+def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: Any) -> None:
+    prompts = [tokens_of(3 + i % 5, seed=i) for i in range(30)]
+    limits = [1 + 7 * i % 12 for i in range(30)]
+    params = [SamplingParams(max_tokens=n) for n in limits]
+    most = []
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+        add = engine._worker.core.add
+
+        def watched(request: Any) -> None:
+            add(request)
+            most.append(len(engine._worker.core._requests))
+
+        engine._worker.core.add = watched  # type: ignore[method-assign]
+        answers = engine.generate_batch(prompts, params)
+        assert_nothing_lost(engine.stats())
+    assert [list(a.token_ids) for a in answers] == [theirs("llama", p, n) for p, n in zip(prompts, limits, strict=True)]
+    assert max(most) == 8, "four requests per row are queued ahead"
+
+
+def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+        with pytest.raises(InvalidRequest, match="the prompt is empty"):
+            engine.generate_batch([*(tokens_of(5, seed=i) for i in range(20)), []], SamplingParams(max_tokens=200))
+        deadline = time.monotonic() + 10
+        while engine.stats().rows_running + engine.stats().rows_waiting:
+            assert time.monotonic() < deadline
+        assert_nothing_lost(engine.stats())

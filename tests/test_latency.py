@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.job import SECONDS_PER_PRIORITY, Job
+from cortexmlx.job import PATIENCE, SECONDS_PER_PRIORITY, Job
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.latency import CostModel, share
@@ -37,9 +37,9 @@ class Clockwork:
         self.plans: list[tuple[StepPlan, float]] = []
         self.first: dict[int, float] = {}
 
-    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0) -> Job:
+    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0, patient: bool = False) -> Job:
         params = SamplingParams(max_tokens=tokens, priority=priority)
-        return self.scheduler.add(request, [1] * prompt, params, 0, frozenset())
+        return self.scheduler.add(request, [1] * prompt, params, 0, frozenset(), patient=patient)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -173,3 +173,24 @@ def test_the_cost_model_stays_within_its_bounds(steps: list[tuple[int, float]], 
         rates = [took / tokens for tokens, took in steps]
         assert model.seconds_per_token is not None
         assert min(rates) * 0.999 <= model.seconds_per_token <= max(rates) * 1.001
+
+
+def test_of_patient_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:
+    works = Clockwork(cost=0.001, max_rows=1, target=None)
+    works.add(0, 10, tokens=2)
+    for request, tokens in enumerate((5, 300, 40), start=1):
+        works.add(request, 10, tokens=tokens, patient=True)
+    works.now += PATIENCE / 2 - 1
+    works.add(4, 10, tokens=10_000)
+    assert sorted(range(5), key=works.until_first) == [0, 4, 2, 3, 1]
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+def test_patience_has_an_end(one: int, other: int) -> None:
+    works = Clockwork(cost=0.001)
+    early = works.add(0, 1, tokens=one, patient=True)
+    works.now += PATIENCE
+    late = works.add(1, 1, tokens=other)
+    assert early.order < late.order
+    works.now -= PATIENCE / 2 + 1e-6
+    assert works.add(2, 1, tokens=other).order < early.order

@@ -49,6 +49,18 @@ def test_pressure_at_any_step_changes_no_token(tiny: Any, theirs: Any, level: st
     assert_nothing_lost(driver.core.stats())
 
 
+def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=8192)
+    handle = driver.add(tokens_of(20, seed=1), 40)
+    driver.step(5)
+    assert handle.state is RequestState.DECODING
+    handle.cancel()
+    assert driver.core.scheduler.idle and not driver.core.idle
+    driver.core.relieve(True)
+    assert driver.core.arena.blocks == driver.core.cache.blocks == 1
+    driver.core.check_invariants()
+
+
 def test_a_warning_halves_the_unused_cache_and_a_critical_one_gives_the_arena_back(tiny: Any, theirs: Any) -> None:
     driver = Driver(tiny("llama"), tokens=8192)
     driver.answers([tokens_of(400, seed=i) for i in range(8)], 4)

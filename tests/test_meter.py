@@ -23,7 +23,7 @@ def test_a_summary_tells_of_the_newest_and_counts_all() -> None:
     assert summary.mean == sum(range(976, 2_000)) / 1_024
 
 
-@given(st.lists(st.floats(0, 3), max_size=400), st.integers(2, 20))
+@given(st.lists(st.floats(0, 3), max_size=400), st.integers(4, 20))
 def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(waits: list[float], size: int) -> None:
     timeline, now, taken = Timeline(size, 0.25), 0.0, []
     for wait in waits:
@@ -41,6 +41,7 @@ def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(wa
 
 def test_an_engine_tells_how_its_blocks_were_used_over_time(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=320, max_rows=2)
+    driver.core._timeline = Timeline(interval=0.0)
     prompt = tokens_of(40, seed=5)
     for _ in range(2):
         driver.add(prompt, 20)
@@ -50,4 +51,7 @@ def test_an_engine_tells_how_its_blocks_were_used_over_time(tiny: Any) -> None:
     first, last = stats.timeline[0], stats.timeline[-1]
     assert first.used_blocks and first.rows_running and not last.used_blocks and not last.rows_running
     assert last.cached_blocks == stats.cached_blocks and last.free_blocks == stats.free_blocks == stats.total_blocks
+    for _ in range(1_000):
+        driver.core.tidy()
+    assert driver.core.stats().timeline == stats.timeline, "an idle engine has nothing to tell"
     assert stats.hit_rate == stats.cached_tokens / 80 == 39 / 80

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from core_driver import Driver, assert_nothing_lost
 from judge import NOISE, disagreement
 from tiny import tokens_of
 
+from cortexmlx.answers import seed_of
+from cortexmlx.logits import _SUM_GROUP, uniforms
+
+TEMPERATURE = 0.8
+"""Of the seeded answers on real weights."""
 LENGTHS = (3, 17, 32, 9, 26, 40, 8, 21)
 TOKENS = 40
 TIGHT = 112
@@ -132,15 +139,24 @@ REAL = {
 }
 
 
-def check_real(real: Any, setting: str) -> None:
+def real_prompts(tokenizer: Any) -> list[list[int]]:
     from prompts import prompt_of
 
-    model, judge, tokenizer = real
     common = prompt_of(tokenizer, 64)
-    prompts = [[*common[: n // 2], *prompt_of(tokenizer, n - n // 2, start=n)] for n in (24, 30, 41, 33, 47, 52)]
+    return [[*common[: n // 2], *prompt_of(tokenizer, n - n // 2, start=n)] for n in (24, 30, 41, 33, 47, 52)]
+
+
+def real_drivers(model: Any, setting: str) -> tuple[Driver, Driver]:
+    """An engine in that setting, and the plainest one."""
     tight = {"tokens": 96} if "tight" in setting else {}
     driver = Driver(model, **({"tokens": 4096, "max_rows": 4, "block_size": 16} | SETTINGS[setting] | tight))
-    plain = Driver(model, tokens=4096, block_size=16, **SETTINGS["plain"])
+    return driver, Driver(model, tokens=4096, block_size=16, **SETTINGS["plain"])
+
+
+def check_real(real: Any, setting: str) -> None:
+    model, judge, tokenizer = real
+    prompts = real_prompts(tokenizer)
+    driver, plain = real_drivers(model, setting)
     wanted = plain.answers(prompts, 40)
     ties = 0
     for n in (1, 4):
@@ -169,3 +185,56 @@ def test_real_weights(real: Any, setting: str) -> None:
 @pytest.mark.parametrize("setting", REAL["all"])
 def test_real_weights_in_every_setting(real: Any, setting: str) -> None:
     check_real(real, setting)
+
+
+def luck_gap(judge: Any, prompt: Sequence[int], mine: int, theirs: int, before: Sequence[int], seed: int) -> float:
+    """How far a seed's numbers for the token after `before` lie from what mlx-lm's logits, in float64, give to the two
+    candidates: of the distances to a token's group and to the token within it, the greatest.
+    """
+    logits = np.array(judge(mx.array([[*prompt, *before]]))[0, -1].astype(mx.float32)).astype(np.float64)
+    weights = np.exp((logits - logits.max()) / TEMPERATURE)
+    groups = np.append(weights, np.zeros(-len(weights) % _SUM_GROUP)).reshape(-1, _SUM_GROUP)
+    for_group, for_token = map(float, uniforms(np.array([seed], np.uint64), np.array([len(before)]))[0])
+    gaps = []
+    for token in (mine, theirs):
+        group, place = divmod(token, _SUM_GROUP)
+        gaps += [outside(groups.sum(axis=1), group, for_group), outside(groups[group], place, for_token)]
+    return max(gaps)
+
+
+def outside(weights: Any, index: int, number: float) -> float:
+    """How far a number lies outside the part of the unit interval that belongs to a weight."""
+    ends = np.cumsum(weights) / weights.sum()
+    return max(ends[index] - weights[index] / weights.sum() - number, number - ends[index], 0.0)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "setting",
+    ["tight", *(pytest.param(s, marks=pytest.mark.slow) for s in ("prefix cache", "not pipelined", "budget 16"))],
+)
+def test_real_weights_by_seed(real: Any, setting: str) -> None:
+    """Four seeded answers to each prompt are those of the plainest setting, unless the seed's number lies on the
+    border between two tokens.
+    """
+    model, judge, tokenizer = real
+    prompts = real_prompts(tokenizer)
+    answers = []
+    for driver in real_drivers(model, setting):
+        handles = [driver.add(p, 24, seed=i, n=4, temperature=TEMPERATURE) for i, p in enumerate(prompts)]
+        driver.finish()
+        firsts = [driver.result(h) for h in handles]
+        answers.append([[c.token_ids for c in (first, *first.others)] for first in firsts])
+        say(f"smollm2 by seed, {setting}", driver.core.stats().preemptions, 4 * len(prompts))
+    different, borders = 0, 0
+    for i, prompt in enumerate(prompts):
+        for index, (mine, theirs) in enumerate(zip(answers[0][i], answers[1][i], strict=True)):
+            different += mine != answers[0][i][0]
+            place = next((p for p, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+            assert place is not None or len(mine) == len(theirs)
+            if place is not None:
+                borders += 1
+                gap = luck_gap(judge, prompt, mine[place], theirs[place], theirs[:place], seed_of(i, index))
+                assert gap < 1e-4, f"answer {index} to prompt {i} differs at token {place} by {gap:.2g}"
+    print(f"{borders} answers differ on a border")
+    assert different >= 2 * len(prompts), "the answers to one prompt must not be the same"

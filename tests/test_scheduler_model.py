@@ -156,21 +156,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def steps(self, count: int) -> None:
         for _ in range(count):
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
-            held = {job for job, _ in waiting if self.may_be_passed(job)}
+            held = {job for job, _ in waiting if self.cannot_begin(job)}
             self.shadow.step()
             self.nobody_jumped_the_queue(waiting, held)
 
-    def may_be_passed(self, job: Job) -> bool:
-        """A job that cannot begin yet, whatever memory there is: its prefix or its parent's prompt is being computed,
+    def cannot_begin(self, job: Job) -> bool:
+        """Whatever memory there is: its prefix or its parent's prompt is being computed by one that comes before it,
         or its client has its share already.
         """
-        running = [j for j in self.open if j.running]
-        parent_computes = job.fork_of is not None and job.fork_of in self.scheduler.jobs
-        prefix_computes = any(
-            j.keys[: len(job.keys)] and job.keys and j.keys[0] == job.keys[0] and j.state is RequestState.PREFILLING
-            for j in running
-        )
-        share_taken = job.client is not None and any(j.client == job.client for j in running)
+        parent_computes = job.fork_of is not None and job.fork_of.finish_reason is None
+        claims = self.scheduler._admission._claims
+        prefix_computes = any(key in claims and claims[key].order < job.order for key in job.keys)
+        share = self.scheduler._admission.client_tokens
+        held = sum(j.most_tokens for j in self.open if j.running and j.client == job.client)
+        share_taken = job.client is not None and share is not None and held > 0 and held + job.most_tokens > share
         return parent_computes or prefix_computes or share_taken
 
     def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], held: set[Job]) -> None:
@@ -180,8 +179,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
         for job, preemptions in waiting:
             if job.state in WAITS and job.preemptions == preemptions and job not in held:
-                passed = [b for b in begun if b.order > job.order and not self.may_be_passed(job)]
-                assert not passed, f"job {job.id} was passed by {[b.id for b in passed]}"
+                passed = [b.id for b in begun if b.order > job.order]
+                assert not passed or self.cannot_begin(job), f"job {job.id} was passed by {passed}"
 
     @precondition(lambda self: self.shadow.in_flight)
     @rule()
