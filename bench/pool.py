@@ -7,13 +7,12 @@ Nothing of this may grow with the blocks of the pool, with the prefixes that are
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from cortexmlx.bench.scheduler import BLOCK_SIZE, StepCost
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
 from cortexmlx.request import SamplingParams
@@ -21,7 +20,6 @@ from cortexmlx.scheduler import Scheduler
 
 POOLS = ((1_000, 100), (1_000_000, 100_000), (100_000, 100_000))
 """Blocks of the pool, and how many of them are cached prefixes that nobody uses; the last pool has to evict."""
-BLOCK_SIZE = 32
 ROWS = 16
 PROMPT = 100
 ANSWER = 24
@@ -30,26 +28,7 @@ TEXT = 10
 """Blocks of each cached prefix."""
 
 
-@dataclass(frozen=True)
-class LifeCost:
-    """Milliseconds of `plan` and `commit` per step, one figure for every step."""
-
-    blocks: int
-    cached_blocks: int
-    milliseconds: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """What requests pay in all."""
-        return statistics.fmean(self.milliseconds)
-
-    @property
-    def median(self) -> float:
-        """A step of decoding."""
-        return statistics.median(self.milliseconds)
-
-
-def measure(blocks: int, cached: int, requests: int = REQUESTS) -> LifeCost:
+def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
     """Serve `requests` requests in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     random = np.random.default_rng(0)
     cache = KVCache(group_layers([KVSpec(8, 128, 128, "float16")]), blocks, BLOCK_SIZE)
@@ -70,10 +49,10 @@ def measure(blocks: int, cached: int, requests: int = REQUESTS) -> LifeCost:
         if plan is not None:
             scheduler.commit(plan, [7] * len(plan.sampled))
         costs.append(1_000 * (time.perf_counter() - started))
-    return LifeCost(blocks, cached, tuple(costs))
+    return StepCost(ROWS, blocks, cached, tuple(costs))
 
 
-def report(costs: Sequence[LifeCost]) -> str:
+def report(costs: Sequence[StepCost]) -> str:
     """The figures as a Markdown table, each pool beside the first."""
     lines = [
         f"plan and commit of a step, milliseconds, requests of {PROMPT} + {ANSWER} tokens through {ROWS} rows:",

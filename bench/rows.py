@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from cortexmlx.bench.prompts import Prompts
-from cortexmlx.bench.subject import Cortex, kv_bytes_in_use, on_engine_thread
+from cortexmlx.bench.subject import Cortex, on_engine_thread
 from cortexmlx.bench.trace import Figure, Stamp, Work, per_second
 from cortexmlx.engine import Engine
 from cortexmlx.handle import RequestHandle
@@ -158,7 +158,7 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
 
     def listen(event: TokenEvent | None) -> None:
         if event is not None and not first:
-            first.append((Stamp.now(), kv_bytes_in_use(core)))
+            first.append((Stamp.now(), core.kv_bytes_in_use))
 
     budget = core.scheduler.prefill_budget
     handle = RequestHandle(-1, lambda _: None, listen)

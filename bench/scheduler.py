@@ -31,7 +31,7 @@ STEPS = 512
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of `plan` and `commit` together, per decode step, one figure for every step."""
+    """Milliseconds of `plan` and `commit` together, one figure for every step."""
 
     rows: int
     blocks: int
@@ -40,7 +40,7 @@ class StepCost:
 
     @property
     def mean(self) -> float:
-        """All steps: those that drain the tail, too."""
+        """All steps: those that drain the tail or admit somebody, too."""
         return statistics.fmean(self.milliseconds)
 
     @property

@@ -139,15 +139,4 @@ class Flight:
         if request == 0 and (arrival := self._arrivals.get(count)) is not None:
             arrival.set()
         if self._watch_kv:
-            self._recorder.kv_bytes = max(self._recorder.kv_bytes, kv_bytes_in_use(self._engine._worker.core))
-
-
-def kv_bytes_in_use(core: EngineCore) -> int:
-    """Bytes of the blocks that sequences hold, and of the tails; cached blocks that nobody holds do not count. On the
-    engine's thread."""
-    cache = core.cache
-    blocks = sum(
-        (cache.allocator(g).used_blocks - cache.prefix.unused) * cache.block_size * group.bytes_per_token
-        for g, group in enumerate(cache.groups)
-    )
-    return blocks + core.runner.tail_bytes
+            self._recorder.kv_bytes = max(self._recorder.kv_bytes, self._engine._worker.core.kv_bytes_in_use)

@@ -300,12 +300,15 @@ class EngineCore:
             del self._requests[answer.request.id]
             self._finished += 1
 
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the blocks and tails that hold the tokens of running requests."""
+        return self.cache.bytes_in_use + (self.runner.tail_bytes if self.scheduler.rows_running else 0)
+
     def stats(self) -> EngineStats:
         """See `EngineStats`."""
         cache = self.cache.stats()
-        share = cache.used_blocks / len(self.cache.groups)
         per_token = sum(group.bytes_per_token for group in self.cache.groups)
-        tails = self.runner.tail_bytes if self.scheduler.rows_running else 0
         return EngineStats(
             rows_running=self.scheduler.rows_running,
             rows_waiting=self.scheduler.rows_waiting,
@@ -320,7 +323,7 @@ class EngineCore:
             single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
             kv_bytes_limit=self.cache.limit * self.cache.block_size * per_token,
-            kv_bytes_in_use=round(share * self.cache.block_size * per_token) + tails,
+            kv_bytes_in_use=self.kv_bytes_in_use,
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -132,19 +132,16 @@ class Engine:
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(prompt, params, None, client, patient)
+        handle = self._submit(self._checked(prompt, params, None, client, patient))
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
         """The whole answer to one prompt. An interrupt cancels the request. Raises what `submit` raises."""
-        handle = self._submit(prompt, params)
-        try:
+        handle = self._submit(self._checked(prompt, params))
+        with _cancelled_on_error([handle]):
             return handle.result()
-        except BaseException:
-            handle.cancel()
-            raise
 
     def generate_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -162,20 +159,16 @@ class Engine:
 
         asked = zip(prompts, every, strict=True)
         handles: list[RequestHandle] = []
-        try:
+        with _cancelled_on_error(handles):
             while group := list(islice(asked, _acquired(ahead))):
                 self._worker.submit([self._checked(prompt, p, ended, patient=True) for prompt, p in group], handles)
             return [handle.result() for handle in handles]
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
         request.
         """
-        return self._events(self._submit(prompt, params))
+        return self._events(self._submit(self._checked(prompt, params)))
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio."""
@@ -186,7 +179,7 @@ class Engine:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(arrived.put_nowait, event)
 
-        handle = self._submit(prompt, params, listen)
+        handle = self._submit(self._checked(prompt, params, listen))
         try:
             while True:
                 event = await arrived.get()
@@ -262,16 +255,9 @@ class Engine:
         self._worker.core.scheduler.check_prompt(len(tokens))
         return Submission(tuple(tokens), params, submitted, listener, client, patient)
 
-    def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        listener: Callable[[TokenEvent | None], None] | None = None,
-        client: str | None = None,
-        patient: bool = False,
-    ) -> RequestHandle:
+    def _submit(self, checked: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []
-        self._worker.submit([self._checked(prompt, params, listener, client, patient)], handles)
+        self._worker.submit([checked], handles)
         return handles[0]
 
     def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
@@ -280,6 +266,17 @@ class Engine:
             yield from handle
         finally:
             handle.cancel()
+
+
+@contextmanager
+def _cancelled_on_error(handles: Sequence[RequestHandle]) -> Iterator[None]:
+    """Whatever ends the block early, an interrupt too, cancels the requests that are in `handles` by then."""
+    try:
+        yield
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
 
 
 def _acquired(permits: threading.Semaphore) -> int:

@@ -28,7 +28,7 @@ _here = threading.local()
 
 def install() -> None:
     """Let mlx-lm's model modules that are loaded so far choose. Safe to call again."""
-    replace_function("swiglu", _choosing, only="activations")
+    replace_function("activations", "swiglu", _choosing)
 
 
 @contextmanager

@@ -56,5 +56,5 @@ def test_only_the_engines_own_steps_take_it() -> None:
 def test_replacing_twice_changes_nothing() -> None:
     swiglu.install()
     before = llama.swiglu
-    replace_function("swiglu", lambda original: pytest.fail("replaced again"))
+    replace_function("activations", "swiglu", lambda original: pytest.fail("replaced again"))
     assert llama.swiglu is before and llama.swiglu is activations.swiglu

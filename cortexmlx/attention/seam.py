@@ -20,8 +20,6 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models.modules import replace_function
 
-_SYMBOL = "scaled_dot_product_attention"
-
 
 class LayerCache:
     """One layer's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
@@ -56,7 +54,7 @@ class _ProbeKV:
 
 def install() -> None:
     """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far. Safe to call again."""
-    replace_function(_SYMBOL, _dispatching)
+    replace_function("base", "scaled_dot_product_attention", _dispatching)
 
 
 def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

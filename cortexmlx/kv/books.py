@@ -29,16 +29,23 @@ class CacheStats:
     fragmentation: float
 
 
+def block_counts(pools: Sequence[BlockPool], prefix: PrefixCache) -> tuple[int, int, int]:
+    """Used, cached and free blocks, as in `CacheStats`: O(1) however many there are."""
+    cached = prefix.unused * len(pools)
+    used = sum(p.allocator.used_blocks for p in pools) - cached
+    return used, cached, sum(p.allocator.total_blocks for p in pools) - used
+
+
 def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks], prefix: PrefixCache) -> CacheStats:
     """Counts over all groups, at this moment."""
     entries = sequences.values()
-    cached = prefix.unused * len(pools)
+    used, cached, free = block_counts(pools, prefix)
     return CacheStats(
-        total_blocks=sum(p.allocator.total_blocks for p in pools),
-        used_blocks=sum(p.allocator.used_blocks for p in pools) - cached,
+        total_blocks=used + free,
+        used_blocks=used,
         shared_blocks=sum(int((p.counts > 1).sum()) for p in pools),
         cached_blocks=cached,
-        free_blocks=sum(p.allocator.free_blocks for p in pools) + cached,
+        free_blocks=free,
         sequences=len(sequences),
         tokens=sum(e.length for e in entries),
         single_run_sequences=sum(e.single_run() for e in entries),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.books import CacheStats, cache_stats, check_books, worst_fragmentation
+from cortexmlx.kv.books import CacheStats, block_counts, cache_stats, check_books, worst_fragmentation
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
@@ -273,9 +273,15 @@ class KVCache:
     @property
     def block_counts(self) -> tuple[int, int, int]:
         """Used, cached and free blocks as in `stats`, but O(1) however many blocks there are."""
-        cached = self.prefix.unused * len(self._pools)
-        used = sum(p.allocator.used_blocks for p in self._pools) - cached
-        return used, cached, sum(p.allocator.total_blocks for p in self._pools) - used
+        return block_counts(self._pools, self.prefix)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the blocks that belong to sequences; cached ones that nobody uses do not count."""
+        return sum(
+            (pool.allocator.used_blocks - self.prefix.unused) * self.block_size * group.bytes_per_token
+            for pool, group in zip(self._pools, self.groups, strict=True)
+        )
 
     @property
     def sequences(self) -> set[int]:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 PACKAGE = "mlx_lm.models."
 
 
-def replace_function(name: str, replacement: Callable[[Any], Any], only: str | None = None) -> None:
-    """Put `replacement(original)` in the place of the function `name` in every model module loaded so far; with `only`,
-    where it is that module's function, and not another of the same name. Safe to call again: a function with the
-    attribute `replaced` stays.
+def replace_function(home: str, name: str, replacement: Callable[[Any], Any]) -> None:
+    """Put `replacement(original)` in the place of `original`, the function `name` of the model module `home`, in every
+    model module loaded so far that has it under that name. Safe to call again.
     """
-    wanted = None
-    if only is not None:
-        wanted = getattr(sys.modules.get(PACKAGE + only), name, None)
-        wanted = getattr(wanted, "replaced", wanted)
-    made: dict[int, Any] = {}
+    current = getattr(import_module(PACKAGE + home), name)
+    original = getattr(current, "replaced", current)
+    made = current
+    if current is original:
+        made = replacement(original)
+        made.replaced = original
     for module_name, module in list(sys.modules.items()):
-        original = getattr(module, name, None) if module_name.startswith(PACKAGE) else None
-        if original is None or hasattr(original, "replaced") or (only is not None and original is not wanted):
-            continue
-        if id(original) not in made:
-            made[id(original)] = replacement(original)
-            made[id(original)].replaced = original
-        setattr(module, name, made[id(original)])
+        if module_name.startswith(PACKAGE) and getattr(module, name, None) is original:
+            setattr(module, name, made)

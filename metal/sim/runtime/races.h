@@ -9,15 +9,20 @@ namespace {
 
 uint32_t stamp, first_stamp;  // number of the running threadgroup, and of the launch's first
 
-// The last write of a granule (up to 4 bytes) and the reads since. A stamp names the threadgroup; 0 is nobody.
+// Who made an access, and when. A stamp names the threadgroup; 0 is nobody.
+struct Mark {
+  uint32_t stamp, epoch, simd_epoch;
+  uint16_t thread;
+  uint8_t atomic;
+};
+
+// The last write of a granule (up to 4 bytes) and the reads since.
 struct Cell {
-  uint32_t w_stamp, w_epoch, w_simd_epoch;
-  uint32_t r_stamp, r_epoch, r_simd_epoch;
-  uint16_t w_thread, r_thread, r_far_thread;
-  uint8_t w_atomic, r_atomic;
-  uint8_t r_many;  // several lanes of r_thread's simdgroup read it in this epoch
-  uint8_t r_far;   // a lane of another simdgroup or threadgroup read it, too
-  uint32_t r_far_stamp;
+  Mark write, read;
+  uint16_t far_thread;
+  uint8_t many;  // several lanes of the reader's simdgroup read it in this epoch
+  uint8_t far;   // a lane of another simdgroup or threadgroup read it, too
+  uint32_t far_stamp;
 };
 
 // A write to what another thread wrote: harmless if it wrote the same value. Known after the store.
@@ -61,64 +66,58 @@ struct Access {
   bool is_write, atomic, device;
 };
 
-inline bool ordered(const Access& a, uint32_t p_stamp, uint32_t p_thread, uint32_t p_epoch, uint32_t p_simd_epoch) {
-  if (p_stamp != stamp) return !a.device;  // threadgroup memory of another group: long gone
-  if (p_thread == a.thread || p_epoch != a.epoch) return true;
-  return p_thread / SIM_LANES == a.simd && p_simd_epoch != a.simd_epoch;
+// Whether a mark still tells of this granule: threadgroup memory of another group, or of an earlier launch, is long gone.
+inline bool tells(const Access& a, const Mark& m) { return m.stamp && (a.device || m.stamp == stamp); }
+
+inline bool ordered(const Access& a, const Mark& m) {
+  if (m.stamp != stamp) return false;
+  if (m.thread == a.thread || m.epoch != a.epoch) return true;
+  return m.thread / SIM_LANES == a.simd && m.simd_epoch != a.simd_epoch;
 }
+
+inline Mark mark(const Access& a) { return {stamp, a.epoch, a.simd_epoch, (uint16_t)a.thread, a.atomic}; }
 
 // Looks at one granule and records the access. Returns false if the granule was never written and this reads it.
 inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at) {
-  if (c.w_stamp && !(a.atomic && c.w_atomic) && !ordered(a, c.w_stamp, c.w_thread, c.w_epoch, c.w_simd_epoch)) {
+  const bool written = tells(a, c.write), seen = tells(a, c.read);
+  if (written && !(a.atomic && c.write.atomic) && !ordered(a, c.write)) {
     if (a.is_write && !a.atomic && size <= sizeof pending.before) {
       if (!pending.active) {
-        pending = {at, {}, size, buffer, array, offset, pc, c.w_stamp, c.w_thread, true};
+        pending = {at, {}, size, buffer, array, offset, pc, c.write.stamp, c.write.thread, true};
         memcpy(pending.before, at, size);
       }
     } else {
-      report_race(pc, buffer, array, offset, size, a.is_write, true, c.w_stamp, c.w_thread);
+      report_race(pc, buffer, array, offset, size, a.is_write, true, c.write.stamp, c.write.thread);
     }
   }
   if (a.is_write) {
-    if (c.r_stamp && !(a.atomic && c.r_atomic)) {
-      const bool same_epoch = c.r_stamp == stamp && c.r_epoch == a.epoch && c.r_simd_epoch == a.simd_epoch;
-      if (!ordered(a, c.r_stamp, c.r_thread, c.r_epoch, c.r_simd_epoch))
-        report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
-      else if (c.r_many && same_epoch && c.r_thread / SIM_LANES == a.simd)
-        report_race(pc, buffer, array, offset, size, true, false, c.r_stamp, c.r_thread);
-      else if (c.r_far &&
-               (a.device ? c.r_far_stamp != stamp || c.r_epoch == a.epoch : c.r_stamp == stamp && c.r_epoch == a.epoch) &&
-               !(c.r_far_stamp == stamp && c.r_far_thread == a.thread))
-        report_race(pc, buffer, array, offset, size, true, false, c.r_far_stamp, c.r_far_thread);
+    if (seen && !(a.atomic && c.read.atomic)) {
+      const bool same_epoch = c.read.stamp == stamp && c.read.epoch == a.epoch && c.read.simd_epoch == a.simd_epoch;
+      if (!ordered(a, c.read) || (c.many && same_epoch && c.read.thread / SIM_LANES == a.simd))
+        report_race(pc, buffer, array, offset, size, true, false, c.read.stamp, c.read.thread);
+      else if (c.far && (c.far_stamp != stamp || c.read.epoch == a.epoch) &&
+               !(c.far_stamp == stamp && c.far_thread == a.thread))
+        report_race(pc, buffer, array, offset, size, true, false, c.far_stamp, c.far_thread);
     }
-    c.w_stamp = stamp;
-    c.w_thread = (uint16_t)a.thread;
-    c.w_epoch = a.epoch;
-    c.w_simd_epoch = a.simd_epoch;
-    c.w_atomic = a.atomic;
+    c.write = mark(a);
     return true;
   }
-  const bool known = c.w_stamp && (a.device || c.w_stamp == stamp);
-  const bool same_group = c.r_stamp == stamp, same_epoch = same_group && c.r_epoch == a.epoch;
-  if (c.r_stamp && (same_epoch || (a.device && !same_group))) {
-    if (same_group && c.r_thread / SIM_LANES == a.simd) {
-      c.r_many = c.r_simd_epoch == a.simd_epoch && (c.r_many || c.r_thread != a.thread);
+  const bool same_group = c.read.stamp == stamp, same_epoch = same_group && c.read.epoch == a.epoch;
+  if (seen && (same_epoch || !same_group)) {
+    if (same_group && c.read.thread / SIM_LANES == a.simd) {
+      c.many = c.read.simd_epoch == a.simd_epoch && (c.many || c.read.thread != a.thread);
     } else {
-      c.r_far = 1;
-      c.r_far_thread = c.r_thread;
-      c.r_far_stamp = c.r_stamp;
-      c.r_many = 0;
+      c.far = 1;
+      c.far_thread = c.read.thread;
+      c.far_stamp = c.read.stamp;
+      c.many = 0;
     }
   } else {
-    c.r_far = c.r_far && a.device && c.r_far_stamp != stamp;
-    c.r_many = 0;
+    c.far = c.far && a.device && c.far_stamp != stamp;
+    c.many = 0;
   }
-  c.r_stamp = stamp;
-  c.r_thread = (uint16_t)a.thread;
-  c.r_epoch = a.epoch;
-  c.r_simd_epoch = a.simd_epoch;
-  c.r_atomic = a.atomic;
-  return known;
+  c.read = mark(a);
+  return written;
 }
 
 // Bytes of an element are used on their own: from here on single bytes are watched, each with the element's history.
