@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from cortexmlx import blas
+from cortexmlx.cpu import blas
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes
 

@@ -16,7 +16,7 @@ from cortexmlx.bench.scheduler import BLOCK_SIZE, StepCost
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
 from cortexmlx.request import SamplingParams
-from cortexmlx.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler
 
 POOLS = ((1_000, 100), (1_000_000, 100_000), (100_000, 100_000))
 """Blocks of the pool, and how many of them are cached prefixes that nobody uses; the last pool has to evict."""

@@ -26,7 +26,7 @@ CONFIG = {
 def write_random_model(folder: Path, config: dict[str, object] | None = None) -> Path:
     """Write a model folder with float32 weights and a byte-level tokenizer; returns its path. `config` replaces
     entries of `CONFIG`."""
-    from cortexmlx import blas
+    from cortexmlx.cpu import blas
 
     blas.preload()
     import mlx.core as mx

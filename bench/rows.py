@@ -16,12 +16,12 @@ from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.subject import Cortex, on_engine_thread
 from cortexmlx.bench.trace import Figure, Stamp, Work, per_second
 from cortexmlx.engine import Engine
-from cortexmlx.handle import RequestHandle
 from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.stats import EngineStats
 
 if TYPE_CHECKING:
-    from cortexmlx.core import EngineCore
+    from cortexmlx.serving.core import EngineCore
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
 
 def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     """Compute `depth` tokens of a prompt, then the rest by the clock. On the engine's thread."""
-    from cortexmlx.answers import NewRequest
+    from cortexmlx.serving.answers import NewRequest
 
     first: list[tuple[Stamp, int]] = []
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.plan import StepPlan
 from cortexmlx.request import SamplingParams
-from cortexmlx.scheduler import Scheduler
+from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.scheduling.scheduler import Scheduler
 
 ROWS = (1, 16, 64)
 POOLS = ((4_096, 0), (1_000_000, 100_000))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.bench.trace import Recorder, Stamp, Trace, Work
 from cortexmlx.engine import Engine
-from cortexmlx.handle import RequestHandle
 from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
 
 if TYPE_CHECKING:
-    from cortexmlx.core import EngineCore
     from cortexmlx.models import LoadedModel
+    from cortexmlx.serving.core import EngineCore
 
 
 def loaded_model(engine: Engine) -> LoadedModel:

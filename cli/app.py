@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from cortexmlx import __version__
-from cortexmlx.bench.command import bench
 from cortexmlx.cli.batch import batch
+from cortexmlx.cli.bench import bench
 from cortexmlx.cli.chat import chat
 from cortexmlx.cli.doctor import doctor
 from cortexmlx.cli.generate import generate

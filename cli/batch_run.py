@@ -15,7 +15,7 @@ from cortexmlx.request import FinishReason, Message, RequestState
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
-    from cortexmlx.handle import RequestHandle
+    from cortexmlx.serving.handle import RequestHandle
 
 FINAL = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
 POLL_SECONDS = 0.005

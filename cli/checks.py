@@ -79,7 +79,7 @@ def _applies(marker: object) -> bool:
 
 
 def _device() -> Iterator[Check]:
-    from cortexmlx import blas
+    from cortexmlx.cpu import blas
 
     blas.preload()
     from cortexmlx.bench.machine import Machine
@@ -89,7 +89,7 @@ def _device() -> Iterator[Check]:
 
 
 def _blas() -> Iterator[Check]:
-    from cortexmlx import blas
+    from cortexmlx.cpu import blas
 
     status = blas.preload()
     advice = {

@@ -17,7 +17,7 @@ from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
-    from cortexmlx.handle import RequestHandle
+    from cortexmlx.serving.handle import RequestHandle
 
 
 def generate(

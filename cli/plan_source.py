@@ -50,8 +50,8 @@ def _weights(folder: Path) -> int | None:
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:
-    from cortexmlx.models.gguf_config import model_config
-    from cortexmlx.models.gguf_file import read_header
+    from cortexmlx.models.gguf.config import model_config
+    from cortexmlx.models.gguf.file import read_header
 
     header = read_header(path)
     config = {**model_config(header), "dtype": "float16"}  # what MLX's reader makes of the types of the format

@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
     Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it.
     """
-    from cortexmlx import blas
+    from cortexmlx.cpu import blas
 
     blas.preload()
     import mlx.core as mx
@@ -69,7 +69,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
 
 def _lazy_model(config: dict[str, Any]) -> Any:
-    from cortexmlx.models.host import mlx_lm_utils
+    from cortexmlx.host.package import mlx_lm_utils
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")

@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
-from cortexmlx import blas
+from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.handle import RequestHandle
+from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.models.host import enter_mlx_lm
-from cortexmlx.prompt import Prompt, tokenize
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.prompt import Prompt, tokenize
+from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.stats import EngineStats, ModelInfo
-from cortexmlx.worker import Submission, Worker
 
 log = logging.getLogger("cortexmlx")
 
@@ -88,7 +88,7 @@ class Engine:
         memory = None if kv_memory is None else parse_size(kv_memory)
         blas.preload()
         enter_mlx_lm()
-        from cortexmlx.core import EngineConfig
+        from cortexmlx.serving.core import EngineConfig
 
         config = EngineConfig(
             model=str(model),

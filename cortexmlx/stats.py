@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.meter import Latency, Moment
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -23,6 +21,31 @@ class ModelInfo:
     kv_bytes_per_token: int
     chat_template: bool
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A number of durations in seconds: how many in all, and the mean, median, 99th percentile and longest of the
+    newest.
+    """
+
+    count: int
+    mean: float
+    p50: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How full the engine was, `seconds` after it began. Blocks are counted as in `EngineStats`."""
+
+    seconds: float
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    rows_running: int
+    rows_waiting: int
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cortexmlx import blas
+from cortexmlx.cpu import blas
 
 blas.preload()
 
@@ -25,7 +25,7 @@ Greedy = Callable[[str, Sequence[int], int], list[int]]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A function from a name of `tiny.CONFIGS` to the folder of that model."""
-    from tiny import write_tiny
+    from support.tiny import write_tiny
 
     root = tmp_path_factory.mktemp("models")
 
@@ -52,7 +52,7 @@ def judged(tiny: Tiny) -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def theirs(judged: Callable[[str], Any]) -> Greedy:
     """mlx-lm's greedy tokens: a function of model name, prompt and number of tokens."""
-    from judge import greedy
+    from support.judge import greedy
 
     @cache
     def answer(name: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:

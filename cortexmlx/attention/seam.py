@@ -17,8 +17,8 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.host.modules import replace_function
 from cortexmlx.kv.spec import KVSpec
-from cortexmlx.models.modules import replace_function
 
 
 class LayerCache:

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.logits import LOG2_E, exp2
+from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
 _FEW = 8192
 """Scores up to which the number of operations matters more than what they compute."""

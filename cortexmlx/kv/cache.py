@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.books import CacheStats, block_counts, cache_stats, check_books, worst_fragmentation
+from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check_books, worst_fragmentation
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
-from cortexmlx.models.exact_text import with_exact_text
-from cortexmlx.models.host import mlx_lm_utils
+from cortexmlx.host.package import mlx_lm_utils
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
-from cortexmlx.models.sentencepiece_folder import load_sentencepiece_folder
+from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
 
 
 def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any]]:

@@ -27,8 +27,8 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     `on_progress(what, fraction)` is called on this thread.
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
-    from cortexmlx import blas
-    from cortexmlx.models.host import enter_mlx_lm
+    from cortexmlx.cpu import blas
+    from cortexmlx.host.package import enter_mlx_lm
 
     blas.preload()
     enter_mlx_lm()
@@ -57,7 +57,7 @@ def _read(source: ModelSource, float32: bool) -> tuple[Path, Any, Any, dict[str,
 
         path = fetch(source.name)
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
-        from cortexmlx.models.gguf import load_gguf
+        from cortexmlx.models.gguf.load import load_gguf
 
         return path, *load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder

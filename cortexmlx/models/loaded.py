@@ -12,7 +12,7 @@ class LoadedModel:
     """A model and its tokenizer, loaded on the thread that will run it.
 
     `model` is one of mlx-lm's own modules, unedited; `tokenizer` is mlx-lm's TokenizerWrapper or a
-    `cortexmlx.models.tokenizer.Tokenizer`; `config` is what config.json says, or its equivalent for a GGUF file.
+    `cortexmlx.models.tokenizers.base.Tokenizer`; `config` is what config.json says, or its equivalent for a GGUF file.
     `weight_bytes` is what the weights take in memory, `parameters` how many numbers they stand for, `context_length`
     the model's own limit in tokens, `dtype` the type of activations ("float32", "float16", "bfloat16"). `notes` tell
     the user, one line each, what was done to the weights or could not be honoured.

@@ -1,0 +1,185 @@
+"""A fast BLAS for MLX's CPU build on Linux.
+
+That build brings the reference BLAS, about 70 times slower in float32 than OpenBLAS on the same cores. MLX calls three
+CBLAS products by name, so whatever library offers those names first, loaded globally before mlx is imported, serves
+them: the scipy-openblas32 package behind a small forwarding shim (compiled when this package is installed, where a C
+compiler is at hand), else a system libopenblas. Nothing here touches the environment, and nothing happens on other
+systems.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+SWITCH = "CORTEXMLX_BLAS"
+NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+LOADAVG = Path("/proc/loadavg")
+SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
+
+
+class BlasState(str, Enum):
+    """What `preload` came to."""
+
+    FAST = "fast"
+    NOT_NEEDED = "not needed"
+    SWITCHED_OFF = "switched off"
+    TOO_LATE = "too late"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True)
+class BlasStatus:
+    """The outcome and one line about it for the user; `threads` is how many the library uses (0 where unknown)."""
+
+    state: BlasState
+    line: str
+    threads: int = 0
+
+
+_status: BlasStatus | None = None
+_held: list[ctypes.CDLL] = []
+
+
+def preload() -> BlasStatus:
+    """Load a fast BLAS globally, once; later calls return the first outcome. Must run before mlx is imported.
+
+    `CORTEXMLX_BLAS=0` in the environment switches it off.
+    """
+    global _status
+    if _status is None:
+        _status = _preload()
+    return _status
+
+
+def status() -> str:
+    """One line about the BLAS in use, for `cortexmlx doctor`. Loads nothing."""
+    if _status is not None:
+        return _status.line
+    return "not loaded yet" if sys.platform == "linux" else _NOT_NEEDED.line
+
+
+_NOT_NEEDED = BlasStatus(BlasState.NOT_NEEDED, "MLX uses the system's own matrix library")
+
+
+def _preload() -> BlasStatus:
+    if sys.platform != "linux":
+        return _NOT_NEEDED
+    if os.environ.get(SWITCH) == "0":
+        return BlasStatus(BlasState.SWITCHED_OFF, f"reference BLAS (slow): {SWITCH}=0 switches the fast one off")
+    if "mlx.core" in sys.modules:
+        return BlasStatus(
+            BlasState.TOO_LATE,
+            "reference BLAS (slow): mlx was imported first; call cortexmlx.cpu.blas.preload() before importing mlx",
+        )
+    missing: list[str] = []
+    threads = _threads_to_use()
+    for attempt in (_packaged, _system):
+        outcome = attempt(missing, threads)
+        if outcome is not None:
+            return outcome
+    return BlasStatus(
+        BlasState.SLOW, f"reference BLAS (float32 matrix products about 70 times slower): {'; '.join(missing)}"
+    )
+
+
+def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
+    """OpenBLAS from the scipy-openblas32 package, through the shim."""
+    shim = _shim_path()
+    if shim is None:
+        missing.append("the shim was not built: install a C compiler, then `pip install --force-reinstall cortexmlx`")
+        return None
+    package = importlib.util.find_spec("scipy_openblas32")
+    folders = (package.submodule_search_locations or []) if package else []
+    libraries = [found for folder in folders for found in sorted(Path(folder, "lib").glob("libscipy_openblas*.so*"))]
+    if not libraries:
+        missing.append("`pip install scipy-openblas32` brings OpenBLAS")
+        return None
+    try:
+        library = ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
+        _held.extend((library, ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)))
+    except OSError as error:
+        missing.append(f"scipy-openblas32 cannot be loaded: {error}")
+        return None
+    return _fast(library, "scipy_openblas", "scipy-openblas32", threads)
+
+
+def _system(missing: list[str], threads: int | None) -> BlasStatus | None:
+    """A libopenblas of the system, where it offers the CBLAS names."""
+    for name in SYSTEM_LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if all(hasattr(library, symbol) for symbol in NEEDED):
+            _held.append(ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL))
+            return _fast(library, "openblas", name, threads)
+        missing.append(f"the system's {name} has no CBLAS")
+    return None
+
+
+def _shim_path() -> Path | None:
+    spec = importlib.util.find_spec("cortexmlx.cpu._blas_shim")
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _threads_to_use() -> int | None:
+    """Threads for the library, or None if the user has chosen. Asked before it is loaded: its own threads spin from
+    then on, and would be counted among the others.
+    """
+    if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return idle_cpus(usable_cpus(), os.cpu_count() or 1, others_running())
+
+
+def _fast(library: ctypes.CDLL, prefix: str, source: str, threads: int | None) -> BlasStatus:
+    set_threads = getattr(library, f"{prefix}_set_num_threads", None)
+    if threads is not None and set_threads is not None:
+        set_threads(threads)
+    get_threads = getattr(library, f"{prefix}_get_num_threads", None)
+    used = int(get_threads()) if get_threads is not None else 0
+    shown = f", {used} thread{'s' if used != 1 else ''}" if used else ""
+    return BlasStatus(BlasState.FAST, f"OpenBLAS from {source}{shown}", used)
+
+
+def idle_cpus(usable: int, cpus: int, others: int) -> int:
+    """Of the machine's `cpus`, those that `others` threads which want to run leave free, at most `usable` and at least
+    one.
+
+    OpenBLAS's threads wait for each other at every product. Where one of them does not get a CPU at once, all of them
+    wait: two threads on a busy machine of two CPUs were measured at a tenth of the speed of one.
+    """
+    return max(1, min(usable, cpus - others))
+
+
+def others_running() -> int:
+    """How many threads other than this one want to run right now: the median of a few looks, 16 ms in all.
+
+    The load average would still tell of what has ended a minute ago.
+    """
+    counts = []
+    for look in range(5):
+        if look:
+            time.sleep(0.004)
+        try:
+            counts.append(int(LOADAVG.read_text().split()[3].split("/")[0]) - 1)
+        except (OSError, ValueError, IndexError):
+            return round(os.getloadavg()[0])
+    return max(0, sorted(counts)[len(counts) // 2])
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may keep busy: its affinity, or its container's quota where that is lower."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cpus

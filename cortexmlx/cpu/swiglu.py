@@ -1,0 +1,55 @@
+"""SwiGLU on a CPU: `silu(gate) * x` by a power of two.
+
+MLX's CPU build computes a sigmoid with an `exp` of its own, one number at a time: about 16 ns for a number of SwiGLU, a
+third of the time of a prefill. `2 ** y` is the C library's, which is three times faster and at least as exact, and the
+rest of `gate / (1 + 2 ** (-gate * log2(e))) * x` is done many numbers at a time.
+
+mlx-lm's own function serves everybody else: other threads, other dtypes, GPUs, and arrays so small that the additional
+operations cost more than they save.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
+from cortexmlx.host.modules import replace_function
+
+WORTHWHILE = 4096
+"""Numbers from which the power of two is faster."""
+
+_here = threading.local()
+
+
+def install() -> None:
+    """Let mlx-lm's model modules that are loaded so far choose. Safe to call again."""
+    replace_function("activations", "swiglu", _choosing)
+
+
+@contextmanager
+def by_powers_of_two() -> Iterator[None]:
+    """Models that are called by this thread meanwhile use the power of two, if they run on a CPU."""
+    _here.active = mx.default_device() == mx.cpu
+    try:
+        yield
+    finally:
+        _here.active = False
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """`silu(gate) * x`, elementwise."""
+    return gate / (1.0 + exp2(gate * -LOG2_E)) * x
+
+
+def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(gate: mx.array, x: mx.array) -> Any:
+        if getattr(_here, "active", False) and gate.dtype == mx.float32 and gate.size >= WORTHWHILE:
+            return swiglu(gate, x)
+        return original(gate, x)
+
+    return choose

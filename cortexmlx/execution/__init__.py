@@ -1,0 +1,1 @@
+"""A planned step carried out with mlx: forward pass, logits, sampling."""

@@ -1,0 +1,151 @@
+"""Row-wise functions on logits: the likeliest tokens, the nucleus, and a draw.
+
+Every function is lazy (it builds operations and never waits for one) and treats its rows independently: a row gets the
+same result alone, permuted, or beside any others. Widths: `R` rows, `V` tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
+
+_SUM_GROUP = 64  # elements per group of the two-level sum and draw
+_TOP_GROUP = 16  # elements per group when looking for the likeliest tokens
+_NUCLEUS_GUESS = 128  # a nucleus of at most this many tokens makes the sort behind it cheap
+_LOW_32_BITS = (1 << 32) - 1
+
+
+def bits_below_max(logits: mx.array) -> mx.array:
+    """How far each logit lies below the largest of its row, in powers of two: `[R, V] float32`, 0 for the best token.
+
+    `exp2` of it is the probability of each token relative to the best one.
+    """
+    return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
+
+
+def log_total(logits: mx.array) -> mx.array:
+    """The natural logarithm of the sum of exponentials of each row, `[R, 1] float32`."""
+    return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(bits_below_max(logits))))
+
+
+def row_sum(values: mx.array) -> mx.array:
+    """The sum of each row, `[R, 1]`, by groups: float32 sums of 50,000 terms in one go are wrong in the fifth digit."""
+    return mx.sum(mx.sum(_in_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
+
+
+def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """The `count` largest of each row, best first, equal ones in the order of their ids.
+
+    Returns `(values [R, count], ids [R, count] int32)` of `values [R, V] float32`.
+
+    No sort of the vocabulary: only the `count` groups of neighbouring ids with the largest maxima can hold a winner.
+    An element of any other group is beaten by one element of each of those, and among equal values the lower group
+    also has the lower ids.
+    """
+    rows, width = values.shape
+    groups = -(-width // _TOP_GROUP)
+    if groups <= count:
+        ids = mx.broadcast_to(mx.arange(width, dtype=mx.int32), (rows, width))
+        candidates = values
+    else:
+        grouped = _in_groups(values, _TOP_GROUP, -math.inf)
+        best_groups = _largest(mx.max(grouped, axis=-1), mx.arange(groups), count)
+        candidates = mx.take_along_axis(grouped, best_groups[:, :, None], axis=1).reshape(rows, -1)
+        ids = (best_groups[:, :, None] * _TOP_GROUP + mx.arange(_TOP_GROUP)).reshape(rows, -1)
+    winners = _largest(candidates, ids, count, ordered=True)
+    return mx.take_along_axis(values, winners, axis=1), winners
+
+
+def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
+    """The smallest weight in each row's nucleus, `[R, 1]`: keep the tokens whose weight is not below it.
+
+    `weights [R, V] float32 >= 0` are probabilities up to a factor per row, `top_p [R, 1]` lies in (0, 1]. A token
+    belongs to the nucleus while the tokens above it hold less than `top_p` of the mass; tokens that tie with the last
+    one stay (Holtzman et al., arXiv:1904.09751; the rule is that of mlx-lm's `apply_top_p`).
+
+    The threshold comes from a full sort, exact for any distribution. What costs is comparisons with unpredictable
+    outcomes, so everything that provably lies below the nucleus is set to zero first: either what lies below a guess
+    that already holds the mass, or tokens so small that all of them together could not hold the rest. Non-negative
+    floats sort like their bit patterns.
+    """
+    width = weights.shape[-1]
+    mass = top_p * row_sum(weights)
+    guess, _ = top_tokens(weights, min(_NUCLEUS_GUESS, width))
+    negligible = mass * ((1.0 - top_p) / (top_p * width))
+    floor = mx.where(mx.sum(guess, axis=-1, keepdims=True) >= mass, guess[:, -1:], negligible)
+
+    ascending = mx.sort(mx.where(weights >= floor, weights, 0.0).view(mx.int32), axis=-1).view(mx.float32)
+    mass_above = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
+    outside = mx.sum(mass_above >= mass, axis=-1, keepdims=True)
+    # Rounding can leave the kept mass a hair short of `mass`; the floor is then the threshold.
+    return mx.maximum(mx.take_along_axis(ascending, outside, axis=-1), floor)
+
+
+def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
+    """One index per row with probability proportional to its weight, `[R] int32`.
+
+    `weights [R, N] float32 >= 0`, at least one positive per row; `uniforms [R, 2] float32` in [0, 1). Inverts the
+    cumulative distribution in two levels, a group and then an element of it, each with a uniform of its own: the tail
+    of a large vocabulary is not lost in the rounding of one long sum. An index of weight 0 is never drawn.
+    """
+    grouped = _in_groups(weights, _SUM_GROUP, 0.0)
+    group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
+    chosen = mx.take_along_axis(grouped, group[:, :, None], axis=1)[:, 0]
+    return (group * _SUM_GROUP + _invert(chosen, uniforms[:, 1:]))[:, 0]
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+    """Two uniforms in [0, 1) per row, `[R, 2]`: a pure function of the row's seed and the index of its token.
+
+    Counter-based, with the 64-bit finalizer of SplitMix64 (Steele, Lea, Flood 2014). Multiples of 2**-23, so that a
+    product with a float32 sum always stays below the sum.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(_mix(seeds + np.uint64(0x9E3779B97F4A7C15)) + token_index.astype(np.uint64))
+    halves = np.stack([state >> np.uint64(41), (state >> np.uint64(18)) & np.uint64((1 << 23) - 1)], axis=1)
+    return halves.astype(np.float32) * np.float32(2.0**-23)
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _in_groups(values: mx.array, size: int, fill: float) -> mx.array:
+    """`[R, N] -> [R, groups, size]`, padded with `fill` to whole groups."""
+    rows, width = values.shape
+    missing = -width % size
+    if missing:
+        values = mx.pad(values, [(0, 0), (0, missing)], constant_values=fill)
+    return values.reshape(rows, -1, size)
+
+
+def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False) -> mx.array:
+    """The ids `[R, count] int32` of the `count` largest values `[R, N]`, ties to the lower id, best first if `ordered`.
+
+    The value's bits, made monotonic, and the id share one integer: the keys are distinct, so no ranking depends on how
+    a sort treats ties.
+    """
+    bits = (values + 0.0).view(mx.int32)  # the sum makes -0.0 equal to 0.0
+    monotonic = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
+    descending = (~monotonic << 32) | ids.astype(mx.int64)
+    if count < values.shape[-1]:
+        descending = mx.partition(descending, count - 1, axis=-1)[:, :count]
+    if ordered:
+        descending = mx.sort(descending, axis=-1)
+    return (descending & _LOW_32_BITS).astype(mx.int32)
+
+
+def _invert(weights: mx.array, uniform: mx.array) -> mx.array:
+    """The first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`."""
+    cumulative = mx.cumsum(weights, axis=-1)
+    # A parallel scan may round to sums that are not quite ascending, hence the second condition.
+    reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
+    return mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)

@@ -1,0 +1,254 @@
+"""ModelRunner: carries out a StepPlan with mlx. Only the engine's thread may call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.attention.seam import LayerCache
+from cortexmlx.cpu import swiglu
+from cortexmlx.cpu.rotary import share_angles
+from cortexmlx.execution.logit_rows import LogitRows
+from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
+from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.scheduling.plan import TAIL_COLUMNS, ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A dispatched step: its plan and its lazy results."""
+
+    plan: StepPlan
+    sampled: Sampled | None
+    started: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.sampled`;
+    log-probabilities where some row asked for them.
+    """
+
+    plan: StepPlan
+    seconds: float
+    tokens: list[int]
+    logprobs: list[float] | None
+    top_ids: list[list[int]] | None
+    top_logprobs: list[list[float]] | None
+
+
+class ModelRunner:
+    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples.
+
+    `rows_of(plan)` names the sampling row (parameters, seed, tokens so far) of each of `plan.sampled`, when the batch
+    has changed.
+    """
+
+    def __init__(
+        self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Callable[..., mx.array] | None = None
+    ) -> None:
+        self.model = model
+        self.arena = arena
+        self.build_seconds = 0.0
+        self.wait_seconds = 0.0
+        self._vocab_size = vocab_size
+        self._attend = attend or reference.attend
+        self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
+        self._logit_rows = LogitRows(model)
+        self._angles = share_angles(model)
+        swiglu.install()
+        self._tail: dict[int, Slab] = {}
+        self._tail_tokens = 0
+        self._plan: StepPlan | None = None
+        self._groups: tuple[GroupStep, ...] = ()
+        self._writes: list[_LazyWrite | None] = []
+        self._sampler: BatchSampler | None = None
+        self._last: Pending | None = None
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
+        """Build and start one step; `rows` are the sampling rows of `plan.sampled`, or None if they are those of the
+        step before.
+
+        A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been
+        collected.
+        """
+        started = time.perf_counter()
+        if plan.blocks != self.arena.blocks:
+            self.arena.resize(plan.blocks)
+        if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
+            self._write_arena_before(plan)
+        if plan.kind is StepKind.FLUSH:
+            return Pending(plan, None, started)
+        self._plan = plan
+        if plan.groups is not None:
+            self._groups = tuple(self._group_step(plan, g) for g in range(len(plan.groups)))
+            self._writes = [_LazyWrite(g.write) if g.write is not None else None for g in plan.groups]
+        self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
+        positions = mx.array(plan.positions)
+        for cache in self._caches:
+            cache.offset = positions
+        self._angles.begin(positions)
+        logits = self._forward(plan)
+        if plan.sampled:
+            if rows is not None:
+                self._sampler = BatchSampler(rows, self._vocab_size)
+            assert self._sampler is not None
+            pending = Pending(plan, self._sampler(logits, plan.places), started)
+        else:
+            pending = Pending(plan, None, started)
+        self._last = pending
+        built = time.perf_counter()
+        results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.DRAINED else [])
+        mx.async_eval(results)  # type: ignore[no-untyped-call]
+        self.build_seconds += built - started
+        # Handing over blocks while too much is queued: that is waiting for the device, too.
+        self.wait_seconds += time.perf_counter() - built
+        return pending
+
+    def collect(self, pending: Pending) -> StepResult:
+        """Wait for a step and bring its results to the host."""
+        started = time.perf_counter()
+        sampled = pending.sampled
+        if sampled is None:
+            mx.eval(self.arena.arrays())
+            result = StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
+        else:
+            mx.eval(_arrays(sampled))
+            result = StepResult(
+                pending.plan,
+                time.perf_counter() - pending.started,
+                _host(sampled.tokens),
+                None if sampled.logprobs is None else _host(sampled.logprobs),
+                None if sampled.top_ids is None else _host(sampled.top_ids),
+                None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
+            )
+        self.wait_seconds += time.perf_counter() - started
+        return result
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of the tails that hold the rows' newest tokens."""
+        return sum(array.nbytes for tail in self._tail.values() for array in tail)
+
+    def reset(self) -> None:
+        """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
+        self._tail.clear()
+        self._last = self._sampler = self._plan = None
+        self._groups = ()
+        self._writes = []
+        self._angles.end()
+        for cache in self._caches:
+            cache.offset = 0
+
+    # -- the forward pass ---------------------------------------------------------------------------------------------
+
+    def _forward(self, plan: StepPlan) -> mx.array:
+        """Logits `[n, vocab]` of the tokens that need them."""
+        if plan.tokens is not None:
+            tokens = mx.array(plan.tokens)
+        else:
+            assert self._last is not None and self._last.sampled is not None
+            tokens = self._last.sampled.tokens
+            if plan.source is not None:
+                tokens = tokens[mx.array(plan.source)]
+        with swiglu.by_powers_of_two():
+            return self._logit_rows.run(tokens[:, None], self._caches, plan.logit_rows)
+
+    def _fetch(self, layer: int, keys: mx.array, values: mx.array) -> PagedKV:
+        """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention
+        finds all.
+        """
+        plan = self._plan
+        assert plan is not None
+        group = self.arena.group_of[layer]
+        if plan.kind is StepKind.DRAINED:
+            write = self._writes[group]
+            assert write is not None
+            self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in (keys, values)))
+            tail = None
+        else:
+            tail = self._tail_write(layer, plan.column, keys, values)
+        return PagedKV(self.arena, layer, self._groups[group], tail, self._tail_tokens, keys.dtype, self._attend)
+
+    def _tail_write(self, layer: int, column: int, keys: mx.array, values: mx.array) -> Slab:
+        if column == 0:
+            rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
+            tail = tuple(mx.pad(a, rest) for a in (keys, values))
+        else:
+            tail = self._tail[layer]
+            for array, value in zip(tail, (keys, values), strict=True):
+                array[:, :, column : column + 1] = value
+        self._tail[layer] = tail
+        return tail
+
+    def _group_step(self, plan: StepPlan, group: int) -> GroupStep:
+        assert plan.groups is not None
+        part: GroupPlan = plan.groups[group]
+        singles = len(part.lengths)
+        pieces = []
+        begin = singles
+        for segment, place in zip(plan.segments[singles:], part.pieces, strict=True):
+            pieces.append(Piece(begin, begin + segment.count, segment.first, place.run, place.slots))
+            begin += segment.count
+        window = self.arena.groups[group].spec.window
+        return GroupStep(part.tables, part.lengths, part.runs, tuple(pieces), window)
+
+    # -- writing the arena --------------------------------------------------------------------------------------------
+
+    def _write_arena_before(self, plan: StepPlan) -> None:
+        """Fork copies and the tail's flush. Nothing may be in flight."""
+        mx.synchronize()
+        if plan.flush is not None:
+            self._flush(plan.flush)
+        for group in range(len(self.arena.groups)):
+            pairs = [c for c in plan.copies if c.group == group]
+            if pairs:
+                sources, targets = (np.array([getattr(c, f) for c in pairs], np.int32) for f in ("source", "target"))
+                self.arena.copy_blocks(group, sources, targets)
+        if plan.flush is not None or plan.copies:
+            mx.eval(self.arena.arrays())
+
+    def _flush(self, flush: Flush) -> None:
+        """Write the tail's live columns to their slots, one update per slab."""
+        writes = [_LazyWrite(w) for w in flush.writes]
+        for layer, tail in self._tail.items():
+            write = writes[self.arena.group_of[layer]]
+            columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
+            self.arena.write(
+                layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
+            )
+        self._tail.clear()
+
+
+class _LazyWrite:
+    """An ArenaWrite's index on the device, shared by all layers of the group."""
+
+    def __init__(self, write: ArenaWrite) -> None:
+        run = write.run
+        total = len(write.slots) + len(write.zeros)
+        self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
+        self._zeros = len(write.zeros)
+
+    def padded(self, values: mx.array) -> mx.array:
+        """`[heads, tokens, dim]` followed by the zeros."""
+        return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
+
+
+def _host(array: mx.array) -> Any:
+    return array.tolist()
+
+
+def _arrays(sampled: Sampled | None) -> list[mx.array]:
+    if sampled is None:
+        return []
+    return [a for a in (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs) if a is not None]

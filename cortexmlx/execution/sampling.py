@@ -1,0 +1,282 @@
+"""One batched sampler: from the logits of a step to one token per row, without waiting for the device.
+
+Decode runs one step ahead of what the host has read, so the sampler works on lazy logits and returns lazy tokens. When
+the rows of the batch are known they are sorted into three kinds of choice (greedy, from a shortlist, from the whole
+vocabulary); each step then pays only for the kinds and options that some row asked for. A row's token depends on its
+own logits, seed, history and token index alone, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
+from cortexmlx.execution.logits import (
+    bits_below_max,
+    draw,
+    log_total,
+    nucleus_threshold,
+    row_sum,
+    top_tokens,
+    uniforms,
+)
+from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, TokenList
+from cortexmlx.request import SamplingParams
+
+TokenIndex = npt.NDArray[np.integer[Any]]
+
+_SMALLEST = 1e-30  # keeps float32 quotients by a temperature finite and products with top_p positive
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """One row of the batch: what it asks for, its seed, and the tokens that are known when the sampler is built."""
+
+    params: SamplingParams
+    seed: int
+    prompt: TokenList
+    output: TokenList
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The outcome of one step, all lazy.
+
+    `tokens [R] int32`. `logprobs [R] float32`: the natural-log probability of each token under the logits as the model
+    gave them, before penalties, filters and temperature; None unless some row asked. `top_ids [R, k] int32` and
+    `top_logprobs [R, k] float32`: the likeliest tokens, best first, with k the most that any row asked for; None if
+    that is 0. Rows that did not ask hold NaN and -1.
+    """
+
+    tokens: mx.array
+    logprobs: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """What there is, for one `mx.async_eval`."""
+        return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
+
+
+class BatchSampler:
+    """Chooses the next token of every row, for any number of steps with the same rows in the same order.
+
+    The order is that of mlx-lm: logit bias, repetition penalty, presence and frequency penalties; then top-p, min-p
+    and top-k on the probabilities at temperature 1; then the draw at the row's temperature.
+    """
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+        """Prepare what all steps share. There is at least one row, and the parameters are valid for `vocab_size`."""
+        params = [row.params for row in rows]
+        self._bias = LogitBias([p.logit_bias for p in params]) if any(p.logit_bias for p in params) else None
+        self._histories: list[RepetitionPenalty | CountPenalty] = []
+        if any(p.repetition_penalty != 1.0 for p in params):
+            tails = [_tail(row, row.params.repetition_context) for row in rows]
+            penalties = [p.repetition_penalty for p in params]
+            self._histories.append(RepetitionPenalty(tails, penalties, [p.repetition_context for p in params]))
+        if any(p.presence_penalty != 0.0 or p.frequency_penalty != 0.0 for p in params):
+            presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
+            self._histories.append(CountPenalty([row.output for row in rows], presence, frequency))
+        self._groups = _groups(rows, vocab_size)
+        order = np.concatenate([group.rows for group in self._groups])
+        self._original_order = mx.array(np.argsort(order).astype(np.int32))
+        self._logprobs = _Logprobs(params) if any(p.logprobs is not None for p in params) else None
+
+    def __call__(self, logits: mx.array, token_index: TokenIndex) -> Sampled:
+        """Choose one token per row.
+
+        `logits [R, V]` of any float dtype, lazy or not; `token_index [R]`: how many tokens each row has generated
+        before this one. The penalties of the next call count the returned tokens too.
+        """
+        tokens = self._choose(self._adjusted(logits), token_index)
+        for history in self._histories:
+            history.append(tokens)
+        return Sampled(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
+
+    def _adjusted(self, logits: mx.array) -> mx.array:
+        if self._bias is None and not self._histories:
+            return logits
+        logits = logits.astype(mx.float32)
+        if self._bias is not None:
+            logits = self._bias.apply(logits)
+        for history in self._histories:
+            logits = history.apply(logits)
+        return logits
+
+    def _choose(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
+        if len(self._groups) == 1:
+            return self._groups[0].choose(logits, token_index)
+        chosen = [group.choose(logits[group.rows_on_device], token_index[group.rows]) for group in self._groups]
+        return mx.concatenate(chosen)[self._original_order]
+
+
+class _Choice(Protocol):
+    """One way to choose, for its own rows only: `logits [n, V]`, `token_index [n]` -> tokens `[n] int32`."""
+
+    def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array: ...
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The rows of the batch that are chosen for in the same way."""
+
+    rows: npt.NDArray[np.int32]
+    rows_on_device: mx.array
+    choose: _Choice
+
+
+def _groups(rows: Sequence[SamplingRow], vocab_size: int) -> list[_Group]:
+    makers: dict[Callable[[list[SamplingRow]], _Choice], list[int]] = {}
+    for index, row in enumerate(rows):
+        p = row.params
+        if p.temperature == 0.0:
+            makers.setdefault(_Greedy, []).append(index)
+        elif 0 < p.top_k < vocab_size:
+            makers.setdefault(_FromShortlist, []).append(index)
+        else:
+            makers.setdefault(_FromVocabulary, []).append(index)
+    return [
+        _Group(np.array(members, np.int32), mx.array(members), make([rows[i] for i in members]))
+        for make, members in makers.items()
+    ]
+
+
+class _Greedy:
+    """Rows at temperature 0: the best token, the lowest id among equals."""
+
+    def __init__(self, rows: Sequence[SamplingRow]) -> None:
+        pass
+
+    def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
+class _FromShortlist:
+    """Rows with top-k: only their k best tokens are ever looked at, in order."""
+
+    def __init__(self, rows: Sequence[SamplingRow]) -> None:
+        params = [row.params for row in rows]
+        self._seeds = _seeds(rows)
+        self._width = max(p.top_k for p in params)
+        self._within_k = mx.array(np.arange(self._width) < np.array([[p.top_k] for p in params]))
+        self._top_p = _column([max(p.top_p, _SMALLEST) for p in params]) if any(p.top_p < 1.0 for p in params) else None
+        self._all_mass = mx.array([[p.top_p == 1.0] for p in params])
+        self._min_bits = _min_bits(params)
+        self._inverse_temperature = _inverse_temperature(params)
+
+    def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
+        logits = logits.astype(mx.float32)
+        best, ids = top_tokens(logits, self._width)
+        bits = (best - best[:, :1]) * LOG2_E
+        keep = self._within_k
+        if self._top_p is not None:
+            mass = self._top_p * row_sum(exp2(bits_below_max(logits)))
+            inside = (mx.cumsum(exp2(bits), axis=-1, inclusive=False) < mass) | self._all_mass
+            # What ties with the last token inside stays, as it does where the nucleus is found by a threshold.
+            keep = keep & (bits >= mx.min(mx.where(inside, bits, 0.0), axis=-1, keepdims=True))
+        if self._min_bits is not None:
+            keep = keep & (bits >= self._min_bits)
+        weights = mx.where(keep, exp2(_scaled(bits, self._inverse_temperature)), 0.0)
+        position = draw(weights, mx.array(uniforms(self._seeds, token_index)))
+        return mx.take_along_axis(ids, position[:, None], axis=1)[:, 0]
+
+
+class _FromVocabulary:
+    """Rows without top-k: any token of the vocabulary that top-p and min-p leave."""
+
+    def __init__(self, rows: Sequence[SamplingRow]) -> None:
+        params = [row.params for row in rows]
+        self._seeds = _seeds(rows)
+        self._nucleus = np.array([i for i, p in enumerate(params) if p.top_p < 1.0], np.int32)
+        self._top_p = _column([max(params[i].top_p, _SMALLEST) for i in self._nucleus])
+        # Where each row finds its threshold behind the leading zero of the rows that keep everything.
+        self._threshold_of = np.zeros(len(params), np.int32)
+        self._threshold_of[self._nucleus] = np.arange(1, len(self._nucleus) + 1)
+        self._min_bits = _min_bits(params)
+        self._inverse_temperature = _inverse_temperature(params)
+
+    def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
+        bits = bits_below_max(logits.astype(mx.float32))
+        weights = exp2(_scaled(bits, self._inverse_temperature))
+        if len(self._nucleus):
+            plain = weights if self._inverse_temperature is None else exp2(bits)
+            weights = mx.where(plain >= self._thresholds(plain), weights, 0.0)
+        if self._min_bits is not None:
+            weights = mx.where(bits >= self._min_bits, weights, 0.0)
+        return draw(weights, mx.array(uniforms(self._seeds, token_index)))
+
+    def _thresholds(self, weights: mx.array) -> mx.array:
+        if len(self._nucleus) == weights.shape[0]:
+            return nucleus_threshold(weights, self._top_p)
+        found = nucleus_threshold(weights[mx.array(self._nucleus)], self._top_p)
+        return mx.concatenate([mx.zeros((1, 1)), found])[mx.array(self._threshold_of)]
+
+
+class _Logprobs:
+    """Log-probabilities of the chosen and of the likeliest tokens, for the rows that asked."""
+
+    def __init__(self, params: Sequence[SamplingParams]) -> None:
+        asking = [i for i, p in enumerate(params) if p.logprobs is not None]
+        self._asking = mx.array(asking)
+        self._count = max(params[i].logprobs or 0 for i in asking)
+        self._all = len(asking) == len(params)
+        place = np.full(len(params), len(asking), np.int32)
+        place[asking] = np.arange(len(asking))
+        self._place = mx.array(place)
+
+    def __call__(self, logits: mx.array, tokens: mx.array) -> Sampled:
+        chosen = tokens if self._all else tokens[self._asking]
+        logits = (logits if self._all else logits[self._asking]).astype(mx.float32)
+        total = log_total(logits)
+        logprobs = self._placed((mx.take_along_axis(logits, chosen[:, None], axis=1) - total)[:, 0], mx.nan)
+        if self._count == 0:
+            return Sampled(tokens, logprobs)
+        best, ids = top_tokens(logits, min(self._count, logits.shape[-1]))
+        return Sampled(tokens, logprobs, self._placed(ids, -1), self._placed(best - total, mx.nan))
+
+    def _placed(self, values: mx.array, missing: float) -> mx.array:
+        """Values of the asking rows -> values of all rows."""
+        if self._all:
+            return values
+        return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._place]
+
+
+def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
+    """The last `count` tokens of prompt and output."""
+    output = np.asarray(row.output[-count:], np.int32)
+    missing = count - len(output)
+    prompt = np.asarray(row.prompt[-missing:] if missing else (), np.int32)
+    return np.concatenate([prompt, output])
+
+
+def _seeds(rows: Sequence[SamplingRow]) -> npt.NDArray[np.uint64]:
+    return np.array([row.seed % (1 << 64) for row in rows], np.uint64)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(np.array(values, np.float32)[:, None])
+
+
+def _min_bits(params: Sequence[SamplingParams]) -> mx.array | None:
+    """How far below the best token min-p reaches, in powers of two, `[n, 1]`; None if no row wants it."""
+    if all(p.min_p == 0.0 for p in params):
+        return None
+    with np.errstate(divide="ignore"):
+        return _column(np.log2([p.min_p for p in params]).tolist())
+
+
+def _inverse_temperature(params: Sequence[SamplingParams]) -> mx.array | None:
+    """`[n, 1]`, or None if every row is at temperature 1."""
+    if all(p.temperature == 1.0 for p in params):
+        return None
+    return _column([1.0 / max(p.temperature, _SMALLEST) for p in params])
+
+
+def _scaled(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
+    return bits if inverse_temperature is None else bits * inverse_temperature

@@ -1,0 +1,1 @@
+"""GGUF files: header, configuration, names and layout of tensors, tokenizer."""

@@ -1,0 +1,87 @@
+"""The tokenizer inside a GGUF file: vocabulary, token types, merges or scores, special ids and chat template."""
+
+from __future__ import annotations
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models.gguf.config import Metadata
+from cortexmlx.models.gguf.file import GGUFHeader
+from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
+from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType, bpe_model
+
+# Control tokens that end a turn or a text in some model family. Files name one end id only, and often the wrong one for
+# chat, so those of these names that the vocabulary has as control tokens end a generation too.
+END_NAMES = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
+)
+
+
+def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tuple[str, ...]]:
+    """The tokenizer that `header` describes, and notes for the user.
+
+    `vocab_rows` is the number of rows of the token embedding; the vocabulary may be shorter, never longer.
+    Raises ModelUnsupported for an unknown tokenizer type or pre-tokenizer, ModelCorrupt for inconsistent metadata.
+    """
+    meta = Metadata(header)
+    kind = meta.text("tokenizer.ggml.model")
+    tokens = meta.items("tokenizer.ggml.tokens", str)
+    if not tokens or len(tokens) > vocab_rows:
+        raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens for {vocab_rows} embedding rows.")
+    types = meta.items("tokenizer.ggml.token_type", int) or [int(PieceType.NORMAL)] * len(tokens)
+    if len(types) != len(tokens):
+        raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(types)} token types.")
+    template = meta.text("tokenizer.chat_template", "") or None
+    if kind == "gpt2":
+        return _byte_level(meta, tokens, types, template)
+    if kind == "llama":
+        return _sentencepiece(meta, tokens, types, template), ()
+    raise ModelUnsupported(f"{meta.file} has a tokenizer of type {kind!r}; gpt2 (byte-level BPE) and llama are read.")
+
+
+def _byte_level(
+    meta: Metadata, tokens: list[str], types: list[int], template: str | None
+) -> tuple[Tokenizer, tuple[str, ...]]:
+    notes: tuple[str, ...] = ()
+    pre = meta.text("tokenizer.ggml.pre", "")
+    if not pre:
+        pre = "default"
+        notes = ("the file does not say how to cut text into words: the default rule is used, tokens may differ",)
+    rule = pre_tokenizer(pre, meta.file)
+    special = _special_tokens(meta, tokens, types, add_bos=rule.add_bos)
+    return ByteLevelTokenizer(tokens, meta.items("tokenizer.ggml.merges", str), types, rule, special, template), notes
+
+
+def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:
+    """Pieces are joined by score, as sentencepiece's BPE does; after a special token the leading space is added
+    again.
+    """
+    scores = meta.items("tokenizer.ggml.scores", float)
+    if len(scores) != len(tokens):
+        raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(scores)} scores.")
+    model = bpe_model(tokens, scores, types, meta.flag("tokenizer.ggml.add_space_prefix", True))
+    standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
+    added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
+    return SentencePieceTokenizer(model, _special_tokens(meta, tokens, types, add_bos=True), template, added)
+
+
+def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
+    def token_id(name: str) -> int | None:
+        value = meta.integer(f"tokenizer.ggml.{name}_token_id")
+        if value is None or value == 0xFFFFFFFF:
+            return None
+        if not 0 <= value < len(tokens):
+            raise ModelCorrupt(f"{meta.file}: the {name} token id {value} is not one of {len(tokens)} tokens.")
+        return value
+
+    ends = {index for index, token in enumerate(tokens) if types[index] == PieceType.CONTROL and token in END_NAMES}
+    ends |= {found for name in ("eos", "eot", "eom") if (found := token_id(name)) is not None}
+    return SpecialTokens(
+        bos_id=token_id("bos"),
+        eos_id=token_id("eos"),
+        unk_id=token_id("unknown"),
+        pad_id=token_id("padding"),
+        eos_ids=frozenset(ends),
+        add_bos=meta.flag("tokenizer.ggml.add_bos_token", add_bos),
+        add_eos=meta.flag("tokenizer.ggml.add_eos_token", False),
+    )

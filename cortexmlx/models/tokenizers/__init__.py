@@ -1,0 +1,1 @@
+"""Tokenizers, exact detokenizing and chat templates."""

@@ -1,0 +1,162 @@
+"""Byte-level BPE (the "gpt2" tokenizer type) from GGUF metadata, on the tokenizers library.
+
+A GGUF file names its pre-tokenizer, the rule that cuts text into words before merging, by a short name. A wrong rule
+gives wrong tokens without any error, so a name that is not known here is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models.messages import one_line
+from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
+from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer
+from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How text is cut before merging: `splits` are applied one after the other, each match becoming a piece of its own.
+
+    `ignore_merges`: a word that is in the vocabulary as a whole is taken as it is. `nfc`: the text is composed first.
+    `add_bos`: prompts begin with the beginning-of-text token unless the file says otherwise.
+    """
+
+    splits: tuple[str, ...]
+    ignore_merges: bool = False
+    nfc: bool = False
+    add_bos: bool = False
+
+
+_GPT2 = PreTokenizer((_GPT2_WORDS,))
+_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_WORDS))
+_LLAMA3_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
+_LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
+_QWEN2_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_TEKKEN_WORDS = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer(
+        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS.removesuffix(r"|\s+"), r"\p{N}+", r"[0-9][0-9][0-9]")
+    ),
+    "gpt-2": _GPT2,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
+    "qwen2": PreTokenizer((_QWEN2_WORDS,), nfc=True),
+    "deepseek-r1-qwen": PreTokenizer((_QWEN2_WORDS,)),
+    "tekken": PreTokenizer((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),
+}
+
+
+def pre_tokenizer(name: str, file: str) -> PreTokenizer:
+    """The rule that the GGUF file `file` calls `name`. Raises ModelUnsupported for a name that is not known here."""
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise ModelUnsupported(
+            f"{file} cuts text into words by the rule {name!r}, which is not known here (known: {known})."
+        )
+    return PRE_TOKENIZERS[name]
+
+
+@lru_cache(maxsize=1)
+def byte_of_char() -> dict[str, int]:
+    """The byte-level alphabet: printable bytes stand for themselves, the other 68 for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes that a byte-level token stands for; a token outside the alphabet (an added one) is its own UTF-8."""
+    table = byte_of_char()
+    try:
+        return bytes([table[char] for char in token])
+    except KeyError:
+        return token.encode("utf-8")
+
+
+class ByteLevelTokenizer(Tokenizer):
+    """A byte-level BPE tokenizer from a vocabulary, its merges in order of rank, token types and a pre-tokenizer.
+
+    Raises ModelCorrupt when merges and vocabulary do not fit.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        merges: Sequence[str],
+        types: Sequence[int],
+        rule: PreTokenizer,
+        special: SpecialTokens,
+        chat_template: str | None = None,
+    ) -> None:
+        super().__init__(tokens, special, chat_template)
+        self._core = _build(tokens, merges, types, rule)
+        self._control = frozenset(index for index, kind in enumerate(types) if kind == PieceType.CONTROL)
+        self._pieces = [token_bytes(token) for token in tokens]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
+        wanted = [ids] if isinstance(ids, int) else ids
+        pieces = self._pieces
+        return b"".join(
+            pieces[token]
+            for token in wanted
+            if 0 <= token < len(pieces) and not (skip_special_tokens and token in self._control)
+        ).decode("utf-8", "replace")
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        return ByteDetokenizer(self._pieces)
+
+
+def _build(
+    tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], rule: PreTokenizer
+) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        pairs.append((left, right))
+    vocab = {token: index for index, token in enumerate(tokens)}
+    try:
+        core = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=rule.ignore_merges))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelCorrupt(f"the tokenizer in the GGUF metadata is inconsistent: {one_line(error)}") from error
+    if rule.nfc:
+        core.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.splits]
+    core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    core.add_special_tokens(
+        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == PieceType.CONTROL]
+    )
+    core.add_tokens(
+        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == PieceType.USER_DEFINED]
+    )
+    return core

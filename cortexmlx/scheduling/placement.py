@@ -1,0 +1,73 @@
+"""Where the tokens of a step lie: block tables, slots to write and blocks to zero, from the cache's tables. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cortexmlx.kv.cache import IntArray, KVCache
+from cortexmlx.scheduling.job import Job, Window
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush, GroupPlan, PiecePlace
+
+Work = Sequence[tuple[Job, int]]
+"""The jobs of a step with how many tokens each gets, single tokens first."""
+
+EMPTY = np.zeros(0, np.int32)
+
+
+def group_plans(cache: KVCache, work: Work, *, write: bool) -> tuple[GroupPlan, ...]:
+    """Every layer group's part of a step. With `write`, the step's own tokens go to the arena and are read from
+    there.
+    """
+    return tuple(_group_plan(cache, group, work, write) for group in range(len(cache.groups)))
+
+
+def flush_of(cache: KVCache, window: Window, ends: Mapping[int, int]) -> Flush:
+    """The way of a window's columns to the arena: lane i's go to the slots from its base up to `ends[i]`, the rest to
+    scratch.
+    """
+    writes = []
+    for group in range(len(cache.groups)):
+        slots = np.full((len(window.lanes), window.column), SCRATCH_SLOT, np.int32)
+        zeros = [EMPTY]
+        for i, end in ends.items():
+            lane = window.lanes[i]
+            slots[i, : end - lane.base] = cache.slots(lane.job.id, group, lane.base, end - lane.base)
+            zeros.append(_opened_rest(cache, lane.job, group, lane.base, end))
+        writes.append(ArenaWrite(slots.reshape(-1), np.concatenate(zeros)))
+    return Flush(window.column, tuple(writes))
+
+
+def _group_plan(cache: KVCache, group: int, work: Work, write: bool) -> GroupPlan:
+    singles = [job for job, count in work if count == 1]
+    lengths = np.array([job.computed + write for job in singles], np.int32)
+    width = max((cache.blocks_for(int(n)) for n in lengths), default=0)
+    tables = np.full((len(singles), width), cache.null_block, np.int32)
+    runs = []
+    for row, (job, length) in enumerate(zip(singles, lengths.tolist(), strict=True)):
+        used = cache.blocks_for(length)
+        tables[row, :used] = cache.block_table(job.id, group)[:used]
+        runs.append(cache.run(job.id, group, length))
+    places = []
+    for job, count in work:
+        if count > 1:
+            end = job.computed + count
+            run = cache.run(job.id, group, end)
+            places.append(PiecePlace(run, None if run is not None else cache.slots(job.id, group, 0, end)))
+    return GroupPlan(tables, lengths, tuple(runs), tuple(places), _write(cache, group, work) if write else None)
+
+
+def _write(cache: KVCache, group: int, work: Work) -> ArenaWrite:
+    slots = [cache.slots(job.id, group, job.computed, count) for job, count in work]
+    zeros = [_opened_rest(cache, job, group, job.computed, job.computed + count) for job, count in work]
+    return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))
+
+
+def _opened_rest(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
+    """The slots behind `end` of a block that writing `begin .. end` opens: they are zeroed, since whole blocks are
+    read.
+    """
+    rest = -end % cache.block_size
+    opened = begin <= end - end % cache.block_size
+    return cache.slots(job.id, group, end, rest) if rest and opened else EMPTY

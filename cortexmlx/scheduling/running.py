@@ -1,0 +1,126 @@
+"""The rows: the jobs that run, and the blocks they hold. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.job import Job
+
+
+class Rows:
+    """At most `limit` running jobs, `jobs`, in the order in which they began.
+
+    `headroom` tokens are asked for beyond a job's tokens, so that its answer stays in one run. With `share_prefixes`,
+    what a job stores can be found by others. `changes` goes up whenever a row or blocks are given up or stored, so
+    that a question about them need not be asked twice.
+    """
+
+    def __init__(self, cache: KVCache, limit: int, headroom: int, share_prefixes: bool) -> None:
+        self.cache = cache
+        self.limit = limit
+        self.headroom = headroom
+        self.share_prefixes = share_prefixes
+        self.jobs: list[Job] = []
+        self.changes = 0
+
+    @property
+    def prefilling(self) -> bool:
+        """Some row's prompt is not computed yet."""
+        return any(j.state is RequestState.PREFILLING for j in self.jobs)
+
+    @property
+    def in_order(self) -> list[Job]:
+        """The running jobs, those that come first before the others."""
+        return sorted(self.jobs, key=lambda j: j.order)
+
+    def keys(self, tokens: Sequence[int]) -> list[Key]:
+        """What the full blocks of `tokens` are called in the prefix cache; none if prefixes are not shared."""
+        return self.cache.prefix.keys(tokens) if self.share_prefixes else []
+
+    def match(self, job: Job) -> Match | None:
+        """What of a job's tokens is cached, all but the last at most; None if prefixes are not shared."""
+        return self.cache.match(job.tokens, job.keys, len(job.tokens) - 1) if self.share_prefixes else None
+
+    def fits(self, job: Job, match: Match | None) -> bool:
+        """Whether there are blocks for a job and one more for every row; headroom is dropped for it. The first row
+        always fits.
+        """
+        shared = self.cache.in_use(match) if match is not None else 0
+        need = self.cache.blocks_for(len(job.tokens)) - shared + len(self.jobs)
+        if need > self.cache.free_blocks:
+            self.drop_headroom()
+        return need <= self.cache.free_blocks or not self.jobs
+
+    def begin(self, job: Job, match: Match | None) -> tuple[BlockCopy, ...]:
+        """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
+        block copies that this takes. Raises KVCacheFull; then nothing changed.
+        """
+        if job.fork_of is None or job.generated or not can_fork(job):
+            headroom = min(self.headroom, max(0, job.limit - job.generated))
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
+        else:
+            copies = self._fork(job, job.fork_of)
+        self.jobs.append(job)
+        job.state = RequestState.PREFILLING
+        job.sampled, job.reserved = job.generated, len(job.tokens)
+        job.computed = job.stored = self.cache.length(job.id)
+        return copies
+
+    def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
+        copies = self.cache.fork(parent.id, job.id, job.prompt_length - 1)
+        try:
+            self.cache.reserve(job.id, len(job.tokens))
+        except KVCacheFull:
+            self.cache.free(job.id)
+            raise
+        return copies
+
+    def reserve(self, job: Job, tokens: int) -> bool:
+        """Make room for `tokens` tokens of a running job, dropping headroom if there is too little. False if another
+        row must go first; raises KVCacheFull if there is none.
+        """
+        job.reserved = max(job.reserved, tokens)
+        while True:
+            try:
+                self.cache.reserve(job.id, tokens)
+                return True
+            except KVCacheFull:
+                if self.drop_headroom():
+                    continue
+                if len(self.jobs) == 1:
+                    raise
+                return False
+
+    def drop_headroom(self) -> int:
+        """Free the blocks that running jobs have beyond what was promised to them. Returns how many those were."""
+        return sum(self.cache.give_back(job.id, job.reserved) for job in self.jobs)
+
+    def store(self, job: Job, tokens: int) -> None:
+        """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
+        job.stored = tokens
+        if self.share_prefixes:
+            self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
+        self.changes += 1
+
+    def leave(self, job: Job) -> None:
+        """Free a job's row, but not its blocks."""
+        self.jobs.remove(job)
+        self.changes += 1
+
+    def retire(self, job: Job) -> None:
+        """Give up the blocks of a job that has left; what it stored stays cached."""
+        if self.share_prefixes:
+            self.cache.retire(job.id, job.tokens, min(job.stored, len(job.tokens)), job.keys)
+        else:
+            self.cache.free(job.id)
+        self.changes += 1
+
+
+def can_fork(job: Job) -> bool:
+    """Whether the job that this one forks has its prompt in the arena, but for the last token."""
+    parent = job.fork_of
+    return parent is not None and parent.state is RequestState.DECODING and parent.stored >= job.prompt_length - 1

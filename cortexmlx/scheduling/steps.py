@@ -1,0 +1,114 @@
+"""Steps as arrays: from jobs and windows to the StepPlan that the runner carries out. Decides nothing. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cortexmlx.kv.cache import BlockCopy, IntArray, KVCache
+from cortexmlx.scheduling.job import Job, Window
+from cortexmlx.scheduling.placement import EMPTY, Work, group_plans
+from cortexmlx.scheduling.plan import Flush, GroupPlan, Segment, StepKind, StepPlan
+
+
+class StepBuilder:
+    """Builds a scheduler's steps and numbers them; `count` were built.
+
+    It remembers where in the newest result each row's token will be, since the step after is built before that is
+    read.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.count = 0
+        self._result_of: dict[tuple[int, int], int] = {}
+
+    def drained(self, work: Work, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan:
+        """A step that computes so many tokens of each job and writes them straight to the arena."""
+        segments, tokens, positions = [], [], []
+        for job, count in work:
+            end = job.computed + count
+            segments.append(Segment(job.id, job.generation, job.computed, count, needs_logits=end == len(job.tokens)))
+            tokens.append(np.array(job.tokens[job.computed : end], np.int32))
+            positions.append(np.arange(job.computed, end, dtype=np.int32))
+        plan = self._step(
+            StepKind.DRAINED,
+            segments,
+            tokens=np.concatenate(tokens),
+            positions=np.concatenate(positions),
+            places=np.array([j.sampled for (j, _), s in zip(work, segments, strict=True) if s.needs_logits], np.int32),
+            groups=group_plans(self.cache, work, write=True),
+            flush=flush,
+            copies=copies,
+        )
+        return self._remembered(plan)
+
+    def decode(self, window: Window, todo: Mapping[int, Job], committed: bool, flush: Flush | None) -> StepPlan:
+        """A step that computes one token for every lane of the window, for those in `todo` in earnest. Unless
+        everything is `committed`, its input is the result of the step before.
+        """
+        tokens, positions, places, source = (np.zeros(len(window.lanes), np.int32) for _ in range(4))
+        segments = []
+        for i, lane in enumerate(window.lanes):
+            if i in todo:
+                positions[i], places[i] = lane.job.computed, lane.job.sampled
+                tokens[i] = lane.job.tokens[lane.job.computed] if committed else 0
+            segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
+            source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
+        in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
+        opening = window.column == 0
+        plan = self._step(
+            StepKind.DECODE,
+            segments,
+            tokens=tokens if committed else None,
+            source=None if committed or in_place else source,
+            positions=positions,
+            places=places,
+            groups=group_plans(self.cache, [(lane.job, 1) for lane in window.lanes], write=False) if opening else None,
+            column=window.column,
+            flush=flush,
+        )
+        return self._remembered(plan)
+
+    def flush(self, flush: Flush) -> StepPlan:
+        """A step that computes nothing."""
+        return self._step(StepKind.FLUSH, [], flush=flush)
+
+    def forget(self) -> None:
+        """The newest result is lost."""
+        self._result_of.clear()
+
+    def _step(
+        self,
+        kind: StepKind,
+        segments: Sequence[Segment],
+        *,
+        tokens: IntArray | None = EMPTY,
+        source: IntArray | None = None,
+        positions: IntArray = EMPTY,
+        places: IntArray = EMPTY,
+        groups: tuple[GroupPlan, ...] | None = None,
+        column: int = 0,
+        flush: Flush | None = None,
+        copies: tuple[BlockCopy, ...] = (),
+    ) -> StepPlan:
+        self.count += 1
+        return StepPlan(
+            number=self.count,
+            kind=kind,
+            segments=tuple(segments),
+            tokens=tokens,
+            source=source,
+            positions=positions,
+            places=places,
+            groups=groups,
+            column=column,
+            blocks=self.cache.blocks,
+            flush=flush,
+            copies=copies,
+        )
+
+    def _remembered(self, plan: StepPlan) -> StepPlan:
+        self._result_of = {(s.request, s.generation): i for i, s in enumerate(plan.sampled)}
+        return plan

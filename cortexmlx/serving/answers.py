@@ -1,0 +1,156 @@
+"""The answers of one request on their way out: text, log-probabilities, timings, and the events that tell of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from cortexmlx.request import (
+    Completion,
+    FinishReason,
+    RequestState,
+    SamplingParams,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+from cortexmlx.scheduling.job import Committed, Job
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text import TextStream
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request as it reaches the engine thread. `submitted` is a time of `time.perf_counter`."""
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    submitted: float
+    handle: RequestHandle
+    client: str | None = None
+    patient: bool = False
+
+
+class RequestAnswers:
+    """All answers of a request. The event that ends the last of them carries the completion."""
+
+    def __init__(self, request: NewRequest) -> None:
+        self.request = request
+        self.open: list[Answer] = []
+        self._done: list[Completion] = []
+        best_of = request.params.best_of
+        self._chosen_later = best_of is not None and best_of > request.params.n
+
+    def tell(self, event: TokenEvent) -> None:
+        """Pass an event on, unless it is not known yet which answers will be kept."""
+        if not self._chosen_later:
+            self.request.handle.push(event)
+
+    def end(self, answer: Answer, rest: str, completion: Completion) -> None:
+        """One answer is complete, with a `rest` of text that was not shown yet."""
+        self.open.remove(answer)
+        self._done.append(completion)
+        last = TokenEvent(rest, finish_reason=completion.finish_reason, index=answer.index)
+        if self.open:
+            self.tell(last)
+            return
+        kept = sorted(self._done, key=lambda c: c.index)
+        if self._chosen_later:
+            kept = sorted(kept, key=_likelihood, reverse=True)[: self.request.params.n]
+            kept = [replace(c, index=i) for i, c in enumerate(kept)]
+            last = TokenEvent("", finish_reason=kept[0].finish_reason)
+        self.request.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
+
+
+class Answer:
+    """One answer: what the engine remembers of it while it grows."""
+
+    def __init__(self, answers: RequestAnswers, job: Job, index: int, text: TextStream) -> None:
+        self.job = job
+        self.index = index
+        self.started: float | None = None
+        self.first: float | None = None
+        self.last: float | None = None
+        self._answers = answers
+        self._text = text
+        self._logprobs: list[TokenLogprob] = []
+        answers.open.append(self)
+
+    @property
+    def request(self) -> NewRequest:
+        """The request that it answers."""
+        return self._answers.request
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was completed."""
+        return self._text.stopped
+
+    def begin(self, now: float) -> None:
+        """Its first step was planned."""
+        if self.started is None:
+            self.started = now
+            self.request.handle.advance(RequestState.PREFILLING)
+
+    def take(self, news: Committed, logprob: TokenLogprob | None) -> None:
+        """One more token."""
+        self.last = time.perf_counter()
+        if self.first is None:
+            self.first = self.last
+            self.request.handle.advance(RequestState.DECODING)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        piece = "" if news.finish_reason is FinishReason.STOP else self._text.push(news.token)
+        shown = logprob if self.request.params.logprobs is not None else None
+        self._answers.tell(TokenEvent(piece, news.token, shown, index=self.index))
+
+    def finish(self, reason: FinishReason) -> None:
+        """It is complete."""
+        rest = self._text.finish()
+        params = self.request.params
+        completion = Completion(
+            text=self._text.text,
+            token_ids=tuple(self.job.output),
+            finish_reason=reason,
+            usage=Usage(self.job.prompt_length, self.job.generated, self.job.cached),
+            timings=self._timings(),
+            logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            index=self.index,
+            cumulative_logprob=sum(p.logprob for p in self._logprobs) if self._logprobs else None,
+        )
+        self._answers.end(self, rest, completion)
+
+    def _timings(self) -> Timings:
+        now = time.perf_counter()
+        submitted, computed = self.request.submitted, self.job.prompt_length - self.job.cached
+        started, first = self.started or now, self.first or now
+        prefilling, decoding = first - started, (self.last or now) - first
+        return Timings(
+            queued=started - submitted,
+            ttft=first - submitted,
+            total=now - submitted,
+            prefill_tokens_per_second=computed / prefilling if prefilling > 0 else 0.0,
+            decode_tokens_per_second=(self.job.generated - 1) / decoding if decoding > 0 else 0.0,
+        )
+
+
+def _likelihood(completion: Completion) -> float:
+    """The log-probability of an answer; one that was cancelled before its first token comes last."""
+    known = completion.cumulative_logprob
+    return -math.inf if known is None else known
+
+
+def scored(params: SamplingParams) -> SamplingParams:
+    """`params` with the log-probabilities that choosing the best of several answers takes."""
+    if params.best_of is None or params.logprobs is not None:
+        return params
+    return replace(params, logprobs=0)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of the answer `index` of a request: its own for each, and the request's for the first."""
+    return (seed + index * 0x9E3779B97F4A7C15) % 2**63 if index else seed

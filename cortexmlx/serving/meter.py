@@ -1,0 +1,66 @@
+"""Latencies of the recent past, and how an engine was filled over time: pure Python, cheap to add to."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cortexmlx.stats import Latency, Moment
+
+_REMEMBERED = 1024
+"""How many of the newest values the quantiles are taken over."""
+
+
+class Meter:
+    """Collects durations in seconds."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._newest: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        """One more duration."""
+        self._count += 1
+        self._newest.append(seconds)
+
+    def summary(self) -> Latency:
+        """Everything so far; zeros if there is nothing."""
+        ordered = sorted(self._newest)
+        if not ordered:
+            return Latency(0, 0.0, 0.0, 0.0, 0.0)
+        last = len(ordered) - 1
+        return Latency(
+            count=self._count,
+            mean=sum(ordered) / len(ordered),
+            p50=ordered[last // 2],
+            p99=ordered[round(last * 0.99)],
+            longest=ordered[last],
+        )
+
+
+class Timeline:
+    """Moments from the beginning to now, at most `size`: when it is full every second one goes, and from then on they
+    are taken half as often. The first are `interval` seconds apart.
+    """
+
+    def __init__(self, size: int = 240, interval: float = 0.25) -> None:
+        self._size = size
+        self._interval = interval
+        self._moments: list[Moment] = []
+
+    def due(self, seconds: float) -> bool:
+        """Whether another moment should be taken now."""
+        return not self._moments or seconds - self._moments[-1].seconds >= self._interval
+
+    def add(self, moment: Moment) -> None:
+        """One more, later than all before; if it is not due it takes the place of the newest."""
+        if not self.due(moment.seconds):
+            self._moments[-1] = moment
+            return
+        self._moments.append(moment)
+        if len(self._moments) >= self._size:
+            self._moments = self._moments[::2]
+            self._interval *= 2
+
+    def moments(self) -> tuple[Moment, ...]:
+        """All that are kept, oldest first."""
+        return tuple(self._moments)

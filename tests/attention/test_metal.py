@@ -1,0 +1,251 @@
+"""The Metal backend around the kernels: work lists, mixed steps, its own checks, and when it steps aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.backends import choose_backend
+from cortexmlx.attention.check import check_variant
+from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.metal import sim
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.work import padded_tables, work_list
+from support.paged_problem import TOLERANCE, error
+
+BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
+
+
+class Step:
+    """Single-token rows and prefill pieces over one random arena."""
+
+    def __init__(
+        self, lengths: Sequence[int], pieces: tuple[Piece, ...] = (), window: int | None = None, dim: int = DIM
+    ):
+        random = np.random.default_rng(3)
+        counts = [-(-n // BLOCK) for n in lengths]
+        self.arena = KVArena([LayerGroup(KVSpec(KV_HEADS, dim, dim, "float32", window), (0,))], 40, BLOCK)
+        for slab in self.arena.slab(0):
+            slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
+        tables = np.full((len(lengths), max([1, *counts])), self.arena.null_block, np.int32)
+        blocks = iter(random.permutation(np.arange(8, 40)))
+        for row, count in enumerate(counts):
+            tables[row, :count] = [next(blocks) for _ in range(count)]
+        runs: tuple[KVHandle | None, ...] = (None,) * len(lengths)
+        self.step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, window)
+        flat = len(lengths) + sum(p.end - p.begin for p in pieces)
+        self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
+        shape = (len(lengths), KV_HEADS, 16, dim)
+        self.tail = tuple(mx.array(random.standard_normal(shape, np.float32)) for _ in range(2))
+
+    def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
+        tail = self.tail if tail_tokens else None
+        kv = PagedKV(self.arena, 0, self.step, tail, tail_tokens, mx.float32, backend)
+        return np.array(backend(self.queries, kv, scale=0.25, **options))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> MetalAttention:
+    return MetalAttention(sim.metal_kernel, check=False)
+
+
+def _agree(step: Step, kernels: MetalAttention, tail_tokens: int, **options: Any) -> None:
+    got, wanted = (step.attend(b, tail_tokens, **options) for b in (kernels.attend, reference.attend))
+    assert error(got, wanted) < TOLERANCE["float32"]
+    assert kernels.notes() == ()
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, window: int | None) -> None:
+    step = Step([30, 1, 8], window=window)
+    _agree(step, kernels, 1)
+    tables = step.step.memo["metal"].tables
+    for tail_tokens in range(2, 17):
+        _agree(step, kernels, tail_tokens)
+        assert step.step.memo["metal"].tables is tables, "block tables go to the device once per window"
+
+
+def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAttention) -> None:
+    scattered = np.random.default_rng(0).permutation(40 * BLOCK)[:20].astype(np.int32)
+    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None), Piece(9, 14, 15, None, scattered))
+    _agree(Step([17, 40], pieces), kernels, 0)
+    _agree(Step([17, 40], pieces, window=6), kernels, 0)
+
+
+def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:
+    sinks = mx.array([0.5, -2.0, 3.0, 0.0])
+    _agree(Step([30, 5]), kernels, 4, sinks=sinks)
+    _agree(Step([30, 5]), kernels, 4, sinks=sinks - 1.0)
+    _agree(Step([30, 5]), kernels, 4, softcap=1.5)
+
+
+def test_a_shape_without_a_kernel_uses_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    attention, step = MetalAttention(sim.metal_kernel), Step([9, 30], dim=18)
+    with caplog.at_level(logging.WARNING, "cortexmlx"):
+        outs = [step.attend(attention.attend, 3) for _ in range(2)]
+    assert np.array_equal(outs[1], step.attend(reference.attend, 3))
+    assert len(caplog.records) == 1 and "multiple of 4" in caplog.text
+    assert "head_dim 18" in attention.notes()[0]
+
+
+def _broken(damage: str) -> Any:
+    def factory(**options: Any) -> Any:
+        kernel = sim.metal_kernel(**options)
+
+        def call(**call_options: Any) -> list[mx.array]:
+            if damage == "raises":
+                raise RuntimeError("no such function\nmore")
+            return [a + 0.01 for a in kernel(**call_options)]
+
+        return call
+
+    return factory
+
+
+@pytest.mark.parametrize(("damage", "says"), [("wrong", "differs from the reference"), ("raises", "no such function")])
+def test_a_variant_that_disagrees_is_disabled_with_a_warning(
+    damage: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attention, step = MetalAttention(_broken(damage)), Step([9, 30])
+    with caplog.at_level(logging.WARNING, "cortexmlx"):
+        got = step.attend(attention.attend, 3)
+    assert np.array_equal(got, step.attend(reference.attend, 3))
+    assert says in caplog.text and says in attention.notes()[0]
+
+
+def test_a_variant_that_agrees_is_used() -> None:
+    attention, step = MetalAttention(sim.metal_kernel), Step([9, 30])
+    with sim.recording(coalescing=False) as recorded:
+        step.attend(attention.attend, 3)
+        checked = len(recorded.launches)
+        step.attend(attention.attend, 3)
+    assert attention.notes() == () and checked == 6 and len(recorded.launches) == 8
+
+
+def test_the_check_refuses_what_no_kernel_serves() -> None:
+    result = check_variant(DecodeKernels(sim.metal_kernel), Variant("float16", "float16", 512, 512, 32, 1))
+    assert not result.agrees and "between 8 and 256" in result.outcome
+
+
+def test_no_output_aliases_an_input_and_inputs_stay_as_they_are() -> None:
+    step = Step([30, 5])
+    inputs = [*step.arena.slab(0), *step.tail, step.queries]
+    before = [np.array(a) for a in inputs]
+    made: list[mx.array] = []
+
+    def factory(**options: Any) -> Any:
+        kernel = sim.metal_kernel(**options)
+
+        def call(**call_options: Any) -> list[mx.array]:
+            out = kernel(**call_options)
+            assert not any(np.shares_memory(np.asarray(o), np.asarray(i)) for o in out for i in call_options["inputs"])
+            made.extend(out)
+            return list(out)
+
+        return call
+
+    step.attend(MetalAttention(factory, check=False).attend, 3)
+    assert len(made) == 2
+    assert all(np.array_equal(np.array(a), b) for a, b in zip(inputs, before, strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 1500), min_size=1, max_size=20),
+    st.integers(0, 16),
+    st.none() | st.integers(1, 1600),
+    st.sampled_from([64, 256]),
+)
+def test_work_items_cover_each_visible_token_once(
+    lengths: list[int], tail_tokens: int, window: int | None, partition: int
+) -> None:
+    arena = np.array(lengths, np.int32)
+    work = work_list(arena, tail_tokens, window, partition)
+    assert work.plan.dtype == np.int32 and len(work.plan) >= 8
+    parts = work.plan[: 2 * work.rows].reshape(-1, 2)
+    items = work.plan[2 * work.rows : 2 * work.rows + 4 * work.items].reshape(-1, 4)
+    assert parts[:, 1].sum() == work.items
+    for row, (first_item, count) in enumerate(parts):
+        mine = items[first_item : first_item + count]
+        assert (mine[:, 0] == row).all() and (mine[:, 3] == lengths[row]).all() and count >= 1
+        end = lengths[row] + tail_tokens
+        start = 0 if window is None else max(0, end - window)
+        assert [t for _, a, b, _ in mine for t in range(a, b)] == list(range(start, end))
+        assert all(a // partition == (b - 1) // partition for _, a, b, _ in mine if a < b)
+        if end > start:
+            assert (mine[:, 1] < mine[:, 2]).all(), "no empty work"
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (3, 2), (7, 1), (8, 1), (2, 9)])
+def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> None:
+    tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
+    padded = padded_tables(tables)
+    assert padded.size >= 8 and np.array_equal(padded[:, :blocks], tables)
+
+
+def test_every_variant_fits_a_threadgroup() -> None:
+    for dim in (64, 80, 96, 112, 128, 192, 256):
+        for group in range(1, 33):
+            v = Variant("float32", "float32", dim, dim, 32, group)
+            assert refusal(v) is None
+            assert v.tile * v.tiles >= group > v.tile * (v.tiles - 1)
+    assert refusal(Variant("float32", "float32", 256, 256, 32, 71)) is not None
+
+
+def test_backends_are_chosen_by_name() -> None:
+    assert choose_backend("reference").describe() == "reference"
+    assert choose_backend("sim").name == "sim"
+    assert choose_backend("auto").name == ("metal" if mx.metal.is_available() else "reference")
+    with pytest.raises(InvalidRequest, match="auto, metal, reference or sim"):
+        choose_backend("cuda")
+    if not mx.metal.is_available():
+        with pytest.raises(InvalidRequest, match="no Metal device"):
+            choose_backend("metal")
+
+
+def test_a_row_is_bitwise_the_same_alone_and_in_a_batch_through_the_backend(kernels: MetalAttention) -> None:
+    step = Step([150, 90, 3])
+    together = step.attend(kernels.attend, 5)
+    for row in range(3):
+        alone = Step([150, 90, 3])
+        alone.step = GroupStep(step.step.tables[row : row + 1], step.step.lengths[row : row + 1], (None,), (), None)
+        alone.queries = step.queries[row : row + 1]
+        alone.tail = tuple(t[row : row + 1] for t in step.tail)
+        assert np.array_equal(alone.attend(kernels.attend, 5)[0], together[row])
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+def test_the_simulator_runs_the_text_that_mlx_compiles(
+    batch: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True)
+    work = work_list(np.full(batch, 40, np.int32), 0, None, 256)
+    arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
+    arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
+    arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2), mx.zeros(6)]
+
+    def printed(factory: Any, run: Any) -> str:
+        kernels = DecodeKernels(lambda **options: partial(factory(**options), verbose=True))
+        capfd.readouterr()
+        run(lambda *inputs: kernels(v, work.items, DecodeInputs(*inputs)))
+        return capfd.readouterr().out
+
+    theirs = printed(mx.fast.metal_kernel, lambda call: mx.export_function(str(tmp_path / "call"), call, *arrays))
+    assert theirs.count("[[kernel]] void") == 2
+    assert printed(sim.metal_kernel, lambda call: call(*arrays)) == theirs

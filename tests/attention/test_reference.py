@@ -1,0 +1,163 @@
+"""The reference backend against float64 NumPy, token by token: any tables, lengths, windows, sinks, caps and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from cortexmlx.attention.paged import GroupStep, PagedKV, Piece, paged_attention
+from cortexmlx.attention.reference import attend
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.scheduling.plan import TAIL_COLUMNS
+
+TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}
+
+
+def softmax_attention(q: Any, keys: Any, values: Any, scale: float, sink: float | None, cap: float | None) -> Any:
+    """One query `[dim]` over keys `[n, dim]` and values `[n, value_dim]`, in float64."""
+    scores = keys @ q * scale
+    if cap is not None:
+        scores = cap * np.tanh(scores / cap)
+    top = max(scores.max(), -np.inf if sink is None else sink)
+    weights = np.exp(scores - top)
+    total = weights.sum() + (0 if sink is None else np.exp(sink - top))
+    return weights @ values / total
+
+
+class Case:
+    """Random rows and pieces on a random arena, poisoned where nothing may be read."""
+
+    def __init__(self, draw: Any) -> None:
+        self.rng = rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        self.block_size = draw(st.sampled_from([8, 16]))
+        self.heads, self.group = draw(st.sampled_from([(1, 1), (1, 16), (2, 3), (3, 1), (2, 4)]))
+        self.dim, self.value_dim = draw(st.sampled_from([(8, 8), (16, 8), (4, 12)]))
+        self.dtype = draw(st.sampled_from(["float32", "float32", "float16", "bfloat16"]))
+        self.window = draw(st.sampled_from([None, 1, 3, 9, 20, 100]))
+        self.cap = draw(st.sampled_from([None, 2.0]))
+        self.scale = draw(st.sampled_from([0.3, 1.0])) if self.dtype == "float32" else 0.1
+        self.sinks = self.rounded(rng.normal(size=self.heads * self.group) * 3) if draw(st.booleans()) else None
+        self.tail_tokens = draw(st.sampled_from([0, 0, 1, 2, 15, 16]))
+        self.decoding = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(0, 4)))]
+        shape = st.tuples(st.integers(0, 30), st.integers(2, 20))
+        self.prefilling = [] if self.tail_tokens else [draw(shape) for _ in range(draw(st.integers(0, 2)))]
+        self.in_runs = draw(st.booleans())
+        self.shared = draw(st.booleans())
+
+    def rounded(self, values: Any) -> Any:
+        """Float64 numbers as the dtype holds them."""
+        return np.array(mx.array(values.astype(np.float32)).astype(getattr(mx, self.dtype)).astype(mx.float32), float)
+
+    def run(self) -> None:
+        spec = KVSpec(self.heads, self.dim, self.value_dim, self.dtype)
+        size, rng = self.block_size, self.rng
+        arena = KVArena([LayerGroup(spec, (0,))], 40, size)
+        arena.fill(0, np.arange(40 * size), float("nan"))
+        lengths = self.decoding + [first + count for first, count in self.prefilling]
+        content, tables, runs = self.fill(arena, lengths)
+        rows = len(self.decoding)
+        width = max((-(-n // size) for n in self.decoding), default=0)
+        padded = np.full((rows, width), arena.null_block, np.int32)
+        for row in range(rows):
+            padded[row, : len(tables[row])] = tables[row]
+        pieces, begin = [], rows
+        for (first, count), table, run in zip(self.prefilling, tables[rows:], runs[rows:], strict=True):
+            slots = (np.array(table)[:, None] * size + np.arange(size)).reshape(-1)[: first + count]
+            pieces.append(Piece(begin, begin + count, first, run, None if run else slots.astype(np.int32)))
+            begin += count
+        if not begin:
+            return
+        step = GroupStep(padded, np.array(self.decoding, np.int32), tuple(runs[:rows]), tuple(pieces), self.window)
+        tail, tail_content = self.tail(rows)
+        kv = PagedKV(arena, 0, step, tail, self.tail_tokens, getattr(mx, self.dtype), attend)
+        queries = self.rounded(rng.normal(size=(begin, self.heads * self.group, self.dim)) * 2)
+        q = mx.array(queries[:, :, None].astype(np.float32)).astype(kv.dtype)
+        sinks = None if self.sinks is None else mx.array(self.sinks.astype(np.float32)).astype(kv.dtype)
+        found = paged_attention(q, kv, scale=self.scale, sinks=sinks, softcap=self.cap)
+        assert found.dtype == kv.dtype and found.shape == (begin, self.heads * self.group, 1, self.value_dim)
+        result = np.array(found.astype(mx.float32), float)[:, :, 0]
+        flat = [(row, n) for row, n in enumerate(self.decoding)]
+        for i, (first, count) in enumerate(self.prefilling):
+            flat += [(rows + i, first + j + 1) for j in range(count)]
+        for token, (row, seen) in enumerate(flat):
+            keys, values = (c[:, :seen] for c in content[row])
+            if self.tail_tokens:
+                keys = np.concatenate([keys, tail_content[0][row]], 1)
+                values = np.concatenate([values, tail_content[1][row]], 1)
+            if self.window is not None:
+                keys, values = keys[:, -self.window :], values[:, -self.window :]
+            for head in range(self.heads * self.group):
+                kv_head = head // self.group
+                sink = None if self.sinks is None else self.sinks[head]
+                wanted = softmax_attention(
+                    queries[token, head], keys[kv_head], values[kv_head], self.scale, sink, self.cap
+                )
+                np.testing.assert_allclose(result[token, head], wanted, atol=TOLERANCE[self.dtype])
+
+    def fill(self, arena: KVArena, lengths: list[int]) -> tuple[Any, Any, Any]:
+        """Keys and values of every sequence go to its blocks, zeros to the rest of its last one."""
+        size, rng = self.block_size, self.rng
+        free = list(range(40)) if self.in_runs else rng.permutation(40).tolist()
+        content, tables, runs = [], [], []
+        for number, length in enumerate(lengths):
+            count = -(-length // size)
+            table, free = free[:count], free[count:]
+            dims = (self.dim, self.value_dim)
+            kv = [self.rounded(rng.normal(size=(self.heads, length, d))) for d in dims]
+            if self.shared and number and (full := min(length, lengths[0]) // size):
+                table[:full] = tables[0][:full]
+                for mine, theirs in zip(kv, content[0], strict=True):
+                    mine[:, : full * size] = theirs[:, : full * size]
+            slots = (np.array(table)[:, None] * size + np.arange(size)).reshape(-1)
+            padded = [np.pad(a, [(0, 0), (0, len(slots) - length), (0, 0)]) for a in kv]
+            arena.write(0, mx.array(slots.astype(np.int32)), *(mx.array(a.astype(np.float32)) for a in padded))
+            mx.eval(arena.arrays())
+            content.append(kv)
+            tables.append(table)
+            ascending = table == list(range(table[0], table[0] + count))
+            runs.append(KVHandle(table[0], count) if ascending else None)
+        return content, tables, runs
+
+    def tail(self, rows: int) -> tuple[Any, Any]:
+        if not self.tail_tokens or not rows:
+            self.tail_tokens = 0
+            return None, None
+        shape = (rows, self.heads, TAIL_COLUMNS)
+        full = [self.rounded(self.rng.normal(size=(*shape, d))) for d in (self.dim, self.value_dim)]
+        for array in full:
+            array[:, :, self.tail_tokens :] = np.nan
+        tail = tuple(mx.array(a.astype(np.float32)).astype(getattr(mx, self.dtype)) for a in full)
+        return tail, [a[:, :, : self.tail_tokens] for a in full]
+
+
+@given(st.data())
+@settings(max_examples=120, deadline=None)
+def test_any_step_is_softmax_attention(data: st.DataObject) -> None:
+    Case(data.draw).run()
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=4000, deadline=None)
+def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
+    Case(data.draw).run()
+
+
+def test_a_row_far_below_zero_keeps_its_softmax() -> None:
+    """A running maximum that starts at 0 or an epsilon in the denominator would lose rows whose logits are all -40."""
+    arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, 8)
+    keys = mx.broadcast_to(mx.array([[-40.0, 0, 0, 0]]), (1, 8, 4))
+    values = mx.arange(32, dtype=mx.float32).reshape(1, 8, 4)
+    arena.write(0, slice(8, 16), keys, values)
+    q = mx.broadcast_to(mx.array([1.0, 0, 0, 0]), (2, 1, 1, 4))
+    for run in (KVHandle(1, 1), None):
+        step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), None)
+        out = paged_attention(q, PagedKV(arena, 0, step, None, 0, mx.float32, attend), scale=1.0)
+        np.testing.assert_allclose(np.array(out)[:, 0, 0], [[14, 15, 16, 17], [4, 5, 6, 7]], rtol=1e-5)

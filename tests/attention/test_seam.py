@@ -1,0 +1,92 @@
+"""The seam into mlx-lm's unedited models: what goes into the arena is what mlx-lm keeps, layer by layer, and whoever
+does not hold one of our handles notices nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention.seam import install, probe
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import group_layers
+from support.core_driver import Driver
+from support.tiny import CONFIGS, tokens_of, write_tiny
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "deepseek_v2", "gpt2"])
+def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged: Any) -> None:
+    """A layer that wrote to another layer's slab, or at another place, would show here. Prefilled in pieces, then
+    decoded past a drain.
+    """
+    from mlx_lm.models.cache import KVCache
+
+    prompt = tokens_of(30, seed=5)
+    driver = Driver(tiny(name), prefill_budget=13, max_rows=2)
+    handle = driver.add(prompt, 40)
+    driver.step(26)
+    job = next(iter(driver.core._answers.values())).job
+    stored = job.stored
+    assert stored > len(prompt), "a window must have been flushed"
+    tokens = job.tokens[:stored]
+    model = judged(name)[0]
+    caches = [KVCache() for _ in model.layers]
+    mx.eval(model(mx.array([tokens]), cache=caches))
+    for layer, cache in enumerate(caches):
+        group = driver.core.arena.group_of[layer]
+        slots = mx.array(driver.core.cache.slots(job.id, group, 0, stored))
+        for ours, theirs in zip(driver.core.arena.slab(layer), (cache.keys, cache.values), strict=True):
+            if layer and CONFIGS[name].get("sliding_window"):
+                continue  # a plain cache sees past the window, so only the first layer's input is the same
+            np.testing.assert_allclose(np.array(ours[:, slots]), np.array(theirs[0, :, :stored]), atol=1e-3)
+    handle.cancel()
+
+
+def test_layers_of_one_kind_share_their_tables(tiny: Any) -> None:
+    from cortexmlx.models import load_model
+
+    groups = group_layers(probe(load_model(tiny("windowed llama")).model))
+    assert [(g.spec.window, g.layers) for g in groups] == [(11, (0, 2)), (None, (1,))]
+    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.key_dim == 12
+    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.value_dim == 6
+
+
+def test_mlx_lm_itself_is_not_disturbed(tiny: Any, judged: Any) -> None:
+    """With the seam in place, mlx-lm's own caches give the same logits as no cache at all."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    install()
+    for name in ("llama", "gemma3_text", "gpt_oss"):
+        model = judged(name)[0]
+        tokens = mx.array([tokens_of(20, seed=2)])
+        cache = make_prompt_cache(model)
+        pieces = [model(tokens[:, :12], cache=cache), model(tokens[:, 12:], cache=cache)]
+        np.testing.assert_allclose(np.array(mx.concatenate(pieces, 1)), np.array(model(tokens)), atol=1e-3)
+
+
+def test_installing_again_wraps_nothing_twice() -> None:
+    from mlx_lm.models import base, llama
+
+    install()
+    before = base.scaled_dot_product_attention, llama.scaled_dot_product_attention
+    install()
+    assert (base.scaled_dot_product_attention, llama.scaled_dot_product_attention) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mamba", {}, "mamba"),
+        ("llama", {"model_type": "gemma2"}, "gemma2"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "llama: its attention cannot be paged"),
+    ],
+)
+def test_a_model_that_cannot_be_paged_is_refused_and_never_answers_wrongly(
+    tmp_path: Any, name: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_tiny(tmp_path / "model", name, **changes)
+    with pytest.raises(ModelUnsupported, match=message):
+        Driver(folder)

@@ -1,0 +1,183 @@
+"""`cortexmlx batch` from file to file, with an engine that needs no model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.batch_progress import duration
+from cortexmlx.cli.start import run
+from support import cli_fakes
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "in.jsonl"
+
+
+def test_simple_records_in_input_order_with_a_summary_on_stderr(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"id": "slow", "prompt": "!long", "max_tokens": 40}\n{"prompt": "né", "max_tokens": 2}\n')
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    slow, quick = records(out)
+    assert (slow["id"], slow["finish_reason"], slow["usage"]["completion_tokens"]) == ("slow", "length", 40)
+    assert quick == {
+        "id": 2,
+        "text": "You said:",
+        "finish_reason": "length",
+        "usage": {"prompt_tokens": 4, "completion_tokens": 2, "cached_tokens": 2, "total_tokens": 6},
+    }
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and stderr.startswith("cortexmlx: 2 answered, 0 failed, 42 tokens in ")
+
+
+def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, source: Path, out: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    lines = [
+        {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"custom_id": "c2", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi", "n": 2}},
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    chat, text = records(out)
+    assert chat["response"]["body"].pop("created") > 1_700_000_000
+    assert chat == {
+        "id": "batch_req_1",
+        "custom_id": "c1",
+        "response": {
+            "status_code": 200,
+            "request_id": "req_1",
+            "body": {
+                "id": "cmpl-1",
+                "object": "chat.completion",
+                "model": "fake",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": "You said: hi"},
+                        "logprobs": None,
+                        "finish_reason": "stop",
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": 4,
+                    "completion_tokens": 3,
+                    "total_tokens": 7,
+                    "prompt_tokens_details": {"cached_tokens": 2},
+                },
+            },
+        },
+        "error": None,
+    }
+    choices = text["response"]["body"]["choices"]
+    assert [(c["index"], c["text"]) for c in choices] == [(0, "You said: hi"), (1, "You said: hi")]
+    assert text["response"]["body"]["usage"]["completion_tokens"] == 6
+    assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi"]
+
+
+def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(fakes: Fakes, source: Path, out: Path) -> None:
+    source.write_text(
+        '{"prompt": "a"}\n{oops\n{"id": 7, "prompt": "!fail"}\n{"id": "", "prompt": ""}\n{"prompt": "b"}\n'
+    )
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
+    first, broken, failed, empty, last = records(out)
+    assert (first["text"], last["text"]) == ("You said: a", "You said: b")
+    assert broken["error"]["line"] == 2 and broken["error"]["message"].startswith("not JSON")
+    message = "prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"
+    assert failed == {"id": 7, "error": {"code": "PromptTooLong", "message": message, "line": 3}}
+    assert empty["error"] == {"code": "invalid_request", "message": "the prompt is empty", "line": 4}
+
+
+def test_unordered_writes_whatever_finishes_first(fakes: Fakes, source: Path, out: Path) -> None:
+    source.write_text('{"id": "long", "prompt": "!long"}\n{"id": "short", "prompt": "hi"}\n')
+    assert run(["batch", "fake", str(source), "-o", str(out), "--unordered"]) == 0
+    assert [r["id"] for r in records(out)] == ["short", "long"]
+
+
+def test_plain_lines_from_stdin_to_stdout_through_the_template(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(b"one\ntwo\n")
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["batch", "-m", "fake", "-", "--system", "Be brief."]) == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [
+        "You said: one",
+        "You said: two",
+    ]
+    assert fakes.engine.seen[1][0] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
+
+
+def test_a_huge_input_is_read_only_as_fast_as_it_is_answered(fakes: Fakes, out: Path, source: Path) -> None:
+    source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(300)))
+    assert run(["batch", "fake", str(source), "-o", str(out), "--max-rows", "3"]) == 0
+    assert [r["text"] for r in records(out)] == [f"You said: {i}" for i in range(300)]
+    assert 3 < fakes.engine.most_in_flight <= 12
+
+
+def test_ignored_keys_are_reported_once(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a", "max_token": 1}\n{"prompt": "b", "max_token": 1}\n')
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    assert "cortexmlx: ignored keys: max_token (2x)\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("batch fake {tmp}/none.jsonl", 1, "error: No such file or directory: {tmp}/none.jsonl\n"),
+        ("batch fake {tmp}/in.jsonl -o {tmp}", 1, "error: {tmp} is a folder: give -o a file\n"),
+        ("batch fake {tmp}/in.jsonl -o {tmp}/no/out", 1, "error: no folder {tmp}/no to write out into\n"),
+        ("batch fake {tmp}/in.jsonl -o {tmp}/in.jsonl", 1, "error: {tmp}/in.jsonl is both input and output: "),
+        ("batch missing {tmp}/in.jsonl", 1, "error: no model 'missing'"),
+        ("batch a b c", 2, "3 arguments, but MODEL and IN are two"),
+        ("batch", 2, "Missing argument"),
+    ],
+)
+def test_unusable_files_are_refused_before_anything_is_loaded(
+    line: str, code: int, says: str, fakes: Fakes, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n')
+    assert run(line.format(tmp=tmp_path).split()) == code
+    assert says.format(tmp=tmp_path) in capsys.readouterr().err
+    assert fakes.opened == [] and source.read_text() == '{"prompt": "a"}\n'
+
+
+def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -> None:
+    source.write_text('{"prompt": "a"}\n{"id": "stuck", "prompt": "!slow"}\n{"prompt": "c"}\n')
+    process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source), "-o", str(out)], stderr=-1, stdin=-3)
+    for _ in range(200):
+        if out.exists() and out.read_text():
+            break
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert [r["id"] for r in records(out)] == [1, 3]
+    assert err.startswith(b"cortexmlx: 2 answered, 0 failed")
+
+
+def test_duration_is_short() -> None:
+    assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]

@@ -1,0 +1,209 @@
+"""Requests that end before their time: cancelled, failed, closed. The others go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx.errors import EngineClosed
+from cortexmlx.request import FinishReason, RequestState
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+PROMPT = tokens_of(20, seed=1)
+
+
+@pytest.fixture
+def engine(tiny: Any) -> Iterator[Engine]:
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
+        yield engine
+
+
+def finally_nothing_lost(engine: Engine) -> None:
+    """Cancelled requests need a step to leave."""
+    for _ in range(100):
+        stats = engine.stats()
+        if not stats.rows_running and not stats.rows_waiting:
+            break
+        time.sleep(0.01)
+    assert_nothing_lost(stats)
+
+
+# -- cancelled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(0, 30, 3))
+def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny: Any, theirs: Any, steps: int) -> None:
+    """Fifty tokens are prefilled in four pieces, then decoded across the end of a window."""
+    driver = Driver(tiny("llama"), prefill_budget=16)
+    prompt, other = tokens_of(50, seed=2), tokens_of(9, seed=3)
+    neighbour = driver.add(other, 40)
+    handle = driver.add(prompt, 60)
+    driver.step(steps)
+    handle.cancel()
+    completion = driver.result(handle)
+    assert completion.finish_reason is FinishReason.CANCELLED and handle.state is RequestState.CANCELLED
+    assert list(completion.token_ids) == theirs("llama", prompt, 60)[: len(completion.token_ids)]
+    handle.cancel()
+    driver.finish()
+    assert list(driver.result(neighbour).token_ids) == theirs("llama", other, 40)
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=1)
+    first, second = driver.add(PROMPT, 20), driver.add(PROMPT, 20)
+    driver.step(3)
+    second.cancel()
+    assert driver.result(second).token_ids == ()
+    driver.finish()
+    assert len(driver.result(first).token_ids) == 20
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, LONG)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    finally_nothing_lost(engine)
+
+
+def test_leaving_an_astream_cancels_its_request(engine: Engine) -> None:
+    async def first() -> None:
+        async for _ in engine.astream(PROMPT, LONG):
+            break
+
+    asyncio.run(first())
+    finally_nothing_lost(engine)
+
+
+def test_a_cancelled_asyncio_task_cancels_its_request(engine: Engine) -> None:
+    async def collect() -> list[Any]:
+        return [event async for event in engine.astream(PROMPT, LONG)]
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(collect(), 0.05)
+
+    asyncio.run(give_up())
+    finally_nothing_lost(engine)
+
+
+def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -> None:
+    loop = asyncio.new_event_loop()
+    stream = engine.astream(PROMPT, LONG)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+
+
+# -- failed -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_that_raises_is_logged_and_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def listen(_: Any) -> None:
+        raise ZeroDivisionError("the listener's own mistake")
+
+    with caplog.at_level(logging.ERROR, "cortexmlx"):
+        handle = engine.submit(PROMPT, SHORT, on_event=listen)
+        assert len(handle.result(30).token_ids) == 12
+        for _ in range(100):
+            if caplog.records:
+                break
+            time.sleep(0.01)
+    assert "ZeroDivisionError" in caplog.text
+    assert engine.generate(PROMPT, SHORT).token_ids == handle.result().token_ids
+    finally_nothing_lost(engine)
+
+
+def fail_once(owner: Any, name: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call number `after` of a method raises; all others work."""
+    original, calls = getattr(owner, name), [0]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after:
+            raise RuntimeError("it broke")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+PARTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
+    "plan": lambda core: (core.scheduler, "plan"),
+    "dispatch": lambda core: (core.runner, "dispatch"),
+    "writing": lambda core: (core.arena, "write"),
+    "collect": lambda core: (core.runner, "collect"),
+    "commit": lambda core: (core.scheduler, "commit"),
+}
+
+
+@pytest.mark.parametrize("after", [1, 2, 19, 20])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, part: str, after: int
+) -> None:
+    with Engine(tiny("llama"), kv_memory="64KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
+        core = engine._worker.core
+        fail_once(*PARTS[part](core), after, monkeypatch)
+        prompts = [tokens_of(n, seed=n) for n in (30, 9, 40, 5)]
+        handles = engine._worker.ask(lambda _: [engine.submit(p, LONG) for p in prompts])
+        for handle in handles:
+            with pytest.raises(CortexError, match="it broke"):
+                handle.result(30)
+            assert handle.state is RequestState.FAILED
+        monkeypatch.undo()
+        assert_nothing_lost(engine.stats())
+        for n in (33, 8):
+            prompt = tokens_of(n, seed=50 + n)
+            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("llama", prompt, 12)
+        assert_nothing_lost(engine.stats())
+
+
+def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = engine.submit(PROMPT, LONG)
+    next(iter(other))
+    fail_once(engine._worker.core.scheduler, "add", 1, monkeypatch)
+    with pytest.raises(CortexError, match="it broke"):
+        engine.submit(PROMPT, SHORT).result(10)
+    assert len(other.result(30).token_ids) == 400
+    finally_nothing_lost(engine)
+
+
+# -- closed -----------------------------------------------------------------------------------------------------------
+
+
+def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None:
+    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=2)
+    handles = [engine.submit(PROMPT, LONG) for _ in range(4)]
+    next(iter(handles[0]))
+    engine.close()
+    engine.close()
+    for handle in handles:
+        with pytest.raises(EngineClosed):
+            handle.result(10)
+        with pytest.raises(EngineClosed):
+            list(handle)
+        handle.cancel()
+    for refused in (engine.stats, lambda: engine.generate(PROMPT), lambda: engine.submit(PROMPT)):
+        with pytest.raises(EngineClosed):
+            refused()
+
+
+def test_an_engine_that_is_dropped_ends_its_requests(tiny: Any) -> None:
+    handle = Engine(tiny("llama"), kv_memory="256KB", block_size=8).submit(PROMPT, LONG)
+    with pytest.raises(EngineClosed):
+        handle.result(10)
+
+
+def test_a_stream_keeps_its_engine(tiny: Any) -> None:
+    *_, last = Engine(tiny("llama"), kv_memory="256KB", block_size=8).stream(PROMPT, SHORT)
+    assert len(last.completion.token_ids) == 12

@@ -1,0 +1,157 @@
+"""However a program ends, it ends: with its own exit code, and no abort of an engine thread under a dying
+interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from support.core_driver import assert_nothing_lost
+from support.tiny import tokens_of
+
+LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
+HEAD = """
+import sys
+from cortexmlx import Engine, SamplingParams
+engine = lambda name=sys.argv[1]: Engine(name, kv_memory="256KB", block_size=8, max_rows=4)
+"""
+
+
+def start(program: str, model: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + program, str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "last"),
+    [
+        ("e = engine(); print(len(e.generate([1, 2, 3]).token_ids) > 0)", 0, ""),
+        (f"e = engine(); h = e.submit([1, 2, 3], {LONG}); next(iter(h))", 0, ""),
+        ("engine('/no/such/folder')", 1, "ModelNotFound"),
+        ("e = engine(); e.close(); f = engine(); f.generate([1]); raise SystemExit(7)", 7, ""),
+        (f"e = engine(); s = e.stream([1, 2], {LONG}); next(s); raise KeyError('mine')", 1, "KeyError: 'mine'"),
+        (
+            "import threading\n"
+            f"e = engine(); threading.Thread(target=lambda: print(e.generate([5], {LONG}).text)).start()",
+            0,
+            "",
+        ),
+    ],
+    ids=["not closed", "in flight", "failed load", "closed, then another", "an error", "waiting in a thread"],
+)
+def test_a_program_ends_with_its_own_exit_code(program: str, code: int, last: str, tiny: Any) -> None:
+    process = start(program, tiny("llama"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert last in (errors.strip().splitlines() or [""])[-1]
+    assert code == 1 or not errors
+
+
+def test_ctrl_c_in_generate_cancels_the_request_and_leaves_the_engine_usable(tiny: Any) -> None:
+    program = """
+e = engine()
+print("ready", flush=True)
+try:
+    while True:
+        e.generate([1, 2, 3], SamplingParams(max_tokens=480, ignore_eos=True))
+except KeyboardInterrupt:
+    pass
+print(len(e.generate([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)).token_ids))
+import time
+while e.stats().rows_running: time.sleep(0.01)
+"""
+    process = start(program, tiny("llama"))
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "5\n", "")
+
+
+def test_two_engines_at_once_do_not_disturb_each_other(tiny: Any, theirs: Any) -> None:
+    prompts = [tokens_of(n, seed=n) for n in (5, 18, 33)]
+    params = SamplingParams(max_tokens=30)
+    with Engine(tiny("llama"), kv_memory="256KB") as one, Engine(tiny("gemma3_text"), kv_memory="256KB") as two:
+        pairs = [(one.submit(p, params), two.submit(p, params)) for p in prompts]
+        for prompt, (first, second) in zip(prompts, pairs, strict=True):
+            assert list(first.result(30).token_ids) == theirs("llama", prompt, 30)
+            assert list(second.result(30).token_ids) == theirs("gemma3_text", prompt, 30)
+
+
+def test_one_engine_serves_many_threads(tiny: Any) -> None:
+    """Some wait, some stream, some cancel, some ask for stats; everybody gets the tokens they would get alone."""
+    params = SamplingParams(max_tokens=25, ignore_eos=True)
+    prompts = [tokens_of(4 + 5 * i, seed=i) for i in range(6)]
+    errors: list[BaseException] = []
+    with Engine(tiny("llama"), kv_memory="128KB", block_size=8, max_rows=3) as engine:
+        alone = [engine.generate(p, params).token_ids for p in prompts]
+
+        def work(i: int) -> None:
+            try:
+                for turn in range(4):
+                    prompt, wanted = prompts[(i + turn) % 6], alone[(i + turn) % 6]
+                    if turn % 2:
+                        assert tuple(e.token_id for e in engine.stream(prompt, params))[:-1] == wanted
+                    else:
+                        assert engine.generate(prompt, params).token_ids == wanted
+                    cancelled = engine.submit(prompt, params)
+                    cancelled.cancel()
+                    assert cancelled.result(30).token_ids == wanted[: len(cancelled.result().token_ids)]
+                    assert engine.stats().rows_running <= 3
+                    engine.tokenize("the end")
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors, errors[0]
+        for _ in range(100):
+            if not engine.stats().used_blocks:
+                break
+            time.sleep(0.01)
+        assert_nothing_lost(engine.stats())
+
+
+def test_closing_from_many_threads_while_others_ask(tiny: Any) -> None:
+    from cortexmlx import CortexError
+
+    engine = Engine(tiny("llama"), kv_memory="128KB", block_size=8, max_rows=3)
+    ended = []
+
+    def ask() -> None:
+        try:
+            while True:
+                engine.generate([1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True))
+        except CortexError as error:
+            ended.append(type(error).__name__)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    closers = [threading.Thread(target=engine.close) for _ in range(3)]
+    for thread in closers:
+        thread.start()
+    for thread in [*threads, *closers]:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert ended == ["EngineClosed"] * 4

@@ -1,0 +1,189 @@
+"""Several answers to one prompt: one prefill, shared blocks, seeds of their own, the likeliest of many, events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import FinishReason, TokenEvent
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+PROMPT = tokens_of(45, seed=9)
+HOT = {"temperature": 0.9, "seed": 5}
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_inside_cached_blocks_goes_on_with_their_chain() -> None:
+    """The blocks that a child adds must never look like the beginning of a text, even when the parent's are evicted."""
+    cache = KVCache([LAYER], 8, block_size=4)
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    keys = cache.prefix.keys(text)
+    cache.allocate_for(1, 8)
+    cache.append(1, 8)
+    cache.register(1, text, 8, keys)
+    cache.fork(1, 2, 7)
+    cache.free(1)
+    cache.drop_cached()
+    cache.append(2, 1)
+    cache.register(2, text, 8, keys)
+    late = [5, 6, 7, 8, 9]
+    assert cache.match(late, cache.prefix.keys(late), 4).partial is None
+    again = cache.match([*text, 9], keys, 8)
+    assert [e.blocks for e in again.entries] == [(b,) for b in cache.block_table(2, 0).tolist()]
+
+
+def test_children_share_the_full_blocks_and_own_the_partial_one() -> None:
+    cache = KVCache([LAYER], 16, block_size=4)
+    cache.allocate_for(0, 10)
+    cache.append(0, 10)
+    copies = [c for child in (1, 2, 3) for c in cache.fork(0, child, 9)]
+    tables = [cache.block_table(seq, 0).tolist() for seq in range(4)]
+    assert all(t[:2] == tables[0][:2] for t in tables) and len({t[2] for t in tables}) == 4
+    assert [(c.source, c.target) for c in copies] == [(tables[0][2], t[2]) for t in tables[1:]]
+    assert cache.stats().shared_blocks == 2 and cache.stats().used_blocks == 6
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_is_computed_once(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=4, prefill_budget=512)
+    computed: list[int] = []
+    dispatch = driver.core.runner.dispatch
+
+    def counting(plan: Any, rows: Any) -> Any:
+        computed.append(sum(s.count for s in plan.segments if s.count > 1))
+        return dispatch(plan, rows)
+
+    driver.core.runner.dispatch = counting  # type: ignore[method-assign]
+    handle = driver.add(PROMPT, 12, n=4, **HOT)
+    driver.finish()
+    assert len(driver.result(handle).others) == 3
+    assert sum(computed) == len(PROMPT)
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 16, 45])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, prefix_cache: bool) -> None:
+    from cortexmlx.serving.answers import seed_of
+
+    prompt = PROMPT[:length]
+    driver = Driver(tiny("llama"), max_rows=4, prefix_cache=prefix_cache)
+    handle = driver.add(prompt, 20, seed=5, n=4, temperature=0.9)
+    driver.finish()
+    first = driver.result(handle)
+    answers = [first, *first.others]
+    assert [a.index for a in answers] == [0, 1, 2, 3]
+    for answer in answers:
+        alone = Driver(tiny("llama"), max_rows=1)
+        single = alone.add(prompt, 20, seed=seed_of(5, answer.index), temperature=0.9)
+        alone.finish()
+        assert alone.result(single).token_ids == answer.token_ids
+    assert len({a.token_ids for a in answers}) == 4
+
+
+def test_greedy_answers_are_all_the_same_and_end_together(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=3)
+    handle = driver.add(PROMPT, 30, n=5)
+    driver.finish()
+    first = driver.result(handle)
+    assert {a.token_ids for a in (first, *first.others)} == {tuple(theirs("llama", PROMPT, 30))}
+
+
+def test_best_of_keeps_the_likeliest_of_all_answers(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=6)
+    every = driver.add(PROMPT, 16, seed=3, n=6, temperature=1.2, logprobs=0)
+    driver.finish()
+    all_six = [driver.result(every), *driver.result(every).others]
+    ranked = sorted(all_six, key=lambda c: -(c.cumulative_logprob or 0.0))
+    best = driver.add(PROMPT, 16, seed=3, n=2, best_of=6, temperature=1.2)
+    driver.finish()
+    chosen = [driver.result(best), *driver.result(best).others]
+    assert [c.token_ids for c in chosen] == [c.token_ids for c in ranked[:2]]
+    assert [c.index for c in chosen] == [0, 1]
+    for mine, wanted in zip(chosen, ranked, strict=False):
+        assert mine.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-4)
+        assert mine.logprobs is None, "nobody asked to see them"
+
+
+def test_events_say_which_answer_they_belong_to(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=3)
+    handle = driver.add(PROMPT, 14, n=3, **HOT)
+    driver.finish()
+    events: list[TokenEvent] = list(handle)
+    first = driver.result(handle)
+    for answer in (first, *first.others):
+        own = [e for e in events if e.index == answer.index]
+        assert tuple(e.token_id for e in own if e.token_id is not None) == answer.token_ids
+        assert "".join(e.text for e in own) == answer.text
+        assert [e.finish_reason for e in own if e.finish_reason] == [FinishReason.LENGTH]
+    assert [e.completion is not None for e in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_best_of_streams_nothing_before_it_has_chosen(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=3)
+    handle = driver.add(PROMPT, 14, n=1, best_of=3, **HOT)
+    driver.finish()
+    events = list(handle)
+    assert len(events) == 1 and events[0].completion is not None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9, 18, 25])
+def test_cancelling_ends_all_answers_within_a_step(tiny: Any, steps: int) -> None:
+    driver = Driver(tiny("llama"), max_rows=2, prefill_budget=16)
+    handle = driver.add(PROMPT, 60, n=4, **HOT)
+    driver.step(steps)
+    handle.cancel()
+    completion = driver.result(handle)
+    assert completion.finish_reason is FinishReason.CANCELLED
+    assert [c.finish_reason for c in completion.others] == [FinishReason.CANCELLED] * 3
+    driver.finish()
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_forked_prompts_do_not_count_as_found_in_the_prefix_cache(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=4)
+    handle = driver.add(PROMPT, 8, n=4, **HOT)
+    driver.finish()
+    first = driver.result(handle)
+    assert [c.usage.cached_tokens for c in (first, *first.others)] == [0, 0, 0, 0]
+    assert driver.core.stats().cached_tokens == 0
+    again = driver.add(PROMPT, 8, n=4, **HOT)
+    driver.finish()
+    second = driver.result(again)
+    assert [c.usage.cached_tokens for c in (second, *second.others)] == [44] * 4
+    assert driver.core.stats().cached_tokens == 44
+
+
+def test_more_answers_than_fit_at_once_are_preempted_and_stay_the_same(tiny: Any) -> None:
+    wide = Driver(tiny("llama"), tokens=2048, max_rows=8)
+    narrow = Driver(tiny("llama"), tokens=104, max_rows=8)
+    results = []
+    for driver in (wide, narrow):
+        handle = driver.add(PROMPT[:20], 50, n=6, **HOT)
+        driver.finish()
+        first = driver.result(handle)
+        results.append([c.token_ids for c in (first, *first.others)])
+        assert_nothing_lost(driver.core.stats())
+    assert results[0] == results[1]
+    assert wide.core.stats().preemptions == 0 < narrow.core.stats().preemptions
+
+
+def test_n_answers_through_the_engine_with_a_stop_string(tiny: Any) -> None:
+    with Engine(tiny("llama"), block_size=8, kv_memory="256KB") as engine:
+        params = SamplingParams(n=3, max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
+        plain = engine.generate(PROMPT, params)
+        stop = plain.text[5:7]
+        cut = engine.generate(PROMPT, SamplingParams(**{**vars(params), "stop": [stop]}))
+        for whole, part in zip((plain, *plain.others), (cut, *cut.others), strict=True):
+            assert part.text == whole.text.partition(stop)[0]
+        assert cut.finish_reason is FinishReason.STOP

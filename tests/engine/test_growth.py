@@ -1,0 +1,129 @@
+"""Rows that stay in one run: headroom, extension in place, a second run, and an arena that grows on demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_headroom_keeps_neighbours_apart_and_is_handed_back() -> None:
+    cache = KVCache([LAYER], 32, block_size=4)
+    for seq in (0, 1):
+        cache.allocate_for(seq, 8, headroom=16)
+        cache.append(seq, 8)
+    for _ in range(4):
+        cache.append(0, 4)
+        cache.append(1, 4)
+    assert [cache.run(seq, 0, 24) is not None for seq in (0, 1)] == [True, True]
+    cache.allocate_for(2, 8, headroom=16)
+    cache.append(2, 8)
+    assert (cache.capacity(2), cache.give_back(2), cache.capacity(2)) == (24, 4, 8)
+
+
+def test_headroom_is_only_taken_where_it_fits_into_the_run() -> None:
+    cache = KVCache([LAYER], 10, block_size=4)
+    cache.allocate_for(0, 32, headroom=100)
+    assert cache.capacity(0) == 32
+
+
+def test_a_row_without_room_beside_it_goes_on_in_a_second_run() -> None:
+    cache = KVCache([LAYER], 12, block_size=4)
+    for seq in (0, 1):
+        cache.allocate_for(seq, 8)
+        cache.append(seq, 8)
+    cache.append(0, 8)
+    assert cache.describe(0) == "0+2 4+2" and cache.run(0, 0, 16) is None
+    assert cache.stats().single_run_sequences == 1
+
+
+def test_growing_in_place_comes_before_a_run_with_headroom_elsewhere() -> None:
+    cache = KVCache([LAYER], 20, block_size=4)
+    for seq in (0, 1):
+        cache.allocate_for(seq, 8)
+        cache.append(seq, 8)
+    cache.free(0)
+    cache.allocate_for(2, 4, headroom=8)
+    assert cache.describe(2) == "4+3", "the hole of two blocks does not hold the headroom"
+    cache.free(2)
+    cache.allocate_for(3, 4)
+    cache.append(3, 4)
+    cache._grow(3, 2, 5)
+    assert cache.describe(3) == "0+2", "one block more is there, four more are not"
+
+
+def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
+    """Twenty blocks: four for each prompt, and headroom that the first row would keep until its end."""
+    driver = Driver(tiny("llama"), tokens=160, max_rows=4)
+    driver.add(tokens_of(30, seed=1), 120)
+    driver.step(3)
+    assert driver.core.cache.free_blocks < 4, "the first row has taken what is free as headroom"
+    second = driver.add(tokens_of(30, seed=2), 4)
+    driver.step(8)
+    assert driver.result(second).token_ids
+    assert driver.core.scheduler.preemptions == 0
+    driver.finish()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_most_rows_are_one_run(tiny: Any, rows: int) -> None:
+    driver = Driver(tiny("llama"), tokens=8192, max_rows=rows)
+    for i in range(3 * rows):
+        driver.add(tokens_of(10 + 7 * i % 50, seed=i), 30 + 11 * i % 60)
+    shares = []
+    while not driver.core.idle:
+        driver.step()
+        shares.append(driver.core.stats().single_run_share)
+    assert sum(shares) / len(shares) > 0.9
+
+
+# -- the arena's size -------------------------------------------------------------------------------------------------
+
+
+def test_the_arena_begins_small_and_grows_up_to_its_limit(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=6144, max_rows=16, prefill_budget=512)
+    before = driver.core.stats()
+    assert before.total_blocks == 256 and before.kv_bytes < before.kv_bytes_limit / 2
+    prompts = [tokens_of(400, seed=i) for i in range(14)]
+    answers = driver.answers(prompts, 30)
+    assert answers[::5] == [tuple(theirs("llama", p, 30)) for p in prompts[::5]]
+    after = driver.core.stats()
+    assert before.total_blocks < after.total_blocks <= 768 == after.kv_bytes_limit * 256 // before_limit(before)
+    assert_nothing_lost(after)
+
+
+def before_limit(stats: Any) -> int:
+    """Bytes that 256 blocks take, without the null and the scratch block."""
+    return int(stats.kv_bytes * 256 / 258)
+
+
+def test_the_arena_does_not_grow_for_what_fits(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=8192)
+    driver.answers([tokens_of(50, seed=i) for i in range(8)], 20)
+    assert driver.core.stats().total_blocks == 256
+
+
+@pytest.mark.parametrize("first", [60, 100, 250])
+def test_rows_that_decode_while_the_arena_grows_keep_their_tokens(tiny: Any, theirs: Any, first: int) -> None:
+    driver = Driver(tiny("windowed llama"), tokens=6144, max_rows=8, prefill_budget=512)
+    early = tokens_of(first, seed=first)
+    handle = driver.add(early, 120, ignore_eos=False)
+    driver.step(20)
+    sizes = {driver.core.arena.blocks}
+    for i in range(7):
+        driver.add(tokens_of(450, seed=i), 10)
+    while not driver.core.idle:
+        driver.step()
+        sizes.add(driver.core.arena.blocks)
+    assert len(sizes) > 1
+    assert list(driver.result(handle).token_ids) == theirs("windowed llama", early, 120)

@@ -1,0 +1,86 @@
+"""The whole engine with the Metal kernels in the simulator: the same greedy tokens as the reference backend, whatever
+happens to the rows around them, and nothing that quietly took the reference path instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from support.core_driver import Driver, assert_nothing_lost
+from support.judge import NOISE, disagreement
+from support.tiny import tokens_of
+
+PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
+
+
+@pytest.fixture(autouse=True)
+def fast() -> Any:
+    """The engine's tokens are judged here, the kernels' accesses elsewhere."""
+    from cortexmlx.metal import sim
+
+    with sim.options(checked=False):
+        yield
+
+
+def _same(model: Any, prompt: list[int], mine: Any, theirs: Any) -> None:
+    """The same tokens, or two that tie within float32 rounding where they part."""
+    found = disagreement(model, prompt, mine, theirs)
+    assert found is None or found[1] < NOISE, found
+
+
+@pytest.mark.parametrize("name", ["llama", "windowed llama", "gpt_oss"])
+def test_same_tokens_as_the_reference_alone_and_in_a_batch(
+    name: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
+) -> None:
+    kernels, reference = Driver(tiny(name), attention="sim"), Driver(tiny(name), attention="reference")
+    wanted = reference.answers(PROMPTS, 36)
+    for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 36), wanted, strict=True):
+        _same(judged(name)[0], prompt, mine, theirs)
+    _same(judged(name)[0], PROMPTS[1], kernels.answers(PROMPTS[1:2], 36)[0], wanted[1])
+    assert kernels.core.backend.notes() == ()
+    assert kernels.core.stats().attention_backend == "sim"
+
+
+def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
+    tiny: Callable[[str], Path], judged: Callable[[str], Any]
+) -> None:
+    driver, reference = (Driver(tiny("llama"), attention=a) for a in ("sim", "reference"))
+    first = driver.add(PROMPTS[0], 40)
+    driver.step(9)
+    second = driver.add(PROMPTS[1], 40)
+    driver.step(12)
+    driver.core.cancel(first.id)
+    third = driver.add(PROMPTS[2], 25)
+    driver.finish()
+    cut = driver.result(first).token_ids
+    assert 0 < len(cut) < 40
+    others = [(p, driver.result(h).token_ids) for p, h in ((PROMPTS[1], second), (PROMPTS[2], third))]
+    for prompt, tokens in ((PROMPTS[0], cut), *others):
+        _same(judged("llama")[0], prompt, tokens, reference.answers([prompt], len(tokens))[0])
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_forked_answers_share_their_prompt(tiny: Callable[[str], Path], judged: Callable[[str], Any]) -> None:
+    driver, reference = (Driver(tiny("llama"), attention=a) for a in ("sim", "reference"))
+    greedy = reference.answers([PROMPTS[1]], 20)[0]
+    handle = driver.add(PROMPTS[1], 20, n=2)
+    driver.finish()
+    for choice in (driver.result(handle), *driver.result(handle).others):
+        _same(judged("llama")[0], PROMPTS[1], choice.token_ids, greedy)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_ten_tokens_of_the_starter_model() -> None:
+    prompt = [{"role": "user", "content": "Name three colours of the rainbow."}]
+    answers = {}
+    for attention in ("sim", "reference"):
+        with Engine("smollm2", kv_memory="64MB", attention=attention) as engine:
+            answers[attention] = engine.generate(prompt, SamplingParams(max_tokens=10, temperature=0.0)).token_ids
+    assert len(answers["sim"]) == 10
+    assert answers["sim"] == answers["reference"]

@@ -1,0 +1,220 @@
+"""The prefix cache through the engine's core: what is shared, what never is, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import Completion, RequestState
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+SYSTEM = tokens_of(70, seed=4)
+
+
+def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10) -> Completion:
+    handle = driver.add(prompt, tokens)
+    driver.finish()
+    return driver.result(handle)
+
+
+# -- what is found again ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 16, 17, 45])
+def test_the_same_prompt_again_computes_one_token(tiny: Any, theirs: Any, length: int) -> None:
+    driver = Driver(tiny("llama"))
+    prompt = SYSTEM[:length]
+    assert ask(driver, prompt).usage.cached_tokens == 0
+    again = ask(driver, prompt)
+    assert again.usage.cached_tokens == length - 1
+    assert list(again.token_ids) == theirs("llama", prompt, 10)
+
+
+@pytest.mark.parametrize("name", ["llama", "windowed llama", "qwen3"])
+@pytest.mark.parametrize("answer", [1, 5, 16, 33])
+def test_a_chat_finds_its_own_answers_and_stays_in_one_run(tiny: Any, theirs: Any, name: str, answer: int) -> None:
+    """All of the turn before is there, except its last token, which was never computed."""
+    driver = Driver(tiny(name))
+    text = SYSTEM[:21]
+    before = 0
+    for turn in range(4):
+        handle = driver.add(text, answer)
+        driver.step(2)
+        job = next(iter(driver.core.scheduler.jobs), None)
+        if job is not None:
+            groups = range(len(driver.core.cache.groups))
+            assert all(driver.core.cache.run(job.id, g, len(text)) is not None for g in groups), "one run"
+        driver.finish()
+        done = driver.result(handle)
+        assert done.usage.cached_tokens == before
+        assert list(done.token_ids) == theirs(name, text, answer)
+        before = len(text) + answer - 1
+        text = [*text, *done.token_ids, *tokens_of(6, seed=turn)]
+
+
+def test_a_finished_rows_blocks_do_not_wait_for_the_others_windows(tiny: Any) -> None:
+    driver = Driver(tiny("llama"))
+    neighbour = driver.add(tokens_of(9, seed=8), 200)
+    first = driver.add(SYSTEM[:20], 5)
+    while first.state is not RequestState.FINISHED:
+        driver.step()
+    text = [*SYSTEM[:20], *driver.result(first).token_ids, 3, 1]
+    second = driver.add(text, 4)
+    while second.state is not RequestState.FINISHED:
+        driver.step()
+    assert driver.result(second).usage.cached_tokens == 24
+    assert neighbour.state is RequestState.DECODING
+    neighbour.cancel()
+
+
+def test_part_of_a_block_is_copied_when_others_need_it_whole(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"))
+    ask(driver, SYSTEM[:32], 1)
+    prompt = [*SYSTEM[:29], 7, 7, 7, 9]
+    branch = ask(driver, prompt)
+    assert branch.usage.cached_tokens == 29
+    assert list(branch.token_ids) == theirs("llama", prompt, 10)
+    again = ask(driver, SYSTEM[:40])
+    assert again.usage.cached_tokens == 32 and list(again.token_ids) == theirs("llama", SYSTEM[:40], 10)
+
+
+def test_without_the_prefix_cache_nothing_is_found(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), prefix_cache=False)
+    assert [ask(driver, SYSTEM).usage.cached_tokens for _ in range(2)] == [0, 0]
+    stats = driver.core.stats()
+    assert stats.cached_tokens == stats.cached_blocks == 0
+
+
+# -- who waits for whom -----------------------------------------------------------------------------------------------
+
+
+def computed_tokens(driver: Driver) -> list[int]:
+    """A list to which every step adds the prompt tokens that it computes."""
+    computed: list[int] = []
+    dispatch = driver.core.runner.dispatch
+
+    def counting(plan: Any, rows: Any) -> Any:
+        computed.append(sum(s.count for s in plan.segments if s.count > 1 or not s.needs_logits))
+        return dispatch(plan, rows)
+
+    driver.core.runner.dispatch = counting  # type: ignore[method-assign]
+    return computed
+
+
+def test_requests_that_arrive_together_compute_a_shared_prefix_once(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=8, prefill_budget=16)
+    computed = computed_tokens(driver)
+    prompts = [[*SYSTEM[:64], *tokens_of(6, seed=20 + i)] for i in range(5)]
+    assert driver.answers(prompts, 8) == [tuple(theirs("llama", p, 8)) for p in prompts]
+    assert sum(computed) == 64 + 5 * 6
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_who_waits_for_a_prefix_goes_on_when_its_computer_is_cancelled(tiny: Any, theirs: Any, steps: int) -> None:
+    driver = Driver(tiny("llama"), prefill_budget=16)
+    prompts = [[*SYSTEM[:64], 1, 2], [*SYSTEM[:64], 3], [*SYSTEM[:64], 4, 4, 4]]
+    handles = [driver.add(p, 8) for p in prompts]
+    driver.step(steps)
+    handles[0].cancel()
+    driver.finish()
+    for prompt, handle in list(zip(prompts, handles, strict=True))[1:]:
+        assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 8)
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_who_waits_for_a_prefix_lets_others_pass(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), prefill_budget=16)
+    first, waiting = driver.add(SYSTEM, 30), driver.add([*SYSTEM, 5], 30)
+    other = driver.add(tokens_of(4, seed=2), 30)
+    driver.step(2)
+    assert other.state is RequestState.DECODING or other.state is RequestState.PREFILLING
+    assert waiting.state is RequestState.WAITING
+    driver.finish()
+    assert driver.result(waiting).usage.cached_tokens >= 64
+    assert len(driver.result(first).token_ids) == 30
+
+
+@pytest.mark.parametrize("answers", [1, 12])
+def test_a_crowd_that_waits_for_one_prefix_keeps_nobody_from_an_empty_row(tiny: Any, answers: int) -> None:
+    driver = Driver(tiny("llama"), tokens=4096, prefill_budget=16)
+    computed = computed_tokens(driver)
+    crowd = [driver.add(SYSTEM, 4, n=answers) for _ in range(12 // answers)]
+    other = driver.add(tokens_of(4, seed=2), 4)
+    driver.step(1)
+    assert other.state is not RequestState.WAITING
+    driver.finish()
+    assert sum(len(a.token_ids) for h in crowd for a in (driver.result(h), *driver.result(h).others)) == 12 * 4
+    assert sum(computed) < len(SYSTEM) + 4 + 12 * 8, "the prefix is computed once"
+
+
+# -- what is never shared ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 8, 15, 30])
+def test_prompts_that_differ_in_one_early_token_share_nothing_after_it(tiny: Any, theirs: Any, place: int) -> None:
+    driver = Driver(tiny("llama"), prefill_budget=512)
+    other = [*SYSTEM[:place], (SYSTEM[place] + 1) % 256, *SYSTEM[place + 1 :]]
+    first, second = driver.add(SYSTEM, 30), driver.add(other, 30)
+    driver.step(4)
+    jobs = driver.core.scheduler.jobs
+    tables = [set(driver.core.cache.block_table(j.id, 0).tolist()[place // 8 :]) for j in jobs]
+    assert len(jobs) == 2 and not tables[0] & tables[1]
+    driver.finish()
+    assert driver.result(second).usage.cached_tokens <= place
+    assert list(driver.result(first).token_ids) == theirs("llama", SYSTEM, 30)
+    assert list(driver.result(second).token_ids) == theirs("llama", other, 30)
+
+
+def test_colliding_hashes_are_refused_and_the_tokens_stay_right(tiny: Any, theirs: Any) -> None:
+    """Every block of every text has the same key."""
+    driver = Driver(tiny("llama"), tokens=1024)
+    driver.core.cache.prefix = PrefixCache(8, hashing=lambda parent, tokens: b"same")
+    prompts = [tokens_of(n, seed=n) for n in (30, 31, 40, 30)] + [SYSTEM, SYSTEM[:33]]
+    for _ in range(2):
+        assert driver.answers(prompts, 20) == [tuple(theirs("llama", p, 20)) for p in prompts]
+        driver.core.cache.check_invariants()
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_another_identity_has_other_keys() -> None:
+    one, other = (PrefixCache(4, identity) for identity in ("model one", "model two"))
+    text = list(range(20))
+    assert not set(one.keys(text)) & set(other.keys(text))
+    one.insert(None, text[:4], (0,))
+    assert one.match(text, other.keys(text), 19).entries == ()
+
+
+def test_a_block_in_another_place_has_another_key() -> None:
+    cache = PrefixCache(4)
+    assert len(set(cache.keys([1, 2, 3, 4] * 3))) == 3
+
+
+# -- order of eviction ------------------------------------------------------------------------------------------------
+
+
+def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
+    cache = KVCache([LAYER], 12, block_size=2)
+    texts = [[i] * 6 for i in (1, 2, 3)]
+    for seq, text in enumerate(texts):
+        cache.allocate_for(seq, 6)
+        cache.append(seq, 6)
+        cache.retire(seq, text, 6)
+    hit = cache.match(texts[0], cache.prefix.keys(texts[0]), 6)
+    cache.allocate_for(9, 6, match=hit)
+    cache.free(9)
+
+    def found() -> list[int]:
+        return [len(cache.match(t, cache.prefix.keys(t), 6).entries) for t in texts]
+
+    seen = []
+    while cache.drop_cached(1):
+        seen.append(found())
+    assert seen == [[3, 2, 3], [3, 1, 3], [3, 0, 3], [3, 0, 2], [3, 0, 1], [3, 0, 0], [2, 0, 0], [1, 0, 0], [0, 0, 0]]

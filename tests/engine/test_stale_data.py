@@ -1,0 +1,107 @@
+"""Nothing stale is ever read: with NaN in every free block, every unwritten slot and every unused tail column, all
+answers are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, TAIL_COLUMNS, StepKind, StepPlan
+from support.core_driver import Driver
+from support.tiny import tokens_of
+
+
+class Poison:
+    """Fills with NaN, before every step that writes the arena, all slots that no plan has written since their block
+    was free; and the columns of every new tail that are not written yet.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        import mlx.core as mx
+
+        self.core = driver.core
+        self.slots = 0
+        self._nan = mx.array(float("nan"))
+        self._written = [np.zeros(self.core.arena.slots, bool) for _ in self.core.cache.groups]
+        runner = self.core.runner
+        self._dispatch, self._tail_write = runner.dispatch, runner._tail_write
+        runner.dispatch = self.dispatch  # type: ignore[method-assign]
+        runner._tail_write = self.tail_write  # type: ignore[method-assign]
+
+    def dispatch(self, plan: StepPlan, rows: Any) -> Any:
+        if plan.kind is not StepKind.DECODE or plan.flush is not None or plan.copies:
+            self._poison(plan)
+        return self._dispatch(plan, rows)
+
+    def tail_write(self, layer: int, column: int, keys: Any, values: Any) -> Any:
+        tail = self._tail_write(layer, column, keys, values)
+        if column == 0:
+            for array in tail:
+                array[:, :, 1:] = self._nan.astype(array.dtype)
+        assert tail[0].shape[2] == TAIL_COLUMNS
+        return tail
+
+    def _poison(self, plan: StepPlan) -> None:
+        arena, cache = self.core.arena, self.core.cache
+        assert arena.blocks == cache.blocks, "the arena of this test does not grow"
+        size = cache.block_size
+        null = range(arena.null_block * size, (arena.null_block + 1) * size)
+        for group, written in enumerate(self._written):
+            for run in cache.allocator(group).free_runs():
+                written[run.start * size : run.stop * size] = False
+            stale = np.flatnonzero(~written)
+            stale = stale[(stale < null.start) | (stale >= null.stop)]
+            arena.fill(group, stale, float("nan"))
+            self.slots += len(stale)
+            writes = [] if plan.flush is None else [plan.flush.writes[group]]
+            if plan.kind is StepKind.DRAINED and plan.groups is not None:
+                write = plan.groups[group].write
+                assert write is not None
+                writes.append(write)
+            for write in writes:
+                slots = np.concatenate([write.slots, write.zeros])
+                written[slots[slots != SCRATCH_SLOT]] = True
+            for copy in plan.copies:
+                if copy.group == group:
+                    target, source = (slice(b * size, (b + 1) * size) for b in (copy.target, copy.source))
+                    written[target] = written[source]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix_cache"),
+    [("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("deepseek_v2", True)],
+)
+def test_poisoned_memory_changes_no_answer(name: str, prefix_cache: bool, tiny: Any) -> None:
+    shared = tokens_of(21, seed=99)
+    prompts = [tokens_of(n, seed=n) for n in (1, 5, 8, 17, 30)] + [[*shared, *tokens_of(n, seed=n)] for n in (1, 6, 12)]
+
+    def answers(poisoned: bool) -> tuple[list[Any], int]:
+        driver = Driver(tiny(name), tokens=144, max_rows=4, prefill_budget=14, prefix_cache=prefix_cache)
+        poison = Poison(driver) if poisoned else None
+        handles = []
+        for i, prompt in enumerate(prompts):
+            handles.append(driver.add(prompt, 10 + 6 * (i % 4), logprobs=2))
+            driver.step(4 * (i % 3))
+        handles[3].cancel()
+        driver.finish()
+        results = [driver.result(h) for h in handles]
+        return [(r.token_ids, r.logprobs) for r in results], poison.slots if poison else 0
+
+    clean, _ = answers(False)
+    poisoned, slots = answers(True)
+    assert slots > 500, "there must be something to poison for this test to say anything"
+    assert poisoned == clean
+
+
+def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same poison under an engine that forgets to zero the rest of the blocks it opens."""
+    import cortexmlx.scheduling.placement as placement
+
+    wanted = Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
+    monkeypatch.setattr(placement, "_opened_rest", lambda *_: placement.EMPTY)
+    driver = Driver(tiny("llama"))
+    Poison(driver)
+    assert driver.answers([tokens_of(12), tokens_of(5)], 20) != wanted

@@ -1,0 +1,188 @@
+"""The decode kernels against attention in float64, on the simulator by default, on an Apple GPU with `-m metal`
+and on an NVIDIA GPU with `-m cuda`.
+
+The slice that always runs; `test_metal_matrix.py` has the full matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.metal import sim
+from cortexmlx.metal.cuda import cuda_factory
+from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.rules import PARTITION, Variant
+from support.paged_problem import TOLERANCE, Options, Row, answer, attend, error, lay_out, random_rows, rounded, variant
+
+FACTORIES = {
+    "sim": lambda: sim.metal_kernel,
+    "metal": lambda: mx.fast.metal_kernel if mx.metal.is_available() else None,
+    "cuda": lambda: cuda_factory if mx.cuda.is_available() else None,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sim", pytest.param("metal", marks=pytest.mark.metal), pytest.param("cuda", marks=pytest.mark.cuda)],
+)
+def kernels(request: pytest.FixtureRequest) -> DecodeKernels:
+    factory = FACTORIES[request.param]()
+    if factory is None:
+        pytest.skip(f"no {request.param} device")
+    return DecodeKernels(factory)
+
+
+CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
+
+
+def test_every_length_of_context_in_one_batch(kernels: DecodeKernels) -> None:
+    v = variant()
+    rows = random_rows(v, CONTEXTS)
+    assert error(attend(kernels, v, rows), answer(v, rows)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 9, 33])
+def test_batches_of_mixed_lengths(kernels: DecodeKernels, batch: int) -> None:
+    v = variant()
+    tokens = np.random.default_rng(batch).integers(1, 700, batch)
+    tokens[0] = 1 + 4096 * (batch == 7)
+    rows = random_rows(v, tokens, seed=batch)
+    assert error(attend(kernels, v, rows), answer(v, rows)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        Variant("float16", "float16", 64, 64, 32, 3),
+        Variant("bfloat16", "bfloat16", 80, 80, 16, 1),
+        Variant("float32", "float32", 192, 128, 64, 7),
+        Variant("float16", "float16", 256, 256, 128, 16),
+        Variant("float32", "float16", 96, 112, 8, 5),
+    ],
+    ids=lambda v: v.label,
+)
+def test_dtypes_and_shapes(kernels: DecodeKernels, v: Variant) -> None:
+    rows = random_rows(v, [300, 17, 65])
+    assert error(attend(kernels, v, rows, tail_tokens=5), answer(v, rows)) < TOLERANCE[v.dtype]
+
+
+def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels) -> None:
+    v = variant(group=3)
+    for tail_tokens in (1, 16):
+        rows = random_rows(v, [p + tail_tokens for p in (*range(0, 40), *range(248, 264))], seed=tail_tokens)
+        got = attend(kernels, v, rows, tail_tokens=tail_tokens)
+        assert error(got, answer(v, rows)) < TOLERANCE["float32"]
+        assert np.array_equal(got, attend(kernels, v, rows)), "a token's place must not change a bit of the result"
+
+
+def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels) -> None:
+    v = variant(dtype="float16")
+    rows = random_rows(v, [300, 1, 513, 40, 256, 9, 700])
+    alone = [attend(kernels, v, [row], seed=i)[0] for i, row in enumerate(rows)]
+    for turn in range(len(rows)):
+        order = [(i + turn) % len(rows) for i in range(len(rows))]
+        together = attend(kernels, v, [rows[i] for i in order], seed=turn, tail_tokens=min(turn, 1))
+        for place, i in enumerate(order):
+            assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
+
+
+def test_rows_may_share_blocks(kernels: DecodeKernels) -> None:
+    v = variant()
+    first, *others = random_rows(v, [50, 33, 41])
+    rows = [first]
+    for row in others:
+        keys, values = row.keys.copy(), row.values.copy()
+        keys[:, :32], values[:, :32] = first.keys[:, :32], first.values[:, :32]
+        rows.append(Row(row.query, keys, values))
+    assert error(attend(kernels, v, rows, shared=4), answer(v, rows)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("window", [1, 8, 12, 100, 256, 300, 5000])
+def test_sliding_windows(kernels: DecodeKernels, window: int) -> None:
+    v = variant()
+    rows = random_rows(v, [3, 8, 20, 256, 257, 600, 1100])
+    got = attend(kernels, v, rows, Options(window=window), tail_tokens=3)
+    assert error(got, answer(v, rows, Options(window=window))) < TOLERANCE["float32"]
+
+
+def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
+    """A row whose token t has logit `logits[t]` for every head, at scale 1."""
+    (row,) = random_rows(v, [len(logits)], seed=seed)
+    query, keys = np.zeros_like(row.query), np.zeros_like(row.keys)
+    query[:, 5] = 1.0
+    keys[:, :, 5] = rounded(logits, v.kv_dtype)
+    return Row(query, keys, row.values)
+
+
+@pytest.mark.parametrize("level", [-40.0, -1e4, 1e4])
+def test_logits_far_from_zero(kernels: DecodeKernels, level: float) -> None:
+    v = variant()
+    logits = level + np.random.default_rng(1).integers(-2, 3, 600) / 4
+    options = Options(scale=1.0)
+    got = attend(kernels, v, [_row_with_logits(v, logits)], options)
+    assert error(got, answer(v, [_row_with_logits(v, logits)], options)) < TOLERANCE["float32"]
+
+
+def test_one_token_ten_thousand_above_the_others(kernels: DecodeKernels) -> None:
+    v = variant()
+    for at in (0, 31, 300, 599):
+        logits = np.full(600, -1e4)
+        logits[at] = 1e4
+        row = _row_with_logits(v, logits)
+        got = attend(kernels, v, [row], Options(scale=1.0))
+        assert np.array_equal(got[0], np.repeat(row.values[:, at], v.group, axis=0))
+
+
+def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKernels) -> None:
+    v = variant()
+    logits = np.where(np.arange(600) < PARTITION, -200.0, -40.0)
+    row = _row_with_logits(v, logits)
+    mean = row.values[:, PARTITION:].astype(np.float64).mean(axis=1)
+    assert error(attend(kernels, v, [row], Options(scale=1.0))[0], np.repeat(mean, v.group, axis=0)) < 1e-6
+
+
+def test_half_precision_products_do_not_overflow(kernels: DecodeKernels) -> None:
+    v = variant(dtype="float16", dim=64)
+    rows = random_rows(v, [100, 300], size=120.0)
+    options = Options(scale=1e-5)
+    assert np.abs(rows[0].keys[0] @ rows[0].query[0]).max() > 65504
+    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < TOLERANCE["float16"]
+
+
+def test_softcap(kernels: DecodeKernels) -> None:
+    v = variant()
+    rows = random_rows(v, [70, 300], size=4.0)
+    options = Options(softcap=3.0)
+    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < TOLERANCE["float32"]
+
+
+def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels) -> None:
+    v = variant(group=4)
+    rows = random_rows(v, [0, 5, 300, 700])
+    options = Options(sinks=np.array([-1e4, -3.0, 0.0, 1.0, 4.0, 20.0, 200.0, 1e4], np.float32))
+    got = attend(kernels, v, rows, options)
+    assert error(got, answer(v, rows, options)) < TOLERANCE["float32"]
+    assert not got[0].any()
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""
+    v = Variant("float16", "float16", 256, 8, 32, 2)
+    (row,) = random_rows(v, [70])
+    slots = 4_800_000_000 // v.key_dim // v.block_size * v.block_size
+    keys = sim.SparseArray((2, slots, v.key_dim), mx.float16)
+    values = sim.SparseArray((2, slots, v.value_dim), mx.float16)
+    last = slots // v.block_size
+    table = np.array([[last - 1, last - 3, last - 2]], np.int32)
+    for b, block in enumerate(table[0]):
+        part = slice(b * v.block_size, min((b + 1) * v.block_size, row.tokens))
+        for h in range(2):
+            keys.put((h, int(block) * v.block_size, 0), mx.array(row.keys[h, part]))
+            values.put((h, int(block) * v.block_size, 0), mx.array(row.values[h, part]))
+    layout = replace(lay_out(v, [row]), tables=table)
+    got = attend(DecodeKernels(sim.metal_kernel), v, [row], layout=layout, arena=(keys, values))
+    assert error(got, answer(v, [row])) < TOLERANCE["float16"]

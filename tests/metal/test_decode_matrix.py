@@ -1,0 +1,69 @@
+"""The full matrix of decode attention against float64, on the simulator. Slow: minutes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cortexmlx.metal import sim
+from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.rules import Variant
+from support.paged_problem import NONE, TOLERANCE, Options, answer, attend, error, random_rows, variant
+
+pytestmark = pytest.mark.slow
+
+DIMS = (64, 80, 96, 112, 128, 192, 256)
+DTYPES = ("float32", "float16", "bfloat16")
+LENGTHS = (1, 31, 33, 255, 257, 513)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> DecodeKernels:
+    return DecodeKernels(sim.metal_kernel)
+
+
+def _judge(kernels: DecodeKernels, v: Variant, options: Options = NONE, **places: int) -> None:
+    rows = random_rows(v, [n + places.get("tail_tokens", 0) for n in LENGTHS])
+    got = attend(kernels, v, rows, options, **places)
+    assert error(got, answer(v, rows, options)) < TOLERANCE[v.dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_head_dim_and_dtype(kernels: DecodeKernels, dim: int, dtype: str) -> None:
+    for window in (None, 1, 300):
+        _judge(kernels, Variant(dtype, dtype, dim, dim, 32, 4), Options(window=window), tail_tokens=9)
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("group", (*range(1, 17), 24, 32, 48))
+def test_every_number_of_query_heads(kernels: DecodeKernels, group: int, dim: int) -> None:
+    _judge(kernels, Variant("float16", "float16", dim, dim, 16, group), tail_tokens=3)
+
+
+@pytest.mark.parametrize("block_size", (8, 16, 32, 64, 128))
+@pytest.mark.parametrize("options", [Options(), Options(window=70), Options(softcap=5.0)], ids=str)
+def test_every_block_size(kernels: DecodeKernels, block_size: int, options: Options) -> None:
+    for tail_tokens in (0, 1, 16):
+        _judge(kernels, variant(block_size=block_size), options, tail_tokens=tail_tokens)
+
+
+@pytest.mark.parametrize("tail_tokens", range(17))
+def test_a_boundary_at_every_position_changes_no_bit(kernels: DecodeKernels, tail_tokens: int) -> None:
+    v = variant(group=5, dtype="float16")
+    for first in range(0, 520, 40):
+        rows = random_rows(v, [p + tail_tokens for p in range(first, first + 40)], seed=first)
+        got = attend(kernels, v, rows, tail_tokens=tail_tokens)
+        assert np.array_equal(got, attend(kernels, v, rows, seed=1))
+        assert error(got, answer(v, rows)) < TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("batch", (1, 7, 8, 9, 33))
+def test_long_mixed_batches_are_bitwise_what_each_row_is_alone(kernels: DecodeKernels, batch: int) -> None:
+    v = variant(dtype="bfloat16", group=3)
+    tokens = np.random.default_rng(batch).integers(1, 4098, batch)
+    rows = random_rows(v, tokens, seed=batch)
+    together = attend(kernels, v, rows, tail_tokens=1)
+    assert error(together, answer(v, rows)) < TOLERANCE["bfloat16"]
+    for row, mine in zip(rows, together, strict=True):
+        assert np.array_equal(attend(kernels, v, [row], seed=5)[0], mine)

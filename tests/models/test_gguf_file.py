@@ -1,0 +1,173 @@
+"""The GGUF header: read exactly, and never a crash or a foreign exception however the file is damaged."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.models.gguf.file import read_header
+from support.gguf_models import metadata, tensors, write_model
+from support.gguf_writer import Uint32, write_gguf
+
+
+def test_metadata_and_tensors_are_read_as_written(tmp_path: Path) -> None:
+    written = {
+        "a.text": "héllo",
+        "a.flag": True,
+        "a.count": Uint32(7),
+        "a.minus": -3,
+        "a.number": 0.5,
+        "a.texts": ["x", "", "ü"],
+        "a.numbers": [1.5, -2.0],
+        "a.empty": [],
+    }
+    stored = {
+        "one": ("F32", (2, 3), bytes(24)),
+        "two": ("Q4_1", (4, 64), bytes(160)),
+        "three": ("F16", (5,), bytes(10)),
+    }
+    header = read_header(write_gguf(tmp_path / "a.gguf", written, stored))
+    assert header.metadata == written
+    assert {n: (t.type_name, t.shape, t.nbytes) for n, t in header.tensors.items()} == {
+        name: (kind, shape, len(data)) for name, (kind, shape, data) in stored.items()
+    }
+    assert all(t.offset % 32 == 0 for t in header.tensors.values())
+
+
+def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {"t": ["plain", "xyz"]}, {})
+    path.write_bytes(path.read_bytes().replace(b"xyz", b"\xe2\x82z"))
+    with pytest.raises(ModelCorrupt, match=r"'t'.*UTF-8"):
+        read_header(path)
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
+        read_header(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04" + bytes(100), b"GGUF"])
+def test_what_is_not_a_gguf_file_is_corrupt(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelCorrupt, match=r"a\.gguf"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
+def test_other_versions_are_refused_by_number(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, 0))
+    with pytest.raises(ModelUnsupported, match=str(version)):
+        read_header(path)
+
+
+def test_a_tensor_beyond_the_end_is_named_with_the_numbers(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {}, {"w": ("F32", (64,), bytes(256))})
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelCorrupt, match=r"cut short.*'w'.*\d+.*\d+"):
+        read_header(path)
+
+
+def test_rows_that_do_not_fill_their_blocks_are_corrupt(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {}, {"w": ("Q8_0", (2, 33), bytes(68))})
+    with pytest.raises(ModelCorrupt, match="33"):
+        read_header(path)
+
+
+def test_a_tensor_named_twice_is_corrupt(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {}, {"ww": ("F32", (8,), bytes(32)), "wx": ("F32", (8,), bytes(32))})
+    path.write_bytes(path.read_bytes().replace(b"wx", b"ww"))
+    with pytest.raises(ModelCorrupt, match="twice"):
+        read_header(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf", type_name="Q4_1").read_bytes()
+
+
+def outcome(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    try:
+        read_header(path)
+    except CortexError as error:
+        assert "\n" not in str(error)
+        return type(error).__name__
+    return "read"
+
+
+def test_every_truncation_is_reported(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "tiny.gguf"
+    lengths = {*range(0, 200), *range(200, len(whole) - 64, 97), len(whole) - 64}
+    assert {outcome(path, whole[:length]) for length in lengths} == {"ModelCorrupt"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_random_damage_never_escapes_as_a_foreign_exception(
+    data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(whole[:9000])
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    outcome(tmp_path_factory.getbasetemp() / "damaged.gguf", bytes(content) + whole[9000:])
+
+
+def test_lengths_that_overflow_are_refused_without_allocating(tmp_path: Path) -> None:
+    huge = struct.pack("<Q", 2**63)
+    for body in (
+        struct.pack("<IQQ", 3, 2**62, 0),
+        struct.pack("<IQQ", 3, 0, 2**62),
+        struct.pack("<IQQ", 3, 0, 1) + huge,
+        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<I", 8) + huge,
+        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<I", 6) + huge,
+        struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"w" + struct.pack("<I", 2) + huge + huge + bytes(12),
+    ):
+        assert outcome(tmp_path / "a.gguf", b"GGUF" + body) == "ModelCorrupt"
+
+
+DAMAGE = """
+import random, sys
+from pathlib import Path
+from cortexmlx.errors import CortexError
+from cortexmlx.models import load_model
+
+whole, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+rng, seen = random.Random(1), {}
+for _ in range(int(sys.argv[3])):
+    content = bytearray(whole)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        content[rng.randrange(int(sys.argv[4]))] = rng.randrange(256)
+    path.write_bytes(content)
+    try:
+        load_model(path)
+        name = "loaded"
+    except CortexError as error:
+        assert chr(10) not in str(error), str(error)
+        name = type(error).__name__
+    seen[name] = seen.get(name, 0) + 1
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_loading_a_damaged_file_never_crashes_the_process(tmp_path: Path, rounds: int) -> None:
+    """In a process of its own, because a crash in native code would take the test run with it."""
+    path = write_gguf(tmp_path / "whole.gguf", metadata(), tensors("Q4_1", layers=2))
+    header_bytes = min(info.offset for info in read_header(path).tensors.values())
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGE, str(path), str(tmp_path / "damaged.gguf"), str(rounds), str(header_bytes)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "ModelCorrupt" in done.stdout and "loaded" in done.stdout

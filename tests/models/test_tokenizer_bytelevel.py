@@ -1,0 +1,249 @@
+"""Byte-level BPE from GGUF metadata, judged by a naive merge loop and the `regex` module's splits."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
+from cortexmlx.models.tokenizers.base import SpecialTokens
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, PreTokenizer, pre_tokenizer
+
+# The rules as their models publish them.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+RULES = {
+    "gpt-2": [GPT2],
+    "smollm": [r"\p{N}", GPT2],
+    "llama-bpe": [LLAMA3],
+    "smaug-bpe": [LLAMA3],
+    "qwen2": [LLAMA3.replace("{1,3}", "")],
+    "tekken": [TEKKEN],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]"],
+}
+ALPHABET = "aAsStl'’ 0123½Ⅳ\n\r\t.!/$_éÉß漢ǅʰ\u0301\u200b🙂"
+
+
+def byte_chars() -> dict[int, str]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(0x100 + len(table) - len(printable))
+    return table
+
+
+CHARS = byte_chars()
+
+
+def vocabulary() -> tuple[list[str], list[str]]:
+    """All bytes, and a merge of every two bytes that the alphabet uses: any wrong word boundary changes the tokens."""
+    used = sorted({CHARS[byte] for byte in ALPHABET.encode()})
+    merges = [f"{a} {b}" for a in used for b in used]
+    return [CHARS[b] for b in range(256)] + [m.replace(" ", "") for m in merges], merges
+
+
+TOKENS, MERGES = vocabulary()
+NONE = SpecialTokens()
+SPECIALS = ["<|begin|>", "<|end|>"]
+
+
+def build(rule: PreTokenizer, special: SpecialTokens = NONE, **kwargs: object) -> ByteLevelTokenizer:
+    types = [1] * len(TOKENS) + [3] * len(SPECIALS) + [4]
+    return ByteLevelTokenizer([*TOKENS, *SPECIALS, "user made"], MERGES, types, rule, special, **kwargs)
+
+
+def split(patterns: list[str], text: str) -> list[str]:
+    words = [text] if text else []
+    for pattern in patterns:
+        cut = []
+        for word in words:
+            done = 0
+            for match in regex.finditer(pattern, word):
+                cut += [word[done : match.start()], match[0]]
+                done = match.end()
+            cut.append(word[done:])
+        words = [word for word in cut if word]
+    return words
+
+
+def naive_encode(patterns: list[str], text: str) -> list[int]:
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(MERGES)}
+    ids = {token: index for index, token in enumerate(TOKENS)}
+    found = []
+    for word in split(patterns, text):
+        parts = [CHARS[byte] for byte in word.encode()]
+        while True:
+            pairs = [(ranks[p], i) for i, p in enumerate(itertools.pairwise(parts)) if p in ranks]
+            if not pairs:
+                break
+            _, i = min(pairs)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        found += [ids[part] for part in parts]
+    return found
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=30))
+def test_words_are_cut_by_the_rule_that_the_file_names(name: str, text: str) -> None:
+    if name == "qwen2":
+        text = unicodedata.normalize("NFC", text)
+    assert BUILT[name].encode(text) == naive_encode(RULES[name], text)
+
+
+BUILT = {name: build(pre_tokenizer(name, "a.gguf")) for name in RULES}
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_survives_a_round_trip(text: str) -> None:
+    for name in ("smollm", "llama-bpe", "default"):
+        tokenizer = BUILT[name]
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert streamed(tokenizer, ids) == text
+
+
+def streamed(tokenizer: ByteLevelTokenizer, ids: list[int]) -> str:
+    detokenizer = tokenizer.detokenizer
+    seen = ""
+    for token in ids:
+        detokenizer.add_token(token)
+        seen += detokenizer.last_segment
+        assert detokenizer.text == seen
+    detokenizer.finalize()
+    seen += detokenizer.last_segment
+    assert detokenizer.text == seen and detokenizer.tokens == ids
+    return seen
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, len(TOKENS) + 5), max_size=20))
+def test_streaming_any_ids_ends_in_the_text_of_decoding_them(ids: list[int]) -> None:
+    tokenizer = BUILT["smollm"]
+    assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+
+
+def test_half_a_character_is_never_shown() -> None:
+    tokenizer = BUILT["smollm"]
+    detokenizer = tokenizer.detokenizer
+    shown = []
+    for byte in "a🙂b".encode():
+        detokenizer.add_token(TOKENS.index(CHARS[byte]))
+        shown.append(detokenizer.last_segment)
+    assert shown == ["a", "", "", "", "🙂", "b"]
+
+
+def test_digits_are_tokens_of_their_own_in_the_smollm_rule() -> None:
+    assert [BUILT["smollm"].decode(i) for i in BUILT["smollm"].encode("a 123½")][-4:] == ["1", "2", "3", "½"]
+
+
+def test_special_and_user_defined_tokens_in_the_text_are_one_token() -> None:
+    tokenizer = BUILT["smollm"]
+    first = len(TOKENS)
+    assert tokenizer.encode("a<|begin|>user made<|end|>") == [TOKENS.index("a"), first, first + 2, first + 1]
+    ids = [first, TOKENS.index("a"), first + 2, first + 1]
+    assert tokenizer.decode(ids) == "<|begin|>auser made<|end|>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "auser made"
+
+
+def test_prompts_begin_and_end_as_the_settings_say() -> None:
+    first = len(TOKENS)
+    special = SpecialTokens(bos_id=first, eos_id=first + 1, add_bos=True, add_eos=True)
+    tokenizer = build(pre_tokenizer("smollm", "a.gguf"), special)
+    middle = [TOKENS.index("a")]
+    assert tokenizer.encode("a") == [first, *middle, first + 1]
+    assert tokenizer.encode("a", add_special_tokens=False) == middle
+    assert tokenizer.bos_token == "<|begin|>" and tokenizer.eos_token == "<|end|>"
+    assert tokenizer.eos_token_ids == {first + 1}
+
+
+def test_whole_words_skip_the_merges_where_the_rule_says_so() -> None:
+    tokens = [*TOKENS, "hello"]
+    types = [1] * len(tokens)
+    for name, wanted in (("llama-bpe", [len(TOKENS)]), ("smaug-bpe", None)):
+        tokenizer = ByteLevelTokenizer(tokens, MERGES, types, pre_tokenizer(name, "a.gguf"), SpecialTokens())
+        assert tokenizer.encode("hello") == (wanted or naive_encode([LLAMA3], "hello"))
+
+
+def test_qwen2_composes_characters_first() -> None:
+    assert BUILT["qwen2"].encode("e\u0301") == BUILT["qwen2"].encode("é")
+    assert BUILT["smollm"].encode("e\u0301") != BUILT["smollm"].encode("é")
+
+
+def test_nul_and_broken_text_are_encoded() -> None:
+    tokenizer = BUILT["smollm"]
+    assert tokenizer.decode(tokenizer.encode("a\0b")) == "a\0b"
+    assert tokenizer.decode(tokenizer.encode("a\udc80b")) == "a\ufffdb"
+
+
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
+    assert BUILT["smollm"].decode([TOKENS.index("a"), 10**6, -1]) == "a"
+
+
+def test_an_unknown_rule_is_refused_by_name() -> None:
+    with pytest.raises(ModelUnsupported, match="'viking'"):
+        pre_tokenizer("viking", "a.gguf")
+
+
+def test_merges_outside_the_vocabulary_are_corrupt() -> None:
+    with pytest.raises(ModelCorrupt, match="inconsistent"):
+        ByteLevelTokenizer(TOKENS[:256], ["zz yy"], [1] * 256, pre_tokenizer("smollm", "a"), SpecialTokens())
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def templated() -> ByteLevelTokenizer:
+    first = len(TOKENS)
+    special = SpecialTokens(bos_id=first, eos_id=first + 1, add_bos=True)
+    return build(pre_tokenizer("smollm", "a.gguf"), special, chat_template=TEMPLATE)
+
+
+def test_a_conversation_is_rendered_by_the_template_without_a_second_bos() -> None:
+    tokenizer = templated()
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
+    assert text == "<|begin|>user: a<|end|>\nassistant:"
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert ids.count(len(TOKENS)) == 1
+
+
+def test_a_template_that_refuses_is_an_invalid_request() -> None:
+    special = SpecialTokens()
+    tokenizer = build(
+        pre_tokenizer("smollm", "a"), special, chat_template="{{ raise_exception('roles must alternate') }}"
+    )
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_messages_without_a_template_are_an_invalid_request() -> None:
+    assert not BUILT["smollm"].has_chat_template
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        BUILT["smollm"].apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_mlx_lm_can_wrap_the_tokenizer() -> None:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    wrapped = TokenizerWrapper(templated())
+    assert wrapped.eos_token_ids == {len(TOKENS) + 1}
+    assert wrapped.apply_chat_template([{"role": "user", "content": "a"}])[0] == len(TOKENS)

@@ -1,0 +1,196 @@
+"""The token budget of a step: what steps cost, what a target allows, and how prompts share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.job import PATIENCE, SECONDS_PER_PRIORITY, Job
+from cortexmlx.scheduling.latency import CostModel, share
+from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.scheduler import Scheduler
+
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+class Clockwork:
+    """A scheduler on a machine whose steps take exactly `cost` seconds per token."""
+
+    def __init__(self, cost: float, max_rows: int = 16, target: float | None = 0.1, budget: int = 512) -> None:
+        self.now = 0.0
+        self.cost = cost
+        self.scheduler = Scheduler(
+            KVCache([LAYER], 4096, 16),
+            max_rows=max_rows,
+            prefill_budget=budget,
+            context_length=1 << 20,
+            token_target=target,
+            share_prefixes=False,
+            clock=lambda: self.now,
+        )
+        self.plans: list[tuple[StepPlan, float]] = []
+        self.first: dict[int, float] = {}
+
+    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0, patient: bool = False) -> Job:
+        params = SamplingParams(max_tokens=tokens, priority=priority)
+        return self.scheduler.add(request, [1] * prompt, params, 0, frozenset(), patient=patient)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            plan = self.scheduler.plan(0)
+            assert plan is not None
+            seconds = self.cost * len(plan.positions)
+            self.now += seconds
+            self.plans.append((plan, seconds))
+            for news in self.scheduler.commit(plan, [5] * len(plan.sampled), seconds):
+                self.first.setdefault(news.job.id, self.now)
+
+    def until_first(self, request: int) -> float:
+        while request not in self.first:
+            self.step()
+        return self.first[request]
+
+
+def prompt_tokens(plan: StepPlan, decoding: int) -> int:
+    return len(plan.positions) - decoding
+
+
+@pytest.mark.parametrize("cost", [1e-4, 1e-3, 4e-3])
+def test_a_long_prompt_does_not_stall_those_who_decode(cost: float) -> None:
+    clock = Clockwork(cost)
+    for row in range(4):
+        clock.add(row, 20)
+    clock.step(6)
+    clock.plans.clear()
+    clock.add(9, 3000)
+    clock.until_first(9)
+    longest = max(seconds for _, seconds in clock.plans)
+    assert longest <= max(0.1, cost * 20) * 1.01
+    assert longest >= 0.1 * 0.8 or cost * 516 < 0.1, "the target must be used, not only kept"
+
+
+def test_the_budget_follows_a_machine_that_becomes_slower() -> None:
+    clock = Clockwork(1e-4)
+    for row in range(4):
+        clock.add(row, 20)
+    clock.step(6)
+    clock.add(9, 4000)
+    clock.step(2)
+    clock.cost = 2e-3
+    clock.step(12)
+    assert clock.plans[-1][1] < 0.12
+
+
+@pytest.mark.parametrize("rows", [1, 8, 15])
+def test_a_prompt_goes_on_at_sixteen_tokens_a_step_however_many_decode(rows: int) -> None:
+    clock = Clockwork(cost=1.0)
+    for row in range(rows):
+        clock.add(row, 4)
+    clock.step(40)
+    clock.add(99, 100)
+    clock.step(1)
+    assert prompt_tokens(clock.plans[-1][0], rows) == 16
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(8, 3), (1, 0), (1, 5), (16, 15)])
+@pytest.mark.parametrize("target", [None, 1e-6])
+def test_a_step_never_computes_more_prompt_tokens_than_its_budget(budget: int, rows: int, target: float | None) -> None:
+    clock = Clockwork(cost=1.0, target=target, budget=budget)
+    for row in range(rows):
+        clock.add(row, 1)
+    clock.step(2 + 3 * rows if rows else 0)
+    clock.add(99, 40)
+    while 99 not in clock.first:
+        clock.step()
+        plan = clock.plans[-1][0]
+        prompt = sum(s.count for s in plan.segments if s.request == 99)
+        assert 1 <= prompt <= budget or plan.kind is not StepKind.DRAINED
+
+
+def test_nobody_decodes_so_the_whole_budget_is_used() -> None:
+    clock = Clockwork(cost=1.0)
+    clock.add(1, 2000)
+    clock.step()
+    assert len(clock.plans[-1][0].positions) == 512
+
+
+def test_short_prompts_do_not_wait_for_the_end_of_a_long_one() -> None:
+    clock = Clockwork(cost=1e-3, target=None, budget=64)
+    clock.add(0, 4000)
+    clock.step(3)
+    for request in range(1, 4):
+        clock.add(request, 10)
+    clock.step(2)
+    assert {1, 2, 3} <= set(clock.first) and 0 not in clock.first
+
+
+def test_a_high_priority_overtakes_but_a_low_one_does_not_wait_for_ever() -> None:
+    clock = Clockwork(cost=1e-2, max_rows=1)
+    low = clock.add(0, 8, tokens=4, priority=-1)
+    clock.step()
+    clock.add(1, 8, tokens=4, priority=-1)
+    later = 2
+    while 1 not in clock.first:
+        if later < 5_000:
+            clock.add(later, 8, tokens=4)
+            later += 1
+        clock.step(3)
+    assert low.finish_reason is not None
+    assert clock.first[2] < clock.first[1], "those of higher priority who came later went first"
+    assert clock.first[1] < SECONDS_PER_PRIORITY * 2, "but not all of them"
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+@given(budget=st.integers(1, 300), needs=st.lists(st.integers(1, 500), max_size=12))
+def test_shares_use_the_budget_and_nobody_gets_too_much(budget: int, needs: Sequence[int]) -> None:
+    parts = share(budget, list(needs))
+    assert all(0 <= p <= n for p, n in zip(parts, needs, strict=True))
+    assert sum(parts) == min(budget, sum(needs))
+    if needs:
+        assert parts[0] >= min(needs[0], (budget + 1) // 2), "the oldest goes on"
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 600), st.floats(1e-5, 10)), max_size=8),
+    seconds=st.floats(1e-6, 10),
+    most=st.integers(1, 600),
+)
+def test_the_cost_model_stays_within_its_bounds(steps: list[tuple[int, float]], seconds: float, most: int) -> None:
+    model = CostModel()
+    for tokens, took in steps:
+        model.observe(tokens, took)
+    least = min(16, most)
+    assert least <= model.tokens_within(seconds, least, most) <= most
+    if steps:
+        rates = [took / tokens for tokens, took in steps]
+        assert model.seconds_per_token is not None
+        assert min(rates) * 0.999 <= model.seconds_per_token <= max(rates) * 1.001
+
+
+def test_of_patient_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:
+    works = Clockwork(cost=0.001, max_rows=1, target=None)
+    works.add(0, 10, tokens=2)
+    for request, tokens in enumerate((5, 300, 40), start=1):
+        works.add(request, 10, tokens=tokens, patient=True)
+    works.now += PATIENCE / 2 - 1
+    works.add(4, 10, tokens=10_000)
+    assert sorted(range(5), key=works.until_first) == [0, 4, 2, 3, 1]
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+def test_patience_has_an_end(one: int, other: int) -> None:
+    works = Clockwork(cost=0.001)
+    early = works.add(0, 1, tokens=one, patient=True)
+    works.now += PATIENCE
+    late = works.add(1, 1, tokens=other)
+    assert early.order < late.order
+    works.now -= PATIENCE / 2 + 1e-6
+    assert works.add(2, 1, tokens=other).order < early.order

@@ -1,0 +1,144 @@
+"""Cases of the scheduler that once went wrong, told as short stories on the shadow arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import PromptTooLong
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import TAIL_COLUMNS, StepKind
+from cortexmlx.scheduling.scheduler import Scheduler
+from support.shadow import Shadow, Story
+
+VOCAB = 11
+
+
+class Stage:
+    """A scheduler with a shadow arena, ready for requests."""
+
+    def __init__(self, blocks: int, block_size: int = 4, limit: int | None = None, **settings: Any) -> None:
+        group = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+        self.cache = KVCache([group], blocks, block_size, limit=limit, prefix=PrefixCache(block_size))
+        defaults = {"max_rows": 4, "prefill_budget": 64, "context_length": 1000, "headroom": 0}
+        self.scheduler = Scheduler(self.cache, **(defaults | settings))
+        self.shadow = Shadow(self.scheduler, VOCAB)
+
+    def ask(self, prompt: Sequence[int], max_tokens: int | None = 30, fork_of: Job | None = None) -> Job:
+        number = len(self.shadow.stories)
+        params = SamplingParams(max_tokens=max_tokens)
+        job = self.scheduler.add(number, prompt, params, number, frozenset(), fork_of=fork_of)
+        self.shadow.stories[job.id] = Story(job, VOCAB)
+        return job
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.shadow.step()
+
+    def finish(self) -> None:
+        self.shadow.finish(2000)
+        for story in self.shadow.stories.values():
+            if story.job.state is RequestState.FINISHED:
+                assert story.job.output == story.answer()
+        stats = self.cache.stats()
+        assert (stats.used_blocks, stats.free_blocks) == (0, stats.total_blocks)
+
+
+def test_one_request_is_one_prefill_step_and_then_windows_of_decode_steps() -> None:
+    stage = Stage(blocks=40)
+    stage.ask([1, 2, 3, 4, 5], 40)
+    plans = []
+    while not stage.scheduler.idle:
+        if (plan := stage.shadow.plan()) is not None:
+            plans.append(plan)
+        if stage.shadow.in_flight and (plan is None or len(stage.shadow.in_flight) > 1):
+            stage.shadow.commit()
+    kinds = [p.kind for p in plans]
+    assert kinds == [StepKind.DRAINED, *[StepKind.DECODE] * 39, StepKind.FLUSH]
+    assert [p.column for p in plans[1:-1]] == [i % TAIL_COLUMNS for i in range(39)]
+    assert [p.flush is not None for p in plans[1:-1]] == [i % TAIL_COLUMNS == 0 and i > 0 for i in range(39)]
+    assert [p.tokens is None for p in plans[1:-1]] == [i % TAIL_COLUMNS != 0 or i == 0 for i in range(39)]
+
+
+def test_the_token_just_sampled_is_not_counted_as_stored() -> None:
+    """After the prefill of T tokens, T keys and values exist, not T + 1: the newest token's come with the next step."""
+    stage = Stage(blocks=10)
+    job = stage.ask([1, 2, 3, 4], 5)
+    stage.steps(2)
+    assert job.generated == 1 and stage.cache.length(job.id) == job.computed
+    first, second = stage.shadow.in_flight[0][0].segments[0], job.prompt_length
+    assert first.first == second, "the first generated token stands right behind the prompt"
+    stage.finish()
+
+
+def test_many_short_prompts_share_one_step() -> None:
+    stage = Stage(blocks=200, max_rows=16, prefill_budget=512)
+    for i in range(16):
+        stage.ask([i] * 20, 2)
+    plan = stage.shadow.plan()
+    assert plan is not None and len(plan.segments) == 16
+    stage.finish()
+
+
+def test_a_prompt_that_fills_the_cache_waits_for_no_copy_of_a_partial_match() -> None:
+    """The cached block that matches in part cannot be kept beside the copy of it when every block is needed."""
+    stage = Stage(blocks=2, block_size=2, max_rows=1, prefill_budget=1)
+    first = stage.ask([1, 2, 3, 4], None)
+    stage.ask([1, 2, 3, 4], None, fork_of=first)
+    stage.finish()
+
+
+@pytest.mark.parametrize("more", [1, 2, 7])
+def test_a_flush_keeps_off_blocks_that_the_arena_grows_by(more: int) -> None:
+    """The unused columns of a row that ended go to scratch, which has moved when the arena has grown in between."""
+    stage = Stage(blocks=9, block_size=1, limit=9 + more, max_rows=2)
+    short, long = stage.ask([1], 3), stage.ask([2], None)
+    stage.steps(6)
+    assert short.state is RequestState.FINISHED and long.state is RequestState.DECODING
+    stage.finish()
+    assert stage.cache.blocks > 9
+
+
+def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
+    stage = Stage(blocks=60, block_size=2, max_rows=2)
+    short = stage.ask([1], 4)
+    stage.ask([2, 3], 25)
+    stage.steps(5)
+    assert short.state is RequestState.FINISHED
+    stage.scheduler.relieve(critical=True)
+    stage.finish()
+    assert stage.cache.blocks < 60
+
+
+def test_preempted_requests_resume_with_the_same_tokens() -> None:
+    stage = Stage(blocks=12, share_prefixes=False)
+    jobs = [stage.ask([i] * 5, 30) for i in range(3)]
+    stage.finish()
+    assert sum(j.preemptions for j in jobs) > 0
+    assert jobs[0].preemptions == 0, "the oldest goes on"
+
+
+def test_results_of_a_row_that_changed_its_tenant_are_dropped() -> None:
+    stage = Stage(blocks=20)
+    job = stage.ask([1, 2, 3], 30)
+    stage.steps(4)
+    assert stage.shadow.in_flight
+    before = len(job.tokens)
+    stage.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+    other = stage.ask([4, 5, 6, 7], 12)
+    stage.finish()
+    assert len(job.tokens) == before and other.generated == 12
+
+
+@pytest.mark.parametrize(("tokens", "room"), [(41, "40"), (1000, "1000")])
+def test_what_can_never_fit_is_refused_with_the_numbers(tokens: int, room: str) -> None:
+    stage = Stage(blocks=10 if tokens == 41 else 400)
+    with pytest.raises(PromptTooLong, match=rf"{tokens} tokens .*{room}"):
+        stage.ask([1] * tokens)
+    assert stage.scheduler.idle

@@ -1,0 +1,238 @@
+"""The scheduler under random requests, cancellations, pressure and delays, with a fake model on a shadow arena: every
+request gets exactly its tokens, every read finds the row's own tokens, and no block is lost.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.scheduler import Scheduler
+from support.shadow import Shadow, Story
+
+VOCAB = 5
+CONTEXT = 150
+THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
+"""Prompts begin like each other, so that prefixes are shared."""
+WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
+
+
+def groups(count: int) -> tuple[LayerGroup, ...]:
+    return tuple(LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(count))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    jobs = Bundle("jobs")
+
+    @initialize(
+        count=st.integers(1, 2),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+        first=st.integers(2, 12),
+        more=st.sampled_from([0, 0, 1, 9]),
+        max_rows=st.integers(1, 5),
+        prefill_budget=st.integers(1, 40),
+        pipeline=st.booleans(),
+        headroom=st.sampled_from([0, 3, 128]),
+        share=st.booleans(),
+        token_target=st.sampled_from([None, 0.01]),
+        client_tokens=st.sampled_from([None, 40]),
+    )
+    def begin(
+        self,
+        count: int,
+        block_size: int,
+        first: int,
+        more: int,
+        max_rows: int,
+        prefill_budget: int,
+        pipeline: bool,
+        headroom: int,
+        share: bool,
+        token_target: float | None,
+        client_tokens: int | None,
+    ) -> None:
+        self.now = 0.0
+        cache = KVCache(groups(count), first, block_size, limit=first + more, prefix=PrefixCache(block_size))
+        self.scheduler = Scheduler(
+            cache,
+            max_rows=max_rows,
+            prefill_budget=prefill_budget,
+            context_length=CONTEXT,
+            pipeline=pipeline,
+            headroom=headroom,
+            share_prefixes=share,
+            token_target=token_target,
+            client_tokens=client_tokens,
+            clock=lambda: self.now,
+        )
+        self.shadow = Shadow(self.scheduler, VOCAB)
+        self.open: list[Job] = []
+        self.requests = 0
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        stop: bool,
+        parent: Job | None,
+        client: str | None,
+        patient: bool,
+    ) -> Job:
+        self.requests += 1
+        self.now += 1
+        stop_ids = frozenset([VOCAB - 1]) if stop else frozenset()
+        job = self.scheduler.add(
+            self.requests, prompt, params, seed, stop_ids, fork_of=parent, client=client, patient=patient
+        )
+        self.shadow.stories[job.id] = Story(job, VOCAB)
+        self.open.append(job)
+        return job
+
+    @rule(
+        target=jobs,
+        theme=st.integers(0, 2),
+        alike=st.integers(0, 70),
+        rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
+        max_tokens=st.one_of(st.none(), st.integers(1, 40)),
+        answers=st.sampled_from([1, 1, 1, 2, 3]),
+        seed=st.integers(0, 1000),
+        stop=st.booleans(),
+        history=st.booleans(),
+        priority=st.integers(-1, 1),
+        client=st.sampled_from([None, None, "one", "other"]),
+        patient=st.booleans(),
+        waiting=st.sampled_from([0.0, 0.0, 25.0]),
+    )
+    def ask(
+        self,
+        theme: int,
+        alike: int,
+        rest: list[int],
+        max_tokens: int | None,
+        answers: int,
+        seed: int,
+        stop: bool,
+        history: bool,
+        priority: int,
+        client: str | None,
+        patient: bool,
+        waiting: float,
+    ) -> object:
+        self.now += waiting
+        capacity = min(self.scheduler.cache.capacity_tokens, CONTEXT - 1)
+        prompt = [*THEMES[theme][:alike], *rest][:capacity] or [0]
+        params = SamplingParams(
+            max_tokens=max_tokens, presence_penalty=0.5 if history else 0.0, priority=priority, n=answers
+        )
+        first = self.submit(prompt, params, seed, stop, None, client, patient)
+        others = [self.submit(prompt, params, seed + i, stop, first, client, patient) for i in range(1, answers)]
+        return multiple(first, *others)
+
+    @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
+    def another_answer(self, job: Job, seed: int) -> Job:
+        """A fork of whatever has become of the first answer meanwhile."""
+        prompt = job.tokens[: job.prompt_length]
+        return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.patient)
+
+    @rule(job=jobs)
+    def cancel(self, job: Job) -> None:
+        self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+
+    @rule(job=jobs)
+    def end_at_a_stop_string(self, job: Job) -> None:
+        """The engine ends an answer itself when its text is complete."""
+        if job.generated:
+            self.scheduler.finish(job.id, FinishReason.STOP)
+
+    @rule(count=st.integers(1, 20))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
+            held = {job for job, _ in waiting if self.cannot_begin(job)}
+            self.shadow.step()
+            self.nobody_jumped_the_queue(waiting, held)
+
+    def cannot_begin(self, job: Job) -> bool:
+        """Whatever memory there is: its prefix or its parent's prompt is being computed by one that comes before it,
+        or its client has its share already.
+        """
+        parent_computes = job.fork_of is not None and job.fork_of.finish_reason is None
+        claims = self.scheduler._admission._claims
+        prefix_computes = any(key in claims and claims[key].order < job.order for key in job.keys)
+        share = self.scheduler._admission.client_tokens
+        held = sum(j.most_tokens for j in self.open if j.running and j.client == job.client)
+        share_taken = job.client is not None and share is not None and held > 0 and held + job.most_tokens > share
+        return parent_computes or prefix_computes or share_taken
+
+    def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], held: set[Job]) -> None:
+        """Who begins comes before all who wait on, but for those who cannot begin. As the order is that of arrival
+        up to a bounded head start, waiting is bounded.
+        """
+        begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
+        for job, preemptions in waiting:
+            if job.state in WAITS and job.preemptions == preemptions and job not in held:
+                passed = [b.id for b in begun if b.order > job.order]
+                assert not passed or self.cannot_begin(job), f"job {job.id} was passed by {passed}"
+
+    @precondition(lambda self: self.shadow.in_flight)
+    @rule()
+    def late_commit(self) -> None:
+        self.shadow.commit()
+
+    @precondition(lambda self: len(self.shadow.in_flight) < 2)
+    @rule()
+    def run_ahead(self) -> None:
+        self.shadow.plan()
+
+    @rule(critical=st.booleans())
+    def memory_pressure(self, critical: bool) -> None:
+        self.scheduler.relieve(critical)
+
+    @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
+    @rule()
+    def compact(self) -> None:
+        self.shadow.compact()
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.scheduler.check_invariants()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "shadow"):
+            return
+        self.shadow.finish(bound=1000)
+        for job in self.open:
+            answer = self.shadow.stories[job.id].answer()
+            if job.state is RequestState.FINISHED and job.finish_reason is FinishReason.LENGTH:
+                assert job.output == answer
+            else:
+                assert job.output == answer[: len(job.output)]
+                assert job.finish_reason is not None
+        stats = self.scheduler.cache.stats()
+        assert stats.free_blocks == stats.total_blocks and stats.sequences == 0
+        assert self.scheduler.rows_running == self.scheduler.rows_waiting == 0
+        self.scheduler.cache.drop_cached()
+        for group in range(len(self.scheduler.cache.groups)):
+            allocator = self.scheduler.cache.allocator(group)
+            assert allocator.free_blocks == allocator.total_blocks
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=250, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.mark.slow
+class TestSchedulerAtLength(SchedulerMachine.TestCase):
+    settings = settings(
+        max_examples=1000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )

@@ -1,0 +1,32 @@
+"""What the engine makes of a plain prompt before the model sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.serving.prompt import tokenize
+
+
+class BosTokenizer:
+    """Puts its bos in front unless told not to, as Llama's tokenizers do."""
+
+    bos_token = "<s>"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = [1] if text.startswith("<s>") else []
+        return ([1] if add_special_tokens else []) + ids + [10] * len(text.removeprefix("<s>"))
+
+
+def test_a_prompt_that_begins_with_the_bos_text_gets_one_bos_only() -> None:
+    assert tokenize(BosTokenizer(), "<s>ab") == [1, 10, 10]
+    assert tokenize(BosTokenizer(), "ab") == [1, 10, 10]
+
+
+def test_broken_text_becomes_question_marks_and_not_an_error() -> None:
+    assert tokenize(BosTokenizer(), "a\udcff") == [1, 10, 10]
+
+
+def test_what_is_no_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        tokenize(BosTokenizer(), [{"role": "user"}, 3])

@@ -1,0 +1,211 @@
+"""TextStream against the tokenizer's own decoding of all tokens at once, and against the plain definition of a stop."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, TokenizerWrapper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
+from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.serving.text import TextStream
+
+CORPUS = [
+    "the theme of the song",
+    "la la land",
+    "STOP STO ST",
+    "你好，世界",
+    "héllo \U0001f600\U0001f468‍\U0001f469 é\n\n",
+]
+# Few letters, so that stop strings happen; several bytes per character, so that tokens cut characters.
+TEXTS = st.text(st.sampled_from("abST \né́好世\U0001f600‍\x00�"), max_size=40) | st.text(max_size=20)
+STOPS = st.lists(st.text(st.sampled_from("abST \ń好\U0001f600�"), min_size=1, max_size=4), max_size=4)
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer like SmolLM2's: single digits apart, merges that cut across characters."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        CORPUS * 4, trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
+
+
+@cache
+def pieces() -> list[bytes]:
+    """The bytes of each token, from the byte-level alphabet of GPT-2: printable bytes stand for themselves."""
+    printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    byte_of = {chr(b): b for b in printable}
+    byte_of |= {chr(256 + n): b for n, b in enumerate(b for b in range(256) if b not in printable)}
+    return [
+        bytes(byte_of[c] for c in piece) for piece in tokenizer().convert_ids_to_tokens(list(range(len(tokenizer()))))
+    ]
+
+
+def stream(ids: list[int], stops: list[str]) -> tuple[TextStream, list[str]]:
+    """The pieces that a caller is shown, ending with what `finish` returned."""
+    text = TextStream(ByteDetokenizer(pieces()), stops)
+    shown = [text.push(token) for token in ids]
+    return text, [*shown, text.finish()]
+
+
+def cut(text: str, stops: list[str]) -> str:
+    """The definition: read on until the text ends with a stop string, then take off the longest that it ends with."""
+    for end in range(1, len(text) + 1):
+        ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(ending)]
+    return text
+
+
+TOKENS = st.lists(st.integers(0, 339), max_size=40)  # any tokens at all, most of them broken UTF-8
+
+
+@given(st.one_of(TOKENS, TEXTS.map(lambda text: tokenizer().encode(text))), STOPS)
+@example(tokenizer().encode("aST STab"), ["ST b", "STa", "T"])
+@example(tokenizer().encode("好\U0001f600"), ["�"])
+def test_pieces_add_up_to_the_decoded_text_before_the_first_stop_string(ids: list[int], stops: list[str]) -> None:
+    text, shown = stream(ids, stops)
+    decoded = tokenizer().decode(ids)
+    assert "".join(shown) == text.text == cut(decoded, stops)
+    assert text.stopped == any(stop in decoded for stop in stops)
+
+
+@given(TEXTS, STOPS)
+def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> None:
+    ids = tokenizer().encode(answer)
+    shown = ""
+    text = TextStream(ByteDetokenizer(pieces()), stops)
+    for token in ids:
+        shown += text.push(token)
+        assert cut(answer, stops).startswith(shown)
+
+
+@given(TEXTS, STOPS)
+def test_nothing_is_held_back_without_a_reason(answer: str, stops: list[str]) -> None:
+    text = TextStream(ByteDetokenizer(pieces()), stops)
+    seen = b""
+    for token in tokenizer().encode(answer):
+        text.push(token)
+        seen += pieces()[token]
+        if text.stopped:
+            break
+        certain = _complete_characters(seen)
+        held = certain[len(text.text) :]
+        beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
+        longest = max((b for b in beginnings if certain.endswith(b)), key=len, default="")
+        assert held == longest
+
+
+def _complete_characters(data: bytes) -> str:
+    for missing in range(4):
+        try:
+            return data[: len(data) - missing].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("valid text is never more than three bytes short of a character")
+
+
+@pytest.mark.parametrize(
+    ("answer", "stops", "expected"),
+    [
+        ("one two three", ["two"], "one "),
+        ("aab", ["ab"], "a"),
+        ("aaab", ["aab"], "a"),
+        ("abcabd", ["abd"], "abc"),
+        ("abc", ["bc", "abc"], ""),
+        ("abc", ["b", "abc"], "a"),
+        ("stop", ["stop"], ""),
+        ("sto", ["stop"], "sto"),
+        ("ok \U0001f468‍\U0001f469!", ["‍"], "ok \U0001f468"),
+        ("e\u0301", ["\u0301"], "e"),
+    ],
+)
+def test_stop_strings_by_example(answer: str, stops: list[str], expected: str) -> None:
+    ids = [token for char in answer for token in tokenizer().encode(char)]
+    assert stream(ids, stops)[0].text == expected
+    assert stream(tokenizer().encode(answer), stops)[0].text == expected
+
+
+def test_tokens_after_the_stop_are_ignored() -> None:
+    text, _ = stream(tokenizer().encode("a STOP b"), ["STOP"])
+    assert text.stopped and text.push(5) == "" and text.finish() == "" and text.text == "a "
+
+
+def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() -> None:
+    ids = [pieces().index(bytes([b])) for b in "好".encode()[:2]]
+    text, shown = stream(ids, [])
+    assert shown == ["", "", "\ufffd"] and text.text == tokenizer().decode(ids)
+
+
+@pytest.mark.parametrize("detokenizer", [BPEStreamingDetokenizer, NaiveStreamingDetokenizer])
+@given(st.text(st.sampled_from("abST \né好\U0001f600"), max_size=30).map(lambda text: "a" + text), STOPS)
+@settings(max_examples=50)
+def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str, stops: list[str]) -> None:
+    text = TextStream(detokenizer(tokenizer()), stops)
+    shown = [text.push(token) for token in tokenizer().encode(answer)]
+    assert "".join([*shown, text.finish()]) == cut(answer, stops)
+
+
+@cache
+def wrapper() -> TokenizerWrapper:
+    """As a model folder is loaded, with added tokens: with a space, outside the byte alphabet, nothing but spaces."""
+    core = Tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
+    core.add_special_tokens(["<|a b|>"])
+    core.add_tokens(["<｜end▁of｜>", "  "])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
+    return with_exact_text(TokenizerWrapper(wrapped, BPEStreamingDetokenizer))
+
+
+@given(st.lists(st.integers(0, 342), max_size=30) | TEXTS.map(lambda text: wrapper().encode(text)), STOPS)
+@example([], [])
+def test_the_wrapper_of_a_model_folder_gives_exactly_what_its_tokenizer_decodes(
+    ids: list[int], stops: list[str]
+) -> None:
+    text = TextStream(wrapper().detokenizer, stops)
+    shown = [text.push(token) for token in ids]
+    assert "".join([*shown, text.finish()]) == cut(wrapper().decode(ids), stops)
+
+
+def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids_to_tokens = PreTrainedTokenizerFast.convert_ids_to_tokens
+    with monkeypatch.context() as patch:
+        missing = {7}
+        patch.setattr(
+            PreTrainedTokenizerFast,
+            "convert_ids_to_tokens",
+            lambda self, ids: [None if i in missing else t for i, t in zip(ids, ids_to_tokens(self, ids), strict=True)],
+        )
+        wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
+    text = TextStream(wrapped.detokenizer)
+    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == ["", ""]
+
+
+def test_other_wrappers_keep_the_detokenizer_of_mlx_lm() -> None:
+    wrapped = with_exact_text(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
+    assert isinstance(wrapped.detokenizer, NaiveStreamingDetokenizer)
+
+
+@pytest.mark.parametrize("stops", [[], ["a stop string that is often begun: sto", "x" * 2000]])
+def test_time_per_token_does_not_grow_with_the_answer(stops: list[str]) -> None:
+    ids = tokenizer().encode("the sto x theme 世界 ") * 400
+    text = TextStream(ByteDetokenizer(pieces()), stops)
+    seconds = []
+    for _ in range(12):
+        started = time.perf_counter()
+        for token in ids:
+            text.push(token)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds[-4:]) < 3 * min(seconds[:4])

@@ -1,0 +1,207 @@
+"""An engine without a model, for tests of the command line: it answers at once, in words, as the real one would.
+
+What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
+make it do what a test needs: `!fail` fails the request, `!slow` takes 50 ms per word, `!long` talks for 200 words,
+`!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli.engine import EngineOptions
+from cortexmlx.errors import EngineClosed, InvalidRequest, ModelNotFound, PromptTooLong
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.stats import EngineStats, Latency, Moment
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class FakeInfo:
+    """What the commands read of `Engine.info`."""
+
+    name: str = "fake"
+    path: str = "/models/fake"
+    architecture: str = "llama"
+    context_length: int = 8192
+    vocab_size: int = 1000
+    parameters: int = 134_000_000
+    weight_bytes: int = 98_000_000
+    dtype: str = "float32"
+    kv_bytes_per_token: int = 46_080
+    chat_template: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class FakeEngine:
+    """Answers each request on a thread of its own; `seen` records every prompt, `most_in_flight` the crowd."""
+
+    options: EngineOptions
+    info: FakeInfo = field(default_factory=FakeInfo)
+    seen: list[tuple[Any, SamplingParams]] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    cancelled: set[int] = field(default_factory=set)
+    template_end: str = ""
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closed = True
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Code points; messages as `<role>content` lines, and what the template adds."""
+        if isinstance(prompt, str):
+            return list(map(ord, prompt))
+        if all(isinstance(item, int) for item in prompt):
+            return [*prompt]  # type: ignore[list-item]
+        lines = "".join(f"<{m['role']}>{m['content']}\n" for m in prompt)  # type: ignore[index,call-overload]
+        return list(map(ord, lines + "<assistant>" + self.template_end))
+
+    def stats(self) -> EngineStats:
+        values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
+        values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
+        values |= {"attention_backend": "reference", "block_map": "##..", "sequences": (), "total_blocks": 4}
+        latency = Latency(3, 0.5, 0.25, 1.5, 2.0)
+        values |= {"queued": latency, "time_to_first_token": latency, "inter_token": latency}
+        values |= {"timeline": tuple(Moment(float(i), used, 0, 4 - used, 1, 0) for i, used in enumerate((0, 4, 2)))}
+        values |= {"prompt_tokens": 200, "cached_tokens": 150}
+        values |= {"kv_bytes": 2**30, "kv_bytes_limit": 2**31, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
+        return EngineStats(**values)
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, patient: bool = False
+    ) -> RequestHandle:
+        params = params or SamplingParams()
+        params.validate()
+        text = text_of(prompt)
+        if not text:
+            raise InvalidRequest("the prompt is empty")
+        with self.lock:
+            self.seen.append((prompt, params))
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            handle = RequestHandle(len(self.seen), self.cancelled.add, on_event)
+        threading.Thread(target=self._answer, args=(handle, prompt, text, params), daemon=True).start()
+        return handle
+
+    def _answer(self, handle: RequestHandle, prompt: Prompt, text: str, params: SamplingParams) -> None:
+        if "!fail" in text:
+            time.sleep(0.002)
+            self._left()
+            handle.fail(PromptTooLong("prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"))
+            return
+        words = answer_to(text)
+        limit = len(words) if params.max_tokens is None else params.max_tokens
+        said: list[str] = []
+        reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
+        for number, word in enumerate(words[:limit]):
+            if self.closed or handle.id in self.cancelled:
+                reason = FinishReason.CANCELLED
+                break
+            time.sleep(0.05 if "!slow" in text else 0.0005)
+            said.append(word)
+            if number == 3 and "FAKE_BEGUN" in os.environ:
+                Path(os.environ["FAKE_BEGUN"]).touch()
+            handle.push(TokenEvent(word, token_id=number))
+        usage = Usage(len(text.split()) + 3, len(said), cached_tokens=0 if isinstance(prompt, str) else 2)
+        timings = Timings(
+            queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
+        )
+        done = Completion("".join(said), tuple(range(len(said))), reason, usage, timings)
+        done = replace(done, others=tuple(replace(done, index=index) for index in range(1, params.n)))
+        self._left()
+        handle.push(TokenEvent("", finish_reason=reason, completion=done))
+
+    def _left(self) -> None:
+        with self.lock:
+            self.in_flight -= 1
+
+
+def text_of(prompt: Prompt) -> str:
+    """What the user said last."""
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and isinstance(prompt[-1], Mapping):
+        return str(prompt[-1]["content"])
+    text = "".join(map(chr, prompt))  # type: ignore[arg-type]
+    return text.rpartition("<user>")[2].partition("\n<assistant>")[0]
+
+
+def answer_to(text: str) -> list[str]:
+    """The answer in pieces whose concatenation it is."""
+    if "!say " in text:
+        said = text.split("!say ", 1)[1]
+    elif "!long" in text or "!slow" in text:
+        said = " ".join(f"word{i}" for i in range(200))
+    else:
+        said = f"You said: {text}"
+    pieces = said.split(" ")
+    return [pieces[0], *(" " + piece for piece in pieces[1:])]
+
+
+@dataclass
+class Fakes:
+    """The engines that the commands opened; `template_end` is what the chat template puts after the last message."""
+
+    info: FakeInfo = field(default_factory=FakeInfo)
+    template_end: str = ""
+    opened: list[FakeEngine] = field(default_factory=list)
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.opened[-1]
+
+    @contextmanager
+    def open_engine(self, options: EngineOptions) -> Iterator[FakeEngine]:
+        """In the place of `cortexmlx.cli.engine.open_engine`."""
+        if "missing" in options.model:
+            raise ModelNotFound(
+                f"no model {options.model!r}: no such folder or .gguf file, and not a hub id (org/name)."
+            )
+        if "broken" in options.model:
+            raise RuntimeError("a bug")
+        if "closed" in options.model:
+            raise EngineClosed("the engine's thread failed")
+        with FakeEngine(options, info=self.info, template_end=self.template_end) as engine:
+            self.opened.append(engine)
+            yield engine
+
+
+@pytest.fixture(name="fakes")
+def fake_engines(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Commands in this test open fake engines."""
+    made = Fakes()
+    monkeypatch.setattr(engines, "open_engine", made.open_engine)
+    return made
+
+
+def main() -> None:
+    """Run the command line on fake engines, for tests that need a process: `python tests/cli_fakes.py generate ...`."""
+    from cortexmlx.cli import main as command
+
+    engines.open_engine = Fakes().open_engine  # type: ignore[assignment]
+    command()
+
+
+if __name__ == "__main__":
+    main()

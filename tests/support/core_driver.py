@@ -1,0 +1,66 @@
+"""The engine's core without its thread: a test decides what happens between two steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.serving.core import EngineConfig, EngineCore, NewRequest
+from cortexmlx.serving.handle import RequestHandle
+
+
+class Driver:
+    """Requests into an `EngineCore`, one step at a time, on the test's own thread."""
+
+    def __init__(self, model: Path, *, tokens: int = 512, **config: Any) -> None:
+        """`tokens` of KV memory; `config` as in `EngineConfig`."""
+        from cortexmlx.attention.seam import probe
+        from cortexmlx.models import load_model
+
+        per_token = sum(spec.bytes_per_token for spec in probe(load_model(model).model))
+        settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
+        self.core = EngineCore(EngineConfig(str(model), kv_memory=tokens * per_token, **settings))
+        self._requests = 0
+
+    def add(self, prompt: Sequence[int], max_tokens: int | None = 32, seed: int = 0, **params: Any) -> RequestHandle:
+        """Queue a request, as the engine would between two steps."""
+        self._requests += 1
+        handle = RequestHandle(self._requests, self.core.cancel)
+        asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
+        asked.validate()
+        self.core.add(NewRequest(handle.id, tuple(prompt), asked, seed, time.perf_counter(), handle))
+        return handle
+
+    def step(self, count: int = 1) -> None:
+        """Some steps, or fewer if there is nothing left to do."""
+        for _ in range(count):
+            if not self.core.idle:
+                self.core.step()
+
+    def finish(self) -> None:
+        """Steps until everything has ended."""
+        for _ in range(10_000):
+            if self.core.idle:
+                return
+            self.core.step()
+        raise AssertionError("the core never comes to an end")
+
+    def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int = 32, **params: Any) -> list[tuple[int, ...]]:
+        """The tokens of the answers to all prompts, asked at once."""
+        handles = [self.add(p, max_tokens, **params) for p in prompts]
+        self.finish()
+        return [self.result(h).token_ids for h in handles]
+
+    @staticmethod
+    def result(handle: RequestHandle) -> Completion:
+        """The result of a request that has ended."""
+        return handle.result(0)
+
+
+def assert_nothing_lost(stats: Any) -> None:
+    """Every block is free and no row is taken."""
+    assert stats.free_blocks == stats.total_blocks
+    assert (stats.rows_running, stats.rows_waiting, stats.kv_bytes_in_use) == (0, 0, 0)

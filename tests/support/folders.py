@@ -1,0 +1,55 @@
+"""Model folders in the hub's layout with a tiny random llama and a byte-level tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "eos_token_id": 7,
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<end>"])
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    )
+
+
+def write_folder(folder: Path, quantize: bool = False, dtype: str = "float32", **changes: Any) -> Path:
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import llama
+
+    config = CONFIG | changes
+    mx.random.seed(0)
+    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+    model.set_dtype(getattr(mx, dtype))
+    if quantize:
+        config["quantization"] = {"group_size": 32, "bits": 4}
+        nn.quantize(model, group_size=32, bits=4)
+    folder.mkdir(exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    return folder

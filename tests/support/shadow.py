@@ -1,0 +1,287 @@
+"""A machine that carries out plans on numbers instead of tensors, and distrusts every one of them.
+
+The fake model's "keys and values" of position p are a number that depends on all tokens up to p, and its next token
+depends on that number and on the request's seed. So what each request must answer is known beforehand, every slot of
+the arena can be checked for whose token it holds, and a step that reads a wrong, stale or unwritten slot is caught at
+once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, TAIL_COLUMNS, GroupPlan, StepKind, StepPlan
+from cortexmlx.scheduling.scheduler import Scheduler
+
+JUNK = -1
+"""What a slot holds that nobody has written since it was free: a NaN in a real arena."""
+ZERO = 0
+_MIX = 2**61 - 1
+
+
+@dataclass
+class Story:
+    """What a request must compute: its tokens for as long as anybody asks, and the number of each position."""
+
+    job: Job
+    vocab: int
+    tokens: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for token in self.job.tokens:
+            self._add(token)
+
+    def _add(self, token: int) -> None:
+        before = self.numbers[-1] if self.numbers else 12345
+        self.tokens.append(token)
+        self.numbers.append((before * 1_000_003 + token * 7919 + 1) % _MIX or 1)
+
+    def up_to(self, length: int) -> None:
+        while len(self.tokens) < length:
+            self._add((self.numbers[-1] + self.job.seed) // 97 % self.vocab)
+
+    def token(self, position: int) -> int:
+        self.up_to(position + 1)
+        return self.tokens[position]
+
+    def number(self, position: int) -> int:
+        self.up_to(position + 1)
+        return self.numbers[position]
+
+    def answer(self) -> list[int]:
+        """The tokens of the whole answer."""
+        self.up_to(self.job.prompt_length + self.job.limit)
+        answer = self.tokens[self.job.prompt_length :][: self.job.limit]
+        stops = [i for i, t in enumerate(answer) if t in self.job.stop_ids]
+        return answer[: stops[0] + 1] if stops else answer
+
+
+class Shadow:
+    """The arena and the tail as numbers, and what is in flight."""
+
+    def __init__(self, scheduler: Scheduler, vocab: int) -> None:
+        self.scheduler = scheduler
+        self.cache: KVCache = scheduler.cache
+        self.vocab = vocab
+        self.stories: dict[int, Story] = {}
+        self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
+        self.blocks = -1
+        self._arena: list[np.ndarray] = [np.zeros(0, np.int64) for _ in self.cache.groups]
+        self._tail: list[np.ndarray] = []
+        self._groups: tuple[GroupPlan, ...] = ()
+        self._last: list[int] = []
+        self._resize(self.cache.blocks)
+
+    # -- what the engine's core does ----------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """Plan and carry out the next step; its results wait in `in_flight`."""
+        plan = self.scheduler.plan(len(self.in_flight))
+        if plan is not None:
+            self.in_flight.append((plan, self._carry_out(plan)))
+        return plan
+
+    def commit(self) -> None:
+        """Hand the oldest results to the scheduler, and check them against the stories."""
+        plan, tokens = self.in_flight.popleft()
+        for news in self.scheduler.commit(plan, tokens, 0.001):
+            story = self.stories[news.job.id]
+            place = news.job.generated - 1
+            wanted = story.answer()
+            assert place < len(wanted) and news.token == wanted[place], f"job {news.job.id} got a wrong token {place}"
+            assert (news.finish_reason is not None) == (place == len(wanted) - 1)
+
+    def step(self) -> None:
+        """What `EngineCore.step` does."""
+        plan = self.plan()
+        if self.in_flight and (plan is None or len(self.in_flight) > 1):
+            self.commit()
+        elif plan is None:
+            assert self.scheduler.idle, "there are requests but nothing to compute"
+
+    def finish(self, bound: int) -> None:
+        """Steps until everything has ended; within any `bound` of them somebody must get a token."""
+        tokens, since = -1, 0
+        while not (self.scheduler.idle and not self.in_flight):
+            self.step()
+            now = sum(story.job.generated for story in self.stories.values())
+            tokens, since = now, 0 if now != tokens else since + 1
+            assert since < bound, f"no token for {bound} steps"
+
+    def compact(self) -> None:
+        """What `EngineCore.compact` does."""
+        self._copy(self.cache.compact())
+
+    # -- carrying out a plan ------------------------------------------------------------------------------------------
+
+    def _carry_out(self, plan: StepPlan) -> list[int]:
+        writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies)
+        assert not (writes and self.in_flight), "the arena is written while a step is in flight"
+        assert plan.blocks == self.cache.blocks
+        if plan.blocks != self.blocks:
+            self._resize(plan.blocks)
+        self._poison()
+        if plan.flush is not None:
+            assert plan.flush.columns <= TAIL_COLUMNS
+            for group, write in enumerate(plan.flush.writes):
+                values = self._tail[group][:, : plan.flush.columns].reshape(-1)
+                self._write(group, write.slots, values, write.zeros)
+        self._copy(plan.copies)
+        if plan.kind is StepKind.FLUSH:
+            assert plan.flush is not None and not plan.segments
+            return []
+        if plan.groups is not None:
+            self._groups = plan.groups
+        tokens = self._inputs(plan)
+        counts = [s.count for s in plan.segments]
+        assert counts == sorted(counts, key=lambda c: c > 1), "single tokens come first"
+        if plan.kind is StepKind.DRAINED:
+            self._prefill(plan, tokens)
+        else:
+            self._decode(plan, tokens)
+        self._last = self._sample(plan)
+        return self._last
+
+    def _inputs(self, plan: StepPlan) -> list[int]:
+        if plan.tokens is not None:
+            tokens = [int(t) for t in plan.tokens]
+        else:
+            source = range(len(self._last)) if plan.source is None else plan.source.tolist()
+            tokens = [self._last[i] for i in source]
+        assert len(tokens) == len(plan.positions) == sum(s.count for s in plan.segments)
+        flat = 0
+        for segment in plan.segments:
+            for position in range(segment.first, segment.first + segment.count):
+                if segment.live:
+                    assert plan.positions[flat] == position
+                    wanted = self.stories[segment.request].token(position)
+                    assert tokens[flat] == wanted, f"job {segment.request} is fed a wrong token at {position}"
+                flat += 1
+        return tokens
+
+    def _prefill(self, plan: StepPlan, tokens: list[int]) -> None:
+        numbers = np.array(
+            [self.stories[s.request].number(s.first + i) for s in plan.segments for i in range(s.count)], np.int64
+        )
+        for group, part in enumerate(self._groups):
+            assert part.write is not None
+            self._write(group, part.write.slots, numbers, part.write.zeros)
+        for group, part in enumerate(self._groups):
+            singles = [s for s in plan.segments if s.count == 1]
+            for row, segment in enumerate(singles):
+                assert part.lengths[row] == segment.first + 1
+                self._read_row(group, part, row, segment.request)
+            several = [s for s in plan.segments if s.count > 1]
+            for segment, place in zip(several, part.pieces, strict=True):
+                end = segment.first + segment.count
+                size = self.cache.block_size
+                slots = place.slots
+                if place.run is not None:
+                    assert end <= place.run.count * size
+                    slots = np.arange(place.run.start * size, place.run.start * size + end)
+                assert slots is not None
+                self._expect(group, slots, segment.request, end)
+
+    def _decode(self, plan: StepPlan, tokens: list[int]) -> None:
+        if plan.column == 0:
+            assert plan.groups is not None
+            shape = (len(plan.segments), TAIL_COLUMNS)
+            self._tail = [np.full(shape, JUNK, np.int64) for _ in self.cache.groups]
+        else:
+            assert plan.groups is None
+        for row, segment in enumerate(plan.segments):
+            assert segment.count == 1
+            for group, part in enumerate(self._groups):
+                if not segment.live:
+                    continue
+                story = self.stories[segment.request]
+                self._tail[group][row, plan.column] = story.number(segment.first)
+                base = int(part.lengths[row])
+                assert segment.first == base + plan.column
+                self._read_row(group, part, row, segment.request)
+                found = self._tail[group][row, : plan.column + 1].tolist()
+                wanted = [story.number(p) for p in range(base, segment.first + 1)]
+                assert found == wanted, f"the tail of job {segment.request} is not its own"
+
+    def _read_row(self, group: int, part: GroupPlan, row: int, request: int) -> None:
+        """Whole blocks are read, so that nothing in them may be junk."""
+        length, size = int(part.lengths[row]), self.cache.block_size
+        used = self.cache.blocks_for(length)
+        table = part.tables[row]
+        assert (table[used:] == self.blocks).all(), "padding must be the null block"
+        slots = (table[:used, None].astype(np.int64) * size + np.arange(size)).reshape(-1)
+        self._expect(group, slots[:length], request, length)
+        assert (self._arena[group][slots] != JUNK).all(), f"junk behind the last token of job {request}"
+        run = part.runs[row]
+        if run is not None:
+            assert (table[:used] == run.start + np.arange(used)).all() and used <= run.count
+
+    def _expect(self, group: int, slots: np.ndarray, request: int, length: int) -> None:
+        story = self.stories[request]
+        story.up_to(length)
+        found = self._arena[group][slots].tolist()
+        assert found == story.numbers[:length], f"job {request} reads slots that are not its own, in group {group}"
+
+    def _sample(self, plan: StepPlan) -> list[int]:
+        assert len(plan.places) == len(plan.sampled)
+        results = []
+        for segment, place in zip(plan.sampled, plan.places.tolist(), strict=True):
+            if not segment.live:
+                results.append(0)
+                continue
+            job = self.stories[segment.request].job
+            after = segment.first + segment.count
+            assert place == after - job.prompt_length, "the token index must not depend on the schedule"
+            if job.needs_history and plan.groups is not None:
+                assert place == job.generated, "the sampler begins without tokens that are in flight"
+            results.append(self.stories[segment.request].token(after))
+        return results
+
+    # -- the arena ----------------------------------------------------------------------------------------------------
+
+    def _write(self, group: int, slots: np.ndarray, values: np.ndarray, zeros: np.ndarray) -> None:
+        arena, size = self._arena[group], self.cache.block_size
+        slots = np.where(slots == SCRATCH_SLOT, len(arena) - 1, slots)
+        every = np.concatenate([slots, zeros])
+        assert len(slots) == len(values)
+        assert ((every >= 0) & (every < len(arena))).all(), "a write outside the arena"
+        assert (every // size != self.blocks).all(), "a write into the null block"
+        owned = every[every // size < self.blocks]
+        assert len(set(owned.tolist())) == len(owned), "two writes to one slot"
+        arena[slots] = values
+        arena[zeros] = ZERO
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        offsets = np.arange(self.cache.block_size)
+        for group, arena in enumerate(self._arena):
+            pairs = [(c.source, c.target) for c in copies if c.group == group]
+            if not pairs:
+                continue
+            source, target = (
+                np.array(side)[:, None] * self.cache.block_size + offsets for side in zip(*pairs, strict=True)
+            )
+            arena[target] = arena[source]
+
+    def _resize(self, blocks: int) -> None:
+        keep, size = min(blocks, max(self.blocks, 0)), self.cache.block_size
+        for group, arena in enumerate(self._arena):
+            fresh = np.full((blocks + 2) * size, JUNK, np.int64)
+            fresh[: keep * size] = arena[: keep * size]
+            fresh[blocks * size : (blocks + 1) * size] = ZERO
+            self._arena[group] = fresh
+        self.blocks = blocks
+
+    def _poison(self) -> None:
+        """Free blocks and the scratch block hold junk from now on."""
+        size = self.cache.block_size
+        for group, arena in enumerate(self._arena):
+            for run in self.cache.allocator(group).free_runs():
+                arena[run.start * size : run.stop * size] = JUNK
+            arena[(self.blocks + 1) * size :] = JUNK
