@@ -13,8 +13,9 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelCompileError
 
 from . import settings
+from .buffers import BufferSpec
 from .entry import PREAMBLE, attribute_value, entry_point
-from .launch import BufferSpec, Launched, Triple, run
+from .launch import Launched, Triple, run
 from .rewrite import blank_comments, to_cpp
 from .toolchain import SHIM, build, mlx_headers
 

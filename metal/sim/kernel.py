@@ -11,8 +11,9 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import settings
+from .buffers import BufferSpec
 from .entry import PREAMBLE, translation_unit
-from .launch import BufferSpec, run
+from .launch import run
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .sparse import SparseArray

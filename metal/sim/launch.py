@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import abi
+from .buffers import BufferSpec
 from .memory import MAX_THREADS, STACK_BYTES, device_memory
 from .messages import describe, limit_finding, unwritten_finding
 from .report import BufferReport, Fault, Finding, LaunchReport
@@ -21,21 +22,6 @@ MAX_BUFFERS = 31
 SENTINEL = 0xFF
 
 Triple = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes.
-
-    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes.
-    """
-
-    name: str
-    data: npt.NDArray[np.generic] | None
-    nbytes: int
-    item_bytes: int
-    writable: bool = False
-    pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,11 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import abi
+from .buffers import BufferSpec
 from .lines import line_of
 from .report import BufferReport, Fault, Finding
-
-if TYPE_CHECKING:
-    from .launch import BufferSpec
 
 # The runtime names a threadgroup array by the alias that the rewriting gave it.
 _ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")
@@ -20,7 +17,7 @@ def _thread(group: Sequence[int], thread: Sequence[int]) -> str:
     return f"thread {tuple(thread)} of threadgroup {tuple(group)}"
 
 
-def _place(buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding) -> str:
+def _place(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) -> str:
     """`element 12 of 'k' (10 elements of 4 bytes)`, for device and threadgroup memory."""
     if f.buffer >= 0:
         spec = buffers[f.buffer]
@@ -41,7 +38,7 @@ def _quoted(text: str, line: int | None) -> str:
 
 
 def describe(
-    kernel: str, text: str, library: Path, buffers: "Sequence[BufferSpec]", launch: abi.Launch, f: abi.Finding
+    kernel: str, text: str, library: Path, buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding
 ) -> Finding:
     """The runtime's record as a Finding; `text` is what line numbers count in."""
     fault = Fault(f.kind)
@@ -77,7 +74,7 @@ def limit_finding(kernel: str, said: str) -> Finding:
     return Finding(Fault.LIMITS, f"{kernel}: {said}")
 
 
-def unwritten_finding(kernel: str, spec: "BufferSpec", report: BufferReport) -> Finding:
+def unwritten_finding(kernel: str, spec: BufferSpec, report: BufferReport) -> Finding:
     """An output with elements that no thread wrote."""
     count = spec.nbytes // spec.item_bytes
     missing, first = report.unwritten_elements, report.first_unwritten

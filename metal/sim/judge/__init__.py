@@ -3,6 +3,7 @@
 `python -m cortexmlx.metal.sim.judge` runs them and prints the table.
 """
 
-from .cases import Case, Skipped, Verdict, all_cases, judge
+from .cases import Case, Skipped, Verdict, judge
+from .table import all_cases
 
 __all__ = ["Case", "Skipped", "Verdict", "all_cases", "judge"]

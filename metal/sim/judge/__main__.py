@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from .cases import Skipped, all_cases, judge
+from .cases import Skipped, judge
+from .table import all_cases
 
 
 def main() -> int:

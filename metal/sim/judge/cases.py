@@ -70,10 +70,3 @@ def judge(case: Case, checked: bool = True) -> Verdict:
     difference = np.abs(simulated.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
     error = difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)
     return Verdict(case, float(error), time.perf_counter() - start)
-
-
-def all_cases() -> list[Case | Skipped]:
-    """Every judged kernel, in the order of the table."""
-    from . import mlx_kernels, mlx_lm_kernels, sdpa, steel
-
-    return [*sdpa.cases(), *steel.cases(), *mlx_kernels.cases(), *mlx_lm_kernels.cases()]

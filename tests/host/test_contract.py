@@ -1,0 +1,193 @@
+"""What cortexmlx relies on in mlx-lm, one test for each place that reaches into it: when mlx-lm changes, the test that
+breaks first names the place. docs/mlx-lm.md lists them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
+from support.tiny import CONFIGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "mlx-lm.md"
+LLAMA = CONFIGS["llama"]
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def module(name: str) -> Any:
+    enter_mlx_lm()
+    return importlib.import_module(f"mlx_lm.{name}")
+
+
+def built(config: dict[str, Any] = LLAMA) -> Any:
+    arch = module(f"models.{config['model_type']}")
+    return arch.Model(arch.ModelArgs.from_dict(config))
+
+
+class Recorder:
+    """A cache that hands back what it is given, and notes how it was asked."""
+
+    def __init__(self) -> None:
+        self.offset = mx.array([3, 5])
+        self.asked: list[str] = []
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        self.asked.append("make_mask")
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.asked.append("update_and_fetch")
+        return keys, values
+
+
+def test_a_model_asks_its_caches_for_a_mask_and_hands_them_keys_and_values_of_flat_tokens() -> None:
+    caches = [Recorder(), Recorder()]
+    logits = built()(mx.array([[1], [2]]), cache=caches)
+    assert logits.shape == (2, 1, LLAMA["vocab_size"])
+    assert [c.asked for c in caches] == [["make_mask", "update_and_fetch"], ["update_and_fetch"]]
+
+
+def test_attention_is_a_function_of_the_base_module_that_models_import_by_name() -> None:
+    base, llama = module("models.base"), module("models.llama")
+    attention = base.scaled_dot_product_attention
+    assert llama.scaled_dot_product_attention is attention
+    assert parameters(getattr(attention, "replaced", attention)) == [
+        *("queries", "keys", "values", "cache", "scale", "mask", "sinks")
+    ]
+
+
+def test_make_prompt_cache_tells_full_layers_from_windows() -> None:
+    cache = module("models.cache")
+    kinds = [type(c) for c in cache.make_prompt_cache(built(CONFIGS["windowed llama"]))]
+    assert kinds == [cache.RotatingKVCache, cache.KVCache, cache.RotatingKVCache]
+    assert (
+        cache.make_prompt_cache(built(CONFIGS["windowed llama"]))[0].max_size
+        == CONFIGS["windowed llama"]["sliding_window"]
+    )
+
+
+def test_swiglu_is_one_function_that_models_import_by_name() -> None:
+    activations, llama = module("models.activations"), module("models.llama")
+    swiglu = activations.swiglu
+    assert llama.swiglu is swiglu and parameters(getattr(swiglu, "replaced", swiglu)) == ["gate", "x"]
+    gate, x = (np.random.default_rng(0).normal(size=(2, 5)) for _ in range(2))
+    wanted = gate / (1 + np.exp(-gate)) * x
+    assert np.abs(np.array(swiglu(mx.array(gate, mx.float32), mx.array(x, mx.float32))) - wanted).max() < 1e-6
+
+
+def test_plain_rotary_positions_are_mlx_modules_with_their_settings_in_attributes() -> None:
+    rope = built().layers[0].self_attn.rope
+    assert type(rope) is nn.RoPE
+    assert (rope.dims, rope.traditional, rope.base, rope.scale) == (LLAMA["head_dim"], False, LLAMA["rope_theta"], 1.0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "mixtral"])
+def test_the_body_of_a_model_ends_in_a_norm_that_runs_once(name: str) -> None:
+    model = built(CONFIGS[name])
+    body = getattr(model, "model", model)
+    calls: list[tuple[int, ...]] = []
+
+    class Counting(nn.Module):  # type: ignore[misc]
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __call__(self, x: mx.array) -> mx.array:
+            calls.append(x.shape)
+            out: mx.array = self.inner(x)
+            return out
+
+    body.norm = Counting(body.norm)
+    model(mx.array([[1], [2], [3]]))
+    assert calls == [(3, 1, CONFIGS[name]["hidden_size"])]
+
+
+def test_utils_offers_what_loads_folders() -> None:
+    utils = mlx_lm_utils()
+    assert parameters(utils.load_model)[0] == "model_path"
+    assert {"eos_token_ids"} < set(parameters(utils.load_tokenizer))
+    model_class, args_class = utils._get_classes(dict(LLAMA))
+    assert model_class(args_class.from_dict(LLAMA)).layers
+    with pytest.raises(ValueError, match=r"^Model type nonesuch"):
+        utils._get_classes({"model_type": "nonesuch"})
+
+
+def test_a_tokenizer_wrapper_makes_its_detokenizers_from_one() -> None:
+    tokenizers = module("tokenizer_utils")
+    assert inspect.isclass(tokenizers.BPEStreamingDetokenizer)
+    source = inspect.getsource(tokenizers.TokenizerWrapper.detokenizer.fget)
+    assert "self._detokenizer" in source
+
+
+def test_experts_are_switch_layers_packed_and_plain() -> None:
+    layers = module("models.switch_layers")
+    plain = layers.SwitchLinear(64, 32, 4, bias=True)
+    packed = plain.to_quantized(group_size=32, bits=4)
+    assert isinstance(packed, layers.QuantizedSwitchLinear) and "bias" in packed
+    assert (packed.group_size, packed.bits, packed.mode) == (32, 4, "affine")
+
+
+def test_scaled_rotary_positions_keep_their_wavelengths_where_they_can_be_set() -> None:
+    rope = module("models.rope_utils").Llama3RoPE(
+        16, 2048, False, 10000.0, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    )
+    assert rope._freqs.shape == (8,)
+    x = mx.random.normal((1, 1, 1, 16))
+    before = rope(x, offset=9)
+    rope._freqs = rope._freqs * 2
+    assert mx.abs(rope(x, offset=9) - before).max().item() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_architectures_of_gguf_files_build_from_a_mapping(name: str) -> None:
+    assert built(LLAMA | {"model_type": name, "tie_word_embeddings": False}).layers
+
+
+def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> None:
+    generate = module("generate")
+    settings = {"completion_batch_size", "prefill_batch_size", "prefill_step_size"}
+    assert settings < set(parameters(generate.BatchGenerator.__init__))
+    assert parameters(generate.BatchGenerator.insert)[1:3] == ["prompts", "max_tokens"]
+    assert {"prompt", "model", "max_tokens", "prompt_cache"} < {*parameters(generate.generate_step), "max_tokens"}
+    assert hasattr(generate, "generation_stream")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def reaching() -> set[str]:
+    """The files of the package that import something of mlx-lm, or name one of its modules to import."""
+    found = set()
+    for folder in ("cortexmlx", "cli", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or "", *(a.name for a in node.names)]
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    names = [node.value] if re.fullmatch(r"mlx_lm(\.[\w.]*)?", node.value) else []
+                if any(n.startswith("mlx_lm") for n in names) or "replace_function" in names:
+                    found.add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_the_page_lists_every_place_and_tests_that_exist() -> None:
+    rows = re.findall(r"^\| `([\w/.]+)` \|.*\| `(\w+)` \|$", PAGE.read_text(), re.M)
+    tests = {name for name in globals() if name.startswith("test_")}
+    assert {test for _, test in rows} <= tests
+    assert reaching() - {file for file, _ in rows} == set(), "these reach into mlx-lm and are not on the page"
+    assert all((ROOT / file).is_file() for file, _ in rows)

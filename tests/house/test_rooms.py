@@ -1,0 +1,126 @@
+"""The shape of the house: who may import whom, how large a file and a folder may be, and who never sees mlx."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ORDER = (
+    "errors",
+    "machine",
+    "request",
+    "stats",
+    "host",
+    "cpu",
+    "kv",
+    "metal",
+    "models",
+    "scheduling",
+    "attention",
+    "execution",
+    "serving",
+    "engine",
+    "bench",
+    "cli",
+)
+"""The rooms from the ground up: each imports itself and what stands before it, also inside functions."""
+
+MOST_LINES = 400
+MOST_FILES = 12
+FOLDERS = {"cortexmlx": ROOT / "cortexmlx", **{name: ROOT / name for name in ("metal", "bench", "cli")}}
+CODE = {".py", ".metal", ".h", ".c", ".cpp"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the package under its import name."""
+    for name, folder in FOLDERS.items():
+        top = ("cortexmlx",) if name == "cortexmlx" else ("cortexmlx", name)
+        for path in sorted(folder.rglob("*.py")):
+            parts = (*top, *path.relative_to(folder).with_suffix("").parts)
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+MODULES = dict(modules())
+
+
+def imports(module: str) -> Iterator[tuple[int, str]]:
+    """The modules of the package that a module names in its imports, with the line."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{source}.{alias.name}"
+                yield node.lineno, whole if whole in MODULES else source
+
+
+def room(module: str) -> str | None:
+    """The room that a module stands in; what the package itself offers comes with the engine."""
+    if module.partition(".")[0] != "cortexmlx":
+        return None
+    return module.split(".")[1] if "." in module else "engine"
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    rooms = {room(module) for module in MODULES if module not in ("cortexmlx", "cortexmlx.__main__")}
+    assert rooms == set(ORDER)
+
+
+def test_imports_go_down() -> None:
+    upward = []
+    for module, path in MODULES.items():
+        mine = "cli" if module == "cortexmlx.__main__" else room(module)
+        assert mine is not None
+        for line, imported in imports(module):
+            theirs = room(imported)
+            if theirs is not None and module != "cortexmlx" and ORDER.index(theirs) > ORDER.index(mine):
+                upward.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
+    assert not upward
+
+
+def test_no_two_modules_import_each_other_in_a_circle() -> None:
+    graph = {m: {i for _, i in imports(m) if i in MODULES and i not in (m, "cortexmlx")} for m in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, f"a circle: {' -> '.join((*way[way.index(module) :], module))}"
+        if module not in done:
+            for other in graph[module]:
+                visit(other, (*way, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_no_file_is_long() -> None:
+    files = [p for name in (*FOLDERS, "tests") for p in (ROOT / name).rglob("*") if p.suffix in CODE]
+    assert len(files) > 200
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = [p for p in (ROOT / "cortexmlx", *(ROOT / "cortexmlx").rglob("*")) if p.is_dir()]
+    counts = {str(f.relative_to(ROOT)): len([p for p in f.glob("*.py") if p.name != "__init__.py"]) for f in folders}
+    assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("folder", ["scheduling"])
+def test_what_decides_never_sees_mlx(folder: str) -> None:
+    """Every module of the folder can be imported where there is no mlx at all."""
+    names = [m for m in MODULES if m.startswith(f"cortexmlx.{folder}.")]
+    assert len(names) > 5
+    code = "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None\n" + "".join(f"import {n}\n" for n in names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
