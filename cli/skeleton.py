@@ -14,6 +14,7 @@ from typing import Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import KVShape
+from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -62,7 +63,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         weight_bytes=stored,
         widened_bytes=weight_bytes(model),
         vocab_size=vocab_size,
-        context_length=_context(config),
+        context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,
         shapes=shapes,
     )
@@ -95,13 +96,6 @@ def _dtype(config: Mapping[str, Any]) -> str:
     text = config.get("text_config") or {}
     named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
     return named if named in DTYPES else "bfloat16"
-
-
-def _context(config: Mapping[str, Any]) -> int:
-    text = config.get("text_config") or {}
-    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length", "n_ctx")
-    found = (source.get(key) for source in (config, text) for key in keys)
-    return next((int(value) for value in found if isinstance(value, int) and value > 0), 2048)
 
 
 def _quantize(model: Any, config: Mapping[str, Any]) -> None:

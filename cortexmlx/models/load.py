@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.machine import memory_bytes
+from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 
 Progress = Callable[[str, float], None]
 
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-_UNSTATED_CONTEXT = 2048
 
 
 def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress: Progress | None = None) -> LoadedModel:
@@ -100,9 +99,9 @@ def _describe(
 
     from cortexmlx.models import weights
 
-    context = _context_length(config)
+    context = stated_context(config)
     if context is None:
-        context = _UNSTATED_CONTEXT
+        context = UNSTATED_CONTEXT
         notes += (f"the model does not state its context length: {context} tokens are assumed",)
     floats = [a.dtype for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
     return LoadedModel(
@@ -117,13 +116,3 @@ def _describe(
         dtype=str(floats[0]).removeprefix("mlx.core."),
         notes=notes,
     )
-
-
-def _context_length(config: dict[str, Any]) -> int | None:
-    text_config = config.get("text_config")
-    for source in (config, text_config if isinstance(text_config, dict) else {}):
-        for key in _CONTEXT_KEYS:
-            value = source.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None

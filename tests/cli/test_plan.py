@@ -16,6 +16,7 @@ from cortexmlx.cli.skeleton import build
 from cortexmlx.cli.start import run
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import KVShape
+from support.tiny import write_tiny
 
 QWEN3_8B = {
     "model_type": "qwen3",
@@ -233,6 +234,33 @@ def test_of_a_hub_id_only_the_configuration_is_fetched(
 def test_an_unknown_architecture_is_not_guessed() -> None:
     with pytest.raises(ModelUnsupported, match="mlx-lm has no architecture"):
         build({"model_type": "no_such_thing"})
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "stated", "context"),
+    [
+        ("llama", (), {}, 512),
+        ("gpt2", (), {}, 512),
+        ("llama", ("max_position_embeddings",), {}, 2048),
+        ("llama", ("max_position_embeddings",), {"model_max_length": 700}, 700),
+        ("llama", ("max_position_embeddings",), {"max_sequence_length": 800}, 800),
+        ("llama", ("max_position_embeddings",), {"model_max_length": 0, "seq_length": 900}, 900),
+        ("llama", ("max_position_embeddings",), {"model_max_length": True, "text_config": {"n_ctx": 300}}, 300),
+        ("llama", ("max_position_embeddings",), {"text_config": {}, "max_seq_len": 400}, 400),
+    ],
+)
+def test_the_plan_and_the_engine_know_one_context(
+    name: str, without: tuple[str, ...], stated: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    from cortexmlx import Engine
+
+    folder = write_tiny(tmp_path / "model", name)
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in without} | stated
+    (folder / "config.json").write_text(json.dumps(config))
+    planned = build(find(str(folder)).config).context_length
+    with Engine(folder, kv_memory="1MB", max_rows=1) as engine:
+        assert (planned, engine.info.context_length) == (context, context)
 
 
 @pytest.mark.model
