@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.plan_text import kv_lines, line, page
-from cortexmlx.kv.sizing import KVShape, format_bytes, shape_bytes, shape_bytes_per_token
+from cortexmlx.kv.sizing import bytes_per_token, format_bytes, sequence_bytes
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+if TYPE_CHECKING:
+    from cortexmlx.cli.plan_figures import Plan
 
 
 def plan(
@@ -64,8 +68,8 @@ def plan(
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
-        value = head_dim if value_dim is None else value_dim
-        plan_shape(KVShape(layers, kv_heads, head_dim, value), tuple(context or ()), itemsize or 2, as_json)
+        spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
+        plan_shape(LayerGroup(spec, range(layers)), tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
     plan_model(
         options.model_name(model, model_option),
@@ -77,15 +81,15 @@ def plan(
     )
 
 
-def plan_shape(shape: KVShape, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
+def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
     """The arithmetic alone, for a shape given by hand."""
-    per_token = shape_bytes_per_token([shape], itemsize)
-    totals = {tokens: shape_bytes([shape], tokens, itemsize) for tokens in lengths}
+    per_token = bytes_per_token([group], itemsize)
+    totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
     if as_json:
         table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
         print(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
         return
-    print("\n".join(kv_lines((shape,), per_token, itemsize)))
+    print("\n".join(kv_lines((group,), per_token, itemsize)))
     for tokens, size in totals.items():
         print(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
 
@@ -108,4 +112,22 @@ def plan_model(
         itemsize=itemsize,
         lengths=lengths,
     )
-    print(json.dumps(asdict(figures)) if as_json else page(figures))
+    print(json.dumps(json_figures(figures)) if as_json else page(figures))
+
+
+def json_figures(figures: Plan) -> dict[str, Any]:
+    """The figures for `--json`; layers that keep the same are one entry of `shapes`."""
+    data = asdict(figures)
+    groups = data["model"].pop("groups")
+    data["model"]["shapes"] = [
+        {
+            "layers": len(group["layers"]),
+            "kv_heads": group["spec"]["kv_heads"],
+            "k_dim": group["spec"]["key_dim"],
+            "v_dim": group["spec"]["value_dim"],
+            "window": group["spec"]["window"],
+            "row_bytes": group["spec"]["row_bytes"] * len(group["layers"]),
+        }
+        for group in groups
+    ]
+    return data

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import Skeleton
 from cortexmlx.kv import sizing
-from cortexmlx.kv.sizing import KVShape
+from cortexmlx.kv.spec import ITEMSIZE, LayerGroup
 from cortexmlx.machine import memory_bytes, working_set_bytes
 
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
 
@@ -34,7 +33,7 @@ class ModelFigures:
     context_length: int
     weight_bytes: int
     dtype: str
-    shapes: tuple[KVShape, ...]
+    groups: tuple[LayerGroup, ...]
     itemsize: int
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
@@ -104,10 +103,10 @@ def make_plan(
         context_length=skeleton.context_length,
         weight_bytes=stored,
         dtype=skeleton.dtype,
-        shapes=skeleton.shapes,
+        groups=skeleton.groups,
         itemsize=size,
-        kv_bytes_per_token=sizing.shape_bytes_per_token(skeleton.shapes, size),
-        state_bytes_per_sequence=sum(s.row_bytes for s in skeleton.shapes),
+        kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
+        state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
@@ -124,9 +123,9 @@ def _here(
     kv_memory: int | None,
     lengths: tuple[int, ...],
 ) -> MachineFigures:
-    shapes, context = skeleton.shapes, skeleton.context_length
-    per_token = sizing.shape_bytes_per_token(shapes, itemsize)
-    tail = sizing.tail_bytes(shapes, max_rows, itemsize)
+    groups, context = skeleton.groups, skeleton.context_length
+    per_token = sizing.bytes_per_token(groups, itemsize)
+    tail = sizing.tail_bytes(groups, max_rows, itemsize)
     logits = sizing.logits_bytes(max_rows, skeleton.vocab_size)
     reserved = weights + tail + logits
     free = max(machine.working_set - reserved, 0)
@@ -142,15 +141,15 @@ def _here(
         tail_bytes=tail,
         logits_bytes=logits,
         free_bytes=free,
-        fits=sizing.tokens_that_fit(shapes, free, itemsize),
+        fits=sizing.tokens_that_fit(groups, free, itemsize),
         arena_bytes=arena,
         arena_tokens=arena // per_token if per_token else 0,
-        lengths=tuple(_length(shapes, tokens, itemsize, free) for tokens in shown),
+        lengths=tuple(_length(groups, tokens, itemsize, free) for tokens in shown),
     )
 
 
-def _length(shapes: tuple[KVShape, ...], tokens: int, itemsize: int, free: int) -> Length:
-    needed = sizing.shape_bytes(shapes, tokens, itemsize)
+def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int) -> Length:
+    needed = sizing.sequence_bytes(groups, tokens, itemsize)
     return Length(tokens, needed, free // needed if needed else 0)
 
 

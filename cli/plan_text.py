@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cortexmlx.cli.plan_figures import MachineFigures, ModelFigures, Plan
-from cortexmlx.kv.sizing import KVShape, format_bytes
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.kv.spec import LayerGroup
 
 LABEL = 16
 VALUE = 12
@@ -21,7 +22,7 @@ def _model(model: ModelFigures) -> Iterator[str]:
     size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
     yield f"{model.name}: {model.architecture}, {size} parameters, context {model.context_length:,} tokens"
     yield line("weights", format_bytes(model.weight_bytes), "as stored")
-    yield from kv_lines(model.shapes, model.kv_bytes_per_token, model.itemsize)
+    yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
     if model.state_bytes_per_sequence:
         yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
 
@@ -45,21 +46,22 @@ def line(label: str, value: str, remark: str) -> str:
     return f"  {label:<{LABEL}}{value:<{VALUE}}{remark}".rstrip()
 
 
-def kv_lines(shapes: tuple[KVShape, ...], per_token: int, itemsize: int) -> Iterator[str]:
+def kv_lines(groups: tuple[LayerGroup, ...], per_token: int, itemsize: int) -> Iterator[str]:
     """The bytes per token and where they come from, a line per kind of layer."""
     label, value = "KV per token", format_bytes(per_token)
-    for shape in shapes:
-        if shape.kv_heads:
-            yield line(label, value, _formula(shape, itemsize))
+    for group in groups:
+        if group.spec.kv_heads:
+            yield line(label, value, _formula(group, itemsize))
             label = value = ""
     if label:
         yield line(label, value, "no layer keeps keys and values")
 
 
-def _formula(shape: KVShape, itemsize: int) -> str:
-    window = f", window {shape.window:,}" if shape.window else ""
-    heads = f"{shape.kv_heads} head{'s' * (shape.kv_heads != 1)}"
-    return f"{shape.layers} layers x {heads} x ({shape.k_dim} + {shape.v_dim}) x {itemsize} bytes{window}"
+def _formula(group: LayerGroup, itemsize: int) -> str:
+    spec = group.spec
+    window = f", window {spec.window:,}" if spec.window else ""
+    heads = f"{spec.kv_heads} head{'s' * (spec.kv_heads != 1)}"
+    return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {itemsize} bytes{window}"
 
 
 def _fits(here: MachineFigures) -> str:

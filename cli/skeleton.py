@@ -7,16 +7,13 @@ shapes of its parameters, and of what it puts into its caches, are exact for eve
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.sizing import KVShape
+from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Skeleton:
     """What a configuration says about memory.
 
     `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
-    quantized ones still packed; `shapes` is what its caches keep, `dtype` that of the activations.
+    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations.
     """
 
     architecture: str
@@ -34,7 +31,7 @@ class Skeleton:
     vocab_size: int
     context_length: int
     dtype: str
-    shapes: tuple[KVShape, ...]
+    groups: tuple[LayerGroup, ...]
 
 
 def build(config: Mapping[str, Any]) -> Skeleton:
@@ -54,7 +51,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     model.set_dtype(getattr(mx, dtype))
     parameters = parameter_count(model)
     _quantize(model, config)
-    vocab_size, shapes = _caches(model)
+    vocab_size, groups = _caches(model, dtype)
     stored = weight_bytes(model)
     model.set_dtype(mx.float32)
     return Skeleton(
@@ -65,7 +62,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         vocab_size=vocab_size,
         context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,
-        shapes=shapes,
+        groups=groups,
     )
 
 
@@ -95,7 +92,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
 def _dtype(config: Mapping[str, Any]) -> str:
     text = config.get("text_config") or {}
     named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
-    return named if named in DTYPES else "bfloat16"
+    return named if named in ITEMSIZE else "bfloat16"
 
 
 def _quantize(model: Any, config: Mapping[str, Any]) -> None:
@@ -121,31 +118,28 @@ def _quantize(model: Any, config: Mapping[str, Any]) -> None:
     )
 
 
-def _caches(model: Any) -> tuple[int, tuple[KVShape, ...]]:
-    """The width of the logits, and what one token leaves in mlx-lm's own caches; equal layers counted together."""
+def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
+    """The width of the logits, and what one token leaves in mlx-lm's own caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 
     caches = make_prompt_cache(model)
     logits = model(mx.zeros((1, 1), mx.int32), cache=caches)
-    layers = Counter(shape for cache in caches for shape in _shapes(cache))
-    return int(logits.shape[-1]), tuple(
-        replace(shape, layers=count, row_bytes=shape.row_bytes * count) for shape, count in layers.items()
-    )
+    return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _specs(cache, dtype)])
 
 
-def _shapes(cache: Any) -> Iterator[KVShape]:
-    """What one cache object keeps, as layers of one."""
+def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
+    """What one cache object keeps; one that holds several caches counts as so many layers."""
     inner = getattr(cache, "caches", None)
     if inner is not None:
         for each in inner:
-            yield from _shapes(each)
+            yield from _specs(each, dtype)
         return
     keys = getattr(cache, "keys", None)
     if keys is not None:
         window = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
-        yield KVShape(1, keys.shape[1], keys.shape[-1], cache.values.shape[-1], window=window)
+        yield KVSpec(keys.shape[1], keys.shape[-1], cache.values.shape[-1], dtype, window)
         return
     state = [array for array in getattr(cache, "cache", []) if array is not None]
     if state:
-        yield KVShape(1, 0, 0, 0, row_bytes=sum(array.nbytes for array in state))
+        yield KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in state))

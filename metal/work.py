@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int32]
+from cortexmlx.arrays import IntArray
 
 SMALL = 8
 """Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""

@@ -19,7 +19,8 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.scheduling.plan import TAIL_COLUMNS, ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
+from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.scheduling.plan import ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
 
 
 @dataclass(frozen=True)

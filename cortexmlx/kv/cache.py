@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check_books, worst_fragmentation
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.kv.table import IntArray, SequenceBlocks
+from cortexmlx.kv.table import SequenceBlocks
 
-__all__ = ["BlockCopy", "CacheStats", "IntArray", "KVCache"]
+__all__ = ["BlockCopy", "CacheStats", "KVCache"]
 
 
 @dataclass(frozen=True)

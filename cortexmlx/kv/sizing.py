@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cortexmlx.errors import InvalidRequest
-
-TAIL_WIDTH = 16
-"""Columns of the tail: decoded tokens that wait for the next drain, whatever the block size."""
+from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 
 DEFAULT_TOKENS_PER_ROW = 32 * 1024
 """What one row gets in the default arena, where the model's context allows it."""
@@ -24,67 +21,54 @@ DEFAULT_FULL_ROWS = 4
 """How many rows of that length the default arena holds: memory is shared with every other app."""
 
 
-@dataclass(frozen=True)
-class KVShape:
-    """A number of layers that keep the same keys and values.
+def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
+    """Bytes of one token in all layers, while it is inside every window. 36 layers, 8 KV heads, d=128 at 2 bytes:
+    147,456 bytes (144 KiB).
 
-    `k_dim` and `v_dim` are numbers per head and token (`v_dim` 0: the value is read from the key's memory, as in latent
-    attention). `window` bounds the tokens such a layer keeps; None keeps them all. `row_bytes` is state per sequence
-    that does not grow with its length (recurrent layers), for all these layers together.
+    `itemsize` is the bytes of a number, here and below; None: that of each group's dtype.
     """
-
-    layers: int
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    window: int | None = None
-    row_bytes: int = 0
+    return sum(_per_token(group, itemsize) for group in groups)
 
 
-def kv_bytes_per_token(layers: int, kv_heads: int, k_dim: int, v_dim: int | None = None, itemsize: int = 2) -> int:
-    """Bytes that one token takes in all `layers`: `(k_dim + v_dim) * kv_heads * layers * itemsize`.
-
-    `v_dim` defaults to `k_dim`. 36 layers, 8 KV heads, d=128 at 2 bytes: 147,456 bytes (144 KiB).
-    """
-    return (k_dim + (k_dim if v_dim is None else v_dim)) * kv_heads * layers * itemsize
-
-
-def shape_bytes_per_token(shapes: Iterable[KVShape], itemsize: int = 2) -> int:
-    """Bytes of one token in every layer group, while it is inside every window."""
-    return sum(kv_bytes_per_token(s.layers, s.kv_heads, s.k_dim, s.v_dim, itemsize) for s in shapes)
-
-
-def shape_bytes(shapes: Iterable[KVShape], tokens: int, itemsize: int = 2) -> int:
+def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | None = None) -> int:
     """Bytes of one sequence of `tokens`: a windowed layer keeps at most its window, a recurrent one its fixed state."""
-    return sum(
-        kv_bytes_per_token(s.layers, s.kv_heads, s.k_dim, s.v_dim, itemsize)
-        * (tokens if s.window is None else min(tokens, s.window))
-        + s.row_bytes
-        for s in shapes
+    return row_bytes(groups := tuple(groups)) + sum(
+        _per_token(group, itemsize) * (tokens if group.spec.window is None else min(tokens, group.spec.window))
+        for group in groups
     )
 
 
-def tokens_that_fit(shapes: Iterable[KVShape], available: int, itemsize: int = 2) -> int | None:
+def row_bytes(groups: Iterable[LayerGroup]) -> int:
+    """Bytes of the state that a sequence has whatever its length: that of recurrent layers."""
+    return sum(group.spec.row_bytes * len(group.layers) for group in groups)
+
+
+def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
     """The longest single sequence that fits `available` bytes; None where length costs nothing beyond the windows."""
-    shapes = tuple(shapes)
-    growing = shape_bytes_per_token((s for s in shapes if s.window is None), itemsize)
-    widest = max((s.window for s in shapes if s.window is not None), default=0)
-    beyond = available - shape_bytes(shapes, widest, itemsize)
+    groups = tuple(groups)
+    growing = bytes_per_token((g for g in groups if g.spec.window is None), itemsize)
+    widest = max((g.spec.window for g in groups if g.spec.window is not None), default=0)
+    beyond = available - sequence_bytes(groups, widest, itemsize)
     if beyond >= 0:
         return widest + beyond // growing if growing else None
     low, high = 0, widest
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if shape_bytes(shapes, middle, itemsize) <= available else (low, middle)
+        low, high = (middle, high) if sequence_bytes(groups, middle, itemsize) <= available else (low, middle)
     return low
 
 
-def tail_bytes(shapes: Iterable[KVShape], rows: int, itemsize: int = 2, width: int = TAIL_WIDTH) -> int:
-    """Bytes of the tail for `rows` active rows: `width` tokens of every layer per row, twice.
+def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None) -> int:
+    """Bytes of the tail for `rows` active rows: `TAIL_COLUMNS` tokens of every layer per row, twice.
 
     The tail is functional: while a step writes its column, the old and the new tail are both there.
     """
-    return 2 * rows * width * shape_bytes_per_token(shapes, itemsize)
+    return 2 * rows * TAIL_COLUMNS * bytes_per_token(groups, itemsize)
+
+
+def _per_token(group: LayerGroup, itemsize: int | None) -> int:
+    size = group.spec.itemsize if itemsize is None else itemsize
+    return group.spec.numbers_per_token * size * len(group.layers)
 
 
 def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+"""Tokens that a block may have."""
+
+DEFAULT_BLOCK_SIZE = 32
+
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one number, by dtype."""
+
+TAIL_COLUMNS = 16
+"""W: decode steps between two drains, and columns of the tail, where the newest tokens of a row wait for the drain."""
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """The KV memory of one attention layer.
+    """What one layer keeps of a sequence.
 
     `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
-    "bfloat16") for every token. `window` None attends to all earlier tokens; w attends to the w newest, the token
-    itself included. Layers with equal specs form one group and share block tables.
+    "bfloat16") for every token; `value_dim` 0: the value is read from the key's memory, as in latent attention.
+    `window` None attends to all earlier tokens; w attends to the w newest, the token itself included. `row_bytes` is
+    state that does not grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one
+    group and share block tables.
     """
 
     kv_heads: int
@@ -19,16 +33,22 @@ class KVSpec:
     value_dim: int
     dtype: str
     window: int | None = None
+    row_bytes: int = 0
 
     @property
     def itemsize(self) -> int:
         """Bytes of one number."""
-        return {"float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def numbers_per_token(self) -> int:
+        """How many numbers one layer keeps for one token: `(Dk + Dv) * kv_heads`."""
+        return (self.key_dim + self.value_dim) * self.kv_heads
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one layer keeps for one token: `(Dk + Dv) * kv_heads * itemsize`."""
-        return (self.key_dim + self.value_dim) * self.kv_heads * self.itemsize
+        """Bytes one layer keeps for one token."""
+        return self.numbers_per_token * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -36,7 +56,7 @@ class LayerGroup:
     """The layers that share one spec, and so one set of block tables. `layers` index the model's cache list."""
 
     spec: KVSpec
-    layers: tuple[int, ...]
+    layers: Sequence[int]
 
     @property
     def bytes_per_token(self) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cortexmlx.arrays import IntArray
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.prefix import Blocks, Entry
-
-IntArray = npt.NDArray[np.int32]
 
 
 class BlockTable:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cortexmlx.kv.cache import IntArray, KVCache
+from cortexmlx.arrays import IntArray
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling.job import Job, Window
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush, GroupPlan, PiecePlace
 

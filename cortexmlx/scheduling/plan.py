@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
+from cortexmlx.arrays import IntArray
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import BlockCopy
-
-IntArray = npt.NDArray[np.int32]
-
-TAIL_COLUMNS = 16
-"""W: decode steps between two drains, and columns of the tail."""
 
 SCRATCH_SLOT = -1
 """A slot whose content nobody reads: the last one of the arena, whatever size it has by then."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.admission import Admission
 from cortexmlx.scheduling.job import Committed, Job, Lane, Window
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.placement import flush_of
-from cortexmlx.scheduling.plan import TAIL_COLUMNS, Flush, StepKind, StepPlan
+from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
 from cortexmlx.scheduling.running import Rows
 from cortexmlx.scheduling.steps import StepBuilder
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cortexmlx.kv.cache import BlockCopy, IntArray, KVCache
+from cortexmlx.arrays import IntArray
+from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.scheduling.job import Job, Window
 from cortexmlx.scheduling.placement import EMPTY, Work, group_plans
 from cortexmlx.scheduling.plan import Flush, GroupPlan, Segment, StepKind, StepPlan

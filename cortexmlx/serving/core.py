@@ -21,13 +21,13 @@ from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import default_kv_bytes, default_kv_tokens, format_bytes, logits_bytes
-from cortexmlx.kv.spec import group_layers
+from cortexmlx.kv.sizing import bytes_per_token, default_kv_bytes, format_bytes, logits_bytes, tail_bytes
+from cortexmlx.kv.spec import LayerGroup, group_layers
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, RequestState, SamplingParams, TokenLogprob
 from cortexmlx.scheduling.job import Committed, Job
-from cortexmlx.scheduling.plan import TAIL_COLUMNS, StepPlan
+from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.answers import Answer, NewRequest, RequestAnswers, scored, seed_of
 from cortexmlx.serving.meter import Meter, Timeline
@@ -70,9 +70,8 @@ class EngineCore:
         self.loaded = load_model(config.model, dequantize=config.dequantize, on_progress=config.on_progress)
         model = self.loaded.model
         groups = group_layers(probe(model))
-        per_token = sum(g.bytes_per_token for g in groups)
         vocab_size = _vocab_size(self.loaded)
-        blocks = _arena_blocks(config, self.loaded, per_token, vocab_size)
+        blocks = _arena_blocks(config, self.loaded, groups, vocab_size)
         self.config = config
         first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
         self.cache = KVCache(
@@ -101,7 +100,7 @@ class EngineCore:
             parameters=self.loaded.parameters,
             weight_bytes=self.loaded.weight_bytes,
             dtype=self.loaded.dtype,
-            kv_bytes_per_token=per_token,
+            kv_bytes_per_token=bytes_per_token(groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes,
         )
@@ -308,7 +307,6 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """See `EngineStats`."""
         cache = self.cache.stats()
-        per_token = sum(group.bytes_per_token for group in self.cache.groups)
         return EngineStats(
             rows_running=self.scheduler.rows_running,
             rows_waiting=self.scheduler.rows_waiting,
@@ -322,7 +320,7 @@ class EngineCore:
             fragmentation=cache.fragmentation,
             single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
             kv_bytes=self.arena.nbytes,
-            kv_bytes_limit=self.cache.limit * self.cache.block_size * per_token,
+            kv_bytes_limit=self.cache.limit * self.cache.block_size * self.info.kv_bytes_per_token,
             kv_bytes_in_use=self.kv_bytes_in_use,
             steps=self.scheduler.steps,
             prompt_tokens=self._prompt_tokens,
@@ -371,16 +369,14 @@ def _vocab_size(loaded: LoadedModel) -> int:
     return int(logits.shape[-1])
 
 
-def _arena_blocks(config: EngineConfig, loaded: LoadedModel, per_token: int, vocab_size: int) -> int:
+def _arena_blocks(config: EngineConfig, loaded: LoadedModel, groups: tuple[LayerGroup, ...], vocab_size: int) -> int:
     """Blocks of the arena: what was asked for, else the modest default of `kv.sizing`."""
-    if config.kv_memory is not None:
-        tokens = config.kv_memory // per_token
-    else:
-        tails = 2 * config.max_rows * TAIL_COLUMNS * per_token
-        reserved = loaded.weight_bytes + tails + logits_bytes(config.max_rows, vocab_size)
-        wanted = default_kv_tokens(loaded.context_length, config.max_rows) * per_token
-        room = default_kv_bytes(per_token, loaded.context_length, config.max_rows, working_set_bytes(), reserved)
-        tokens = min(wanted, room) // per_token
+    per_token, rows = bytes_per_token(groups), config.max_rows
+    memory = config.kv_memory
+    if memory is None:
+        reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+        memory = default_kv_bytes(per_token, loaded.context_length, rows, working_set_bytes(), reserved)
+    tokens = memory // per_token
     blocks = tokens // config.block_size
     if blocks < 1:
         least = format_bytes(per_token * config.block_size)

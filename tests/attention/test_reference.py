@@ -14,8 +14,7 @@ from cortexmlx.attention.paged import GroupStep, PagedKV, Piece, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.plan import TAIL_COLUMNS
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 
 TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}
 

@@ -15,7 +15,7 @@ from cortexmlx.cli.plan_source import PlanSource, find
 from cortexmlx.cli.skeleton import build
 from cortexmlx.cli.start import run
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.sizing import KVShape
+from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.tiny import write_tiny
 
 QWEN3_8B = {
@@ -100,20 +100,21 @@ def test_a_model_of_published_size_is_counted_exactly_and_nothing_is_allocated()
     before = mx.get_active_memory()  # what other tests left
     skeleton = build(QWEN3_8B)
     assert (skeleton.parameters, skeleton.weight_bytes) == (8_190_735_360, 2 * 8_190_735_360)
-    assert skeleton.shapes == (KVShape(36, 8, 128, 128),)
+    assert skeleton.groups == (LayerGroup(KVSpec(8, 128, 128, "bfloat16"), tuple(range(36))),)
     assert build(GEMMA3_1B).parameters == 999_885_952
     assert build(DEEPSEEK_V3).parameters == 671_026_419_200
     assert mx.get_peak_memory() - before < 2**20
 
 
 def test_latent_attention_keeps_one_latent_and_one_rope_key_per_layer() -> None:
-    assert build(DEEPSEEK_V3).shapes == (KVShape(61, 1, 512, 64),)
+    assert build(DEEPSEEK_V3).groups == (LayerGroup(KVSpec(1, 512, 64, "bfloat16"), tuple(range(61))),)
     assert plan_of(DEEPSEEK_V3).model.kv_bytes_per_token == 61 * 576 * 2
 
 
 def test_windows_and_recurrent_state_are_told_apart() -> None:
-    gemma = build(GEMMA3_1B).shapes
-    assert gemma == (KVShape(22, 1, 256, 256, window=512), KVShape(4, 1, 256, 256))
+    near, far = build(GEMMA3_1B).groups
+    assert (near.spec, len(near.layers)) == (KVSpec(1, 256, 256, "bfloat16", window=512), 22)
+    assert (far.spec, far.layers) == (KVSpec(1, 256, 256, "bfloat16"), (5, 11, 17, 23))
     mamba = plan_of(MAMBA)
     assert mamba.model.kv_bytes_per_token == 0 and mamba.here.fits is None
     assert mamba.model.state_bytes_per_sequence > 64 * 80 * 64 * 128 * 2
@@ -167,6 +168,8 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     figures = json.loads(capsys.readouterr().out)
     assert figures["model"]["kv_bytes_per_token"] == 147_456
     assert [entry["tokens"] for entry in figures["here"]["lengths"]] == [1024, 2048]
+    shape = {"layers": 36, "kv_heads": 8, "k_dim": 128, "v_dim": 128, "window": None, "row_bytes": 0}
+    assert figures["model"]["shapes"] == [shape]
 
 
 def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, TAIL_COLUMNS, StepKind, StepPlan
+from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from support.core_driver import Driver
 from support.tiny import tokens_of
 

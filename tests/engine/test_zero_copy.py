@@ -19,9 +19,9 @@ from cortexmlx.attention.paged import GroupStep, PagedKV, Piece, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, TAIL_COLUMNS
+from cortexmlx.scheduling.plan import SCRATCH_SLOT
 from support.core_driver import Driver
 from support.tiny import tokens_of, write_tiny
 

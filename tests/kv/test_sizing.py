@@ -8,73 +8,78 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import (
-    KVShape,
+    bytes_per_token,
     default_kv_bytes,
     default_kv_tokens,
     format_bytes,
-    kv_bytes_per_token,
     logits_bytes,
     parse_size,
-    shape_bytes,
-    shape_bytes_per_token,
+    row_bytes,
+    sequence_bytes,
     tail_bytes,
     tokens_that_fit,
 )
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+
+def group(layers: int, kv_heads: int, key: int, value: int, window: int | None = None, state: int = 0) -> LayerGroup:
+    return LayerGroup(KVSpec(kv_heads, key, value, "float16", window, state), range(layers))
 
 
 def test_the_published_figures_reproduce() -> None:
-    seven_b = kv_bytes_per_token(layers=32, kv_heads=32, k_dim=128) * 8192
-    seventy_b = kv_bytes_per_token(layers=80, kv_heads=64, k_dim=128) * 8192
-    qwen3_8b = kv_bytes_per_token(layers=36, kv_heads=8, k_dim=128)
+    seven_b = bytes_per_token([group(32, 32, 128, 128)]) * 8192
+    seventy_b = bytes_per_token([group(80, 64, 128, 128)]) * 8192
+    qwen3_8b = bytes_per_token([group(36, 8, 128, 128)])
     assert (seven_b, format_bytes(seven_b)) == (4_294_967_296, "4 GiB")
     assert (seventy_b, format_bytes(seventy_b)) == (21_474_836_480, "20 GiB")
     assert (qwen3_8b, format_bytes(qwen3_8b)) == (147_456, "144 KiB")
     assert 14 * 2**30 // qwen3_8b == 101_944  # "14 GiB free: about 100k token slots"
 
 
-def test_keys_and_values_may_differ_in_size() -> None:
-    assert kv_bytes_per_token(layers=1, kv_heads=2, k_dim=192, v_dim=128, itemsize=4) == (192 + 128) * 2 * 4
-    latent = KVShape(layers=27, kv_heads=1, k_dim=576, v_dim=0)
-    assert shape_bytes_per_token([latent]) == 27 * 576 * 2
+def test_keys_and_values_may_differ_in_size_and_numbers_in_bytes() -> None:
+    assert bytes_per_token([group(1, 2, 192, 128)], itemsize=4) == (192 + 128) * 2 * 4
+    assert bytes_per_token([group(27, 1, 576, 0)]) == 27 * 576 * 2
+    wide = LayerGroup(KVSpec(1, 10, 10, "float32"), (0,))
+    assert bytes_per_token([wide, group(1, 1, 10, 10)]) == 20 * 4 + 20 * 2
+    assert bytes_per_token([wide, group(1, 1, 10, 10)], itemsize=1) == 40
 
 
 def test_a_window_bounds_what_a_layer_keeps_and_recurrent_state_does_not_grow() -> None:
-    full = KVShape(layers=2, kv_heads=1, k_dim=64, v_dim=64)
-    window = KVShape(layers=4, kv_heads=1, k_dim=64, v_dim=64, window=100)
-    state = KVShape(layers=3, kv_heads=0, k_dim=0, v_dim=0, row_bytes=5000)
+    groups = [group(2, 1, 64, 64), group(4, 1, 64, 64, window=100), group(3, 0, 0, 0, state=5000)]
     per_layer_token = 128 * 2
-    assert shape_bytes([full, window, state], 1000) == per_layer_token * (2 * 1000 + 4 * 100) + 5000
-    assert shape_bytes([full, window, state], 50) == per_layer_token * 6 * 50 + 5000
+    assert row_bytes(groups) == 3 * 5000
+    assert sequence_bytes(groups, 1000) == per_layer_token * (2 * 1000 + 4 * 100) + 3 * 5000
+    assert sequence_bytes(groups, 50) == per_layer_token * 6 * 50 + 3 * 5000
 
 
-SHAPES = st.lists(
+GROUPS = st.lists(
     st.builds(
-        KVShape,
+        group,
         layers=st.integers(1, 8),
         kv_heads=st.integers(1, 4),
-        k_dim=st.sampled_from([64, 128]),
-        v_dim=st.sampled_from([0, 64]),
+        key=st.sampled_from([64, 128]),
+        value=st.sampled_from([0, 64]),
         window=st.none() | st.integers(1, 300),
-        row_bytes=st.integers(0, 1000),
+        state=st.integers(0, 1000),
     ),
     min_size=1,
     max_size=3,
 )
 
 
-@given(SHAPES, st.integers(0, 10_000_000))
-def test_tokens_that_fit_is_the_longest_sequence_within_the_bytes(shapes: list[KVShape], available: int) -> None:
-    tokens = tokens_that_fit(shapes, available)
+@given(GROUPS, st.integers(0, 10_000_000))
+def test_tokens_that_fit_is_the_longest_sequence_within_the_bytes(groups: list[LayerGroup], available: int) -> None:
+    tokens = tokens_that_fit(groups, available)
     if tokens is None:
-        assert all(s.window is not None for s in shapes)
-        assert shape_bytes(shapes, 10**9) <= available
+        assert all(g.spec.window is not None for g in groups)
+        assert sequence_bytes(groups, 10**9) <= available
     else:
-        assert tokens == 0 or shape_bytes(shapes, tokens) <= available
-        assert shape_bytes(shapes, tokens + 1) > available
+        assert tokens == 0 or sequence_bytes(groups, tokens) <= available
+        assert sequence_bytes(groups, tokens + 1) > available
 
 
 def test_tail_and_logits_grow_with_active_rows_only() -> None:
-    smollm2 = KVShape(layers=30, kv_heads=3, k_dim=64, v_dim=64)
+    smollm2 = group(30, 3, 64, 64)
     assert tail_bytes([smollm2], rows=16, itemsize=4) == 2 * 16 * 16 * 30 * 3 * 128 * 4
     assert logits_bytes(rows=16, vocab_size=49152) == 16 * 49152 * 4
 

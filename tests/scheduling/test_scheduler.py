@@ -10,10 +10,10 @@ import pytest
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import TAIL_COLUMNS, StepKind
+from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.shadow import Shadow, Story
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, TAIL_COLUMNS, GroupPlan, StepKind, StepPlan
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, GroupPlan, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 
 JUNK = -1
