@@ -24,7 +24,8 @@ from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
 from cortexmlx.serving.answers import NewRequest  # noqa: E402
-from cortexmlx.serving.core import EngineConfig, EngineCore  # noqa: E402
+from cortexmlx.serving.config import EngineConfig  # noqa: E402
+from cortexmlx.serving.core import EngineCore  # noqa: E402
 from cortexmlx.serving.handle import RequestHandle  # noqa: E402
 
 PROMPT = 64

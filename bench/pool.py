@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortexmlx.bench.scheduler import BLOCK_SIZE, StepCost
+from cortexmlx.bench.scheduler import StepCost
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, group_layers
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.scheduler import Scheduler
 
@@ -31,9 +31,9 @@ TEXT = 10
 def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
     """Serve `requests` requests in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     random = np.random.default_rng(0)
-    cache = KVCache(group_layers([KVSpec(8, 128, 128, "float16")]), blocks, BLOCK_SIZE)
+    cache = KVCache(group_layers([KVSpec(8, 128, 128, "float16")]), blocks, DEFAULT_BLOCK_SIZE)
     for text in range(cached // TEXT):
-        tokens = random.integers(0, 50_000, TEXT * BLOCK_SIZE).tolist()
+        tokens = random.integers(0, 50_000, TEXT * DEFAULT_BLOCK_SIZE).tolist()
         cache.allocate_for(-1 - text, len(tokens))
         cache.append(-1 - text, len(tokens))
         cache.retire(-1 - text, tokens, len(tokens))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, group_layers
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -24,7 +24,6 @@ from cortexmlx.scheduling.scheduler import Scheduler
 ROWS = (1, 16, 64)
 POOLS = ((4_096, 0), (1_000_000, 100_000))
 """Blocks of the pool, and cached blocks that nobody uses."""
-BLOCK_SIZE = 32
 CONTEXT = 512
 STEPS = 512
 
@@ -57,15 +56,15 @@ class StepCost:
 def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
     """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     groups = group_layers([KVSpec(8, 128, 128, "float16")])
-    cache = KVCache(groups, blocks, BLOCK_SIZE)
+    cache = KVCache(groups, blocks, DEFAULT_BLOCK_SIZE)
     scheduler = Scheduler(cache, max_rows=rows, prefill_budget=512, context_length=1 << 20)
     random = np.random.default_rng(0)
-    longest = min(100, max(1, cached)) * BLOCK_SIZE
+    longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
     filled = 0
     while filled < cached:
         _add(scheduler, -1 - filled, random, longest, 1)
         _run(scheduler)
-        filled += longest // BLOCK_SIZE
+        filled += longest // DEFAULT_BLOCK_SIZE
     for row in range(rows):
         _add(scheduler, 1 + row, random, CONTEXT, steps)
     return StepCost(rows, blocks, cached, tuple(_run(scheduler)))

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -23,6 +24,7 @@ from cortexmlx.cli.generate import as_prompt
 from cortexmlx.cli.start import FAILED
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
 
 
 class Format(str, Enum):
@@ -33,6 +35,8 @@ class Format(str, Enum):
     lines = "lines"
 
 
+@options.takes_sampling(without=("presence_penalty", "frequency_penalty"))
+@options.takes_engine()
 def batch(
     positional: Annotated[
         list[str],
@@ -51,21 +55,12 @@ def batch(
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="With --resume: ask again what failed.")] = False,
     input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
     system: options.System = None,
-    max_tokens: options.MaxTokens = 256,
-    temp: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    *,
+    params: SamplingParams,
     raw: Annotated[
         bool, typer.Option("--raw/--chat", help="Prompts as they are, or through the chat template.")
     ] = False,
-    kv_memory: options.KVMemory = None,
-    block_size: options.BlockSize = 32,
-    max_rows: options.MaxRows = 16,
-    attention: options.Attention = "auto",
+    config: EngineConfig,
 ) -> None:
     """Answer every request of a file: one JSON record each, in input order.
 
@@ -76,29 +71,11 @@ def batch(
     if len(positional) > 2:
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
     *before, source = positional
-    params = options.checked(
-        SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temp,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=tuple(stop or ()),
-            repetition_penalty=repetition_penalty,
-        )
-    )
-    chosen = engines.EngineOptions(
-        model=options.model_name(before[0] if before else None, model_option),
-        kv_memory=options.memory_size(kv_memory),
-        block_size=block_size,
-        max_rows=max_rows,
-        attention=attention,
-    )
+    model = options.model_name(before[0] if before else None, model_option)
     if (resume or retry_errors) and (output is None or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
-    identity = batch_resume.RunIdentity(chosen.model, source, system, raw, params)
-    with opened(source, output) as lines, engines.open_engine(chosen) as engine:
+    identity = batch_resume.RunIdentity(model, source, system, raw, params)
+    with opened(source, output) as lines, engines.open_engine(replace(config, model=model)) as engine:
         reader = BatchReader(lines, params, jsonl=is_jsonl(source, input_format), raw=raw)
         done = begin(output, identity, resume=resume, retry_errors=retry_errors)
         writer = BatchWriter(output, append=resume)
@@ -107,7 +84,7 @@ def batch(
             batch_resume.remaining(reader, done),
             writer.write,
             lambda text: as_prompt(engine, text, system, raw=False),
-            rows=max_rows,
+            rows=config.max_rows,
             ordered=ordered,
         )
         try:

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli import console, options
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
+from cortexmlx.serving.config import EngineConfig
 
 
 class Output(str, Enum):
@@ -46,7 +48,9 @@ def bench(
     generate: Annotated[str, typer.Option("--generate", "-n", metavar="N,..", help="Tokens; 0: none.")] = "128",
     batch: Annotated[str, typer.Option("--batch", "-b", metavar="N,..", help="Rows at once.")] = "1",
     depth: Annotated[str, typer.Option("--depth", "-d", metavar="N,..", help="Tokens before, not timed.")] = "0",
-    block_size: Annotated[str, typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")] = "32",
+    block_size: Annotated[str, typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")] = str(
+        DEFAULT_BLOCK_SIZE
+    ),
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Runs, or pairs of runs.")] = 5,
     output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.md,
     against: Annotated[
@@ -57,7 +61,7 @@ def bench(
         str | None, typer.Option(metavar="TEXT", help="Only cases with TEXT in their name.", show_default=False)
     ] = None,
     kv_memory: options.KVMemory = None,
-    attention: options.Attention = "auto",
+    attention: options.Attention = EngineConfig.attention,
     seed: Annotated[int, typer.Option(min=0, help="Other random prompts.")] = 0,
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens per second; lists give every combination.

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,22 +33,23 @@ if TYPE_CHECKING:
 TWICE_SECONDS = 1.0
 
 
+@options.takes_sampling(
+    without=("stop", "presence_penalty", "frequency_penalty"),
+    max_tokens=2048,
+    temperature=0.5,
+    top_p=0.95,
+    repetition_penalty=1.1,
+)
+@options.takes_engine(max_rows=1)
 def chat(
     model: options.Model = None,
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = 2048,
-    temp: options.Temperature = 0.5,
-    top_p: options.TopP = 0.95,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
-    repetition_penalty: options.RepetitionPenalty = 1.1,
+    *,
+    params: SamplingParams,
     no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
-    kv_memory: options.KVMemory = None,
-    block_size: options.BlockSize = 32,
-    attention: options.Attention = "auto",
+    config: EngineConfig,
 ) -> None:
     """Talk to a model. /help in the chat lists its commands.
 
@@ -54,30 +57,13 @@ def chat(
     the answer is its plain text. The default sampling keeps small models from repeating themselves; --temp 0
     --repetition-penalty 1 is greedy.
     """
-    params = options.checked(
-        SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temp,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            repetition_penalty=repetition_penalty,
-        )
-    )
-    chosen = engines.EngineOptions(
-        model=options.model_name(model, model_option),
-        kv_memory=options.memory_size(kv_memory),
-        block_size=block_size,
-        max_rows=1,
-        attention=attention,
-    )
+    config = replace(config, model=options.model_name(model, model_option))
     piped = not sys.stdin.isatty()
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])
     if piped and not first:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean(system, "--system")
-    with engines.open_engine(chosen) as engine, interrupts() as presses:
+    with engines.open_engine(config) as engine, interrupts() as presses:
         talk(engine, params, presses, system=system, first=first, once=piped, remember=not no_history)
 
 

@@ -4,40 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli import console
+from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How to open the engine; the names and meanings are those of `cortexmlx.Engine`."""
-
-    model: str
-    kv_memory: int | None = None
-    block_size: int = 32
-    max_rows: int = 16
-    attention: str = "auto"
-
-
 @contextmanager
-def open_engine(options: EngineOptions) -> Iterator[Engine]:
+def open_engine(config: EngineConfig) -> Iterator[Engine]:
     """Load the model with a progress bar on stderr, and close the engine when the command is done with it."""
-    with loading(options.model) as on_progress:
+    with loading(str(config.model)) as on_progress:
         from cortexmlx.engine import Engine
 
-        engine = Engine(
-            options.model,
-            kv_memory=options.kv_memory,
-            block_size=options.block_size,
-            max_rows=options.max_rows,
-            attention=options.attention,
-            on_progress=on_progress,
-        )
+        engine = Engine(**vars(replace(config, on_progress=on_progress)))
     with engine:
         yield engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,66 +14,39 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.serving.handle import RequestHandle
 
 
+@options.takes_sampling()
+@options.takes_engine(max_rows=1)
 def generate(
     model: options.Model = None,
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = 256,
-    temp: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
+    *,
+    params: SamplingParams,
     raw: Annotated[
         bool, typer.Option("--raw/--chat", help="The prompt as it is, or through the chat template.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-    kv_memory: options.KVMemory = None,
-    block_size: options.BlockSize = 32,
-    attention: options.Attention = "auto",
+    config: EngineConfig,
 ) -> None:
     """Answer one prompt, from -p, from stdin, or both.
 
     The prompt goes through the model's chat template, where it has one. The answer streams to stdout.
     """
-    params = options.checked(
-        SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temp,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=tuple(stop or ()),
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
-    )
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    chosen = engines.EngineOptions(
-        model=options.model_name(model, model_option),
-        kv_memory=options.memory_size(kv_memory),
-        block_size=block_size,
-        max_rows=1,
-        attention=attention,
-    )
+    config = replace(config, model=options.model_name(model, model_option))
     text = gather_prompt(prompt or [])
     if not text:
         raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
-    with engines.open_engine(chosen) as engine:
+    with engines.open_engine(config) as engine:
         handle = engine.submit(as_prompt(engine, text, system, raw), params)
         completion = collect(handle) if as_json else stream(handle)
     if as_json:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
 
 import typer
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
+from cortexmlx.models.resolve import STARTER
 from cortexmlx.request import SamplingParams
-
-STARTER = "smollm2"
+from cortexmlx.serving.config import EngineConfig
 
 Model = Annotated[
     str | None,
@@ -56,6 +59,75 @@ KVMemory = Annotated[
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
+
+
+SAMPLING = {
+    "max_tokens": MaxTokens,
+    "temperature": Temperature,
+    "top_p": TopP,
+    "top_k": TopK,
+    "min_p": MinP,
+    "seed": Seed,
+    "stop": Stop,
+    "repetition_penalty": RepetitionPenalty,
+    "presence_penalty": PresencePenalty,
+    "frequency_penalty": FrequencyPenalty,
+}
+"""The options that make `SamplingParams`, in the order in which a command's help shows them."""
+
+ENGINE = {"kv_memory": KVMemory, "block_size": BlockSize, "max_rows": MaxRows, "attention": Attention}
+"""The options that make `EngineConfig`."""
+
+Command = Callable[..., None]
+
+
+def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command the options of `SAMPLING` in the place of its parameter `params`, but for those it goes `without`.
+
+    Their defaults are those of `SamplingParams`, but for `defaults`.
+    """
+
+    def make(stop: list[str] | None = None, **others: Any) -> SamplingParams:
+        return checked(SamplingParams(stop=stop or (), **others))
+
+    usual = {**vars(SamplingParams()), "stop": None, **defaults}
+    shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
+    return lambda command: _expanded(command, "params", shown, make)
+
+
+def takes_engine(**fixed: Any) -> Callable[[Command], Command]:
+    """Give a command the options of `ENGINE` in the place of its parameter `config`, but for those that are `fixed`.
+
+    The model is still to be named: see `model_name`.
+    """
+
+    def make(kv_memory: str | None, **others: Any) -> EngineConfig:
+        return EngineConfig(STARTER, kv_memory=memory_size(kv_memory), **fixed, **others)
+
+    usual = vars(EngineConfig(STARTER))
+    shown = {name: (kind, usual[name]) for name, kind in ENGINE.items() if name not in fixed}
+    return lambda command: _expanded(command, "config", shown, make)
+
+
+def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]) -> Command:
+    """`command` with `options` (name: annotation, default) in the place of its parameter `name`, made of them."""
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        command(**{name: make(**{option: given.pop(option) for option in options})}, **given)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if parameter.name != name:
+            parameters.append(parameter)
+            continue
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for option, (annotation, default) in options.items():
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+    shown: Any = expanded
+    shown.__signature__ = inspect.Signature(parameters)
+    shown.__annotations__ = {p.name: p.annotation for p in parameters}
+    return expanded
 
 
 def model_name(argument: str | None, option: str | None) -> str:

@@ -12,6 +12,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.plan_text import kv_lines, line, page
 from cortexmlx.kv.sizing import bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.cli.plan_figures import Plan
@@ -37,7 +38,7 @@ def plan(
         ),
     ] = None,
     kv_memory: options.KVMemory = None,
-    max_rows: options.MaxRows = 16,
+    max_rows: options.MaxRows = EngineConfig.max_rows,
     itemsize: Annotated[
         int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
     ] = None,

@@ -17,8 +17,8 @@ from types import TracebackType
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
-from cortexmlx.kv.sizing import parse_size
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
 from cortexmlx.serving.worker import Submission, Worker
@@ -33,8 +33,6 @@ class MemoryPressure(str, Enum):
     WARNING = "warning"
     CRITICAL = "critical"
 
-
-BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
@@ -62,37 +60,21 @@ class Engine:
         model: str | Path,
         *,
         kv_memory: int | str | None = None,
-        block_size: int = 32,
-        max_rows: int = 16,
-        attention: str = "auto",
-        prefill_budget: int = 512,
+        block_size: int = EngineConfig.block_size,
+        max_rows: int = EngineConfig.max_rows,
+        attention: str = EngineConfig.attention,
+        prefill_budget: int = EngineConfig.prefill_budget,
         max_request_tokens: int | None = None,
         client_tokens: int | None = None,
-        token_target: float | None = 0.25,
+        token_target: float | None = EngineConfig.token_target,
         prefix_cache: bool = True,
         pipeline: bool = True,
         dequantize: bool | None = None,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        _require(block_size in BLOCK_SIZES, f"block_size is {block_size!r}, but must be one of {BLOCK_SIZES}")
-        _require(isinstance(max_rows, int) and max_rows >= 1, f"max_rows is {max_rows!r}, but must be at least 1")
-        _require(
-            isinstance(prefill_budget, int) and prefill_budget >= 1,
-            f"prefill_budget is {prefill_budget!r}, but must be at least 1 token",
-        )
-        for name, value in (("max_request_tokens", max_request_tokens), ("client_tokens", client_tokens)):
-            _require(value is None or value >= 2, f"{name} is {value!r}, but must be at least 2 tokens or None")
-        _require(
-            token_target is None or token_target > 0, f"token_target is {token_target!r} s, but must be more than 0"
-        )
-        memory = None if kv_memory is None else parse_size(kv_memory)
-        blas.preload()
-        enter_mlx_lm()
-        from cortexmlx.serving.core import EngineConfig
-
         config = EngineConfig(
-            model=str(model),
-            kv_memory=memory,
+            model,
+            kv_memory=kv_memory,
             block_size=block_size,
             max_rows=max_rows,
             attention=attention,
@@ -105,6 +87,8 @@ class Engine:
             dequantize=dequantize,
             on_progress=on_progress,
         )
+        blas.preload()
+        enter_mlx_lm()
         self._max_rows = max_rows
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)

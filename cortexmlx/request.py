@@ -31,6 +31,11 @@ class RequestState(str, Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+    @property
+    def final(self) -> bool:
+        """The request has ended."""
+        return self in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
+
 
 class TokenBiases(Mapping[int, float]):
     """Token ids and what is added to their logits: a map that nobody can change, so that parameters are values."""

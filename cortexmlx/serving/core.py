@@ -7,8 +7,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +28,7 @@ from cortexmlx.scheduling.job import Committed, Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.answers import Answer, NewRequest, RequestAnswers, scored, seed_of
+from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.meter import Meter, Timeline
 from cortexmlx.serving.text import TextStream
 from cortexmlx.stats import EngineStats, ModelInfo, Moment
@@ -42,25 +41,6 @@ _BLOCKS_AT_ONCE = 256
 
 _FIRST_TOKENS = 2048
 """Tokens that the arena holds before it grows: small enough to be there at once."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What the engine was asked for; see `Engine`. `kv_memory` is in bytes."""
-
-    model: str
-    kv_memory: int | None = None
-    block_size: int = 32
-    max_rows: int = 16
-    attention: str = "auto"
-    prefill_budget: int = 512
-    max_request_tokens: int | None = None
-    client_tokens: int | None = None
-    token_target: float | None = 0.25
-    prefix_cache: bool = True
-    pipeline: bool = True
-    dequantize: bool | None = None
-    on_progress: Callable[[str, float], None] | None = None
 
 
 class EngineCore:
@@ -372,7 +352,7 @@ def _vocab_size(loaded: LoadedModel) -> int:
 def _arena_blocks(config: EngineConfig, loaded: LoadedModel, groups: tuple[LayerGroup, ...], vocab_size: int) -> int:
     """Blocks of the arena: what was asked for, else the modest default of `kv.sizing`."""
     per_token, rows = bytes_per_token(groups), config.max_rows
-    memory = config.kv_memory
+    memory = config.kv_bytes
     if memory is None:
         reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
         memory = default_kv_bytes(per_token, loaded.context_length, rows, working_set_bytes(), reserved)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from cortexmlx.errors import CortexError
 from cortexmlx.request import Completion, RequestState, TokenEvent
 
-_FINAL = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
-
 
 class RequestHandle:
     """A request in flight: iterate over its events, wait for its result, or cancel it.
@@ -45,7 +43,7 @@ class RequestHandle:
         seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state in _FINAL, timeout):
+            if not self._changed.wait_for(lambda: self._state.final, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
         if self._error is not None:
             raise self._error
@@ -58,7 +56,7 @@ class RequestHandle:
         """
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._events or self._state in _FINAL)
+                self._changed.wait_for(lambda: self._events or self._state.final)
                 event = self._events.popleft() if self._events else None
             if event is not None:
                 yield event
@@ -88,7 +86,7 @@ class RequestHandle:
     def fail(self, error: CortexError) -> None:
         """The request ends with an error. Nothing happens if it has ended already."""
         with self._changed:
-            if self._state in _FINAL:
+            if self._state.final:
                 return
             self._error = error
             self._state = RequestState.FAILED

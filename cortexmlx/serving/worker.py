@@ -19,7 +19,8 @@ from cortexmlx.serving.threads import Task
 
 if TYPE_CHECKING:
     from cortexmlx.serving.answers import NewRequest
-    from cortexmlx.serving.core import EngineConfig, EngineCore
+    from cortexmlx.serving.config import EngineConfig
+    from cortexmlx.serving.core import EngineCore
 
 log = logging.getLogger("cortexmlx")
 

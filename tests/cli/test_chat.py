@@ -21,18 +21,18 @@ from cortexmlx.cli.chat_input import PlainInput, is_open, private_file, unquoted
 from cortexmlx.cli.chat_session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat_view import RawView
 from cortexmlx.cli.conversation import Conversation
-from cortexmlx.cli.engine import EngineOptions
 from cortexmlx.cli.start import run
 from cortexmlx.cli.thinking import Part, ThinkSplitter
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import FinishReason, SamplingParams
+from cortexmlx.serving.config import EngineConfig
 from support import cli_fakes
 from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
 
 
 @pytest.fixture
 def session() -> ChatSession:
-    return ChatSession(FakeEngine(EngineOptions("fake")), lambda prompt: RawView(), SamplingParams())  # type: ignore[arg-type]
+    return ChatSession(FakeEngine(EngineConfig("fake")), lambda prompt: RawView(), SamplingParams())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: Chat
 
 
 def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
-    engine = FakeEngine(EngineOptions("fake"), info=FakeInfo(chat_template=False))
+    engine = FakeEngine(EngineConfig("fake"), info=FakeInfo(chat_template=False))
     session = ChatSession(engine, lambda prompt: RawView(), SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no chat template: try `cortexmlx generate fake --raw"):
         session.ask(Question("hi"))

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.engine import EngineOptions
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelNotFound, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.stats import EngineStats, Latency, Moment
 
@@ -50,7 +50,7 @@ class FakeInfo:
 class FakeEngine:
     """Answers each request on a thread of its own; `seen` records every prompt, `most_in_flight` the crowd."""
 
-    options: EngineOptions
+    options: EngineConfig
     info: FakeInfo = field(default_factory=FakeInfo)
     seen: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     in_flight: int = 0
@@ -172,15 +172,15 @@ class Fakes:
         return self.opened[-1]
 
     @contextmanager
-    def open_engine(self, options: EngineOptions) -> Iterator[FakeEngine]:
+    def open_engine(self, options: EngineConfig) -> Iterator[FakeEngine]:
         """In the place of `cortexmlx.cli.engine.open_engine`."""
-        if "missing" in options.model:
+        if "missing" in str(options.model):
             raise ModelNotFound(
                 f"no model {options.model!r}: no such folder or .gguf file, and not a hub id (org/name)."
             )
-        if "broken" in options.model:
+        if "broken" in str(options.model):
             raise RuntimeError("a bug")
-        if "closed" in options.model:
+        if "closed" in str(options.model):
             raise EngineClosed("the engine's thread failed")
         with FakeEngine(options, info=self.info, template_end=self.template_end) as engine:
             self.opened.append(engine)

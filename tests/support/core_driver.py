@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.request import Completion, SamplingParams
-from cortexmlx.serving.core import EngineConfig, EngineCore, NewRequest
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.core import EngineCore, NewRequest
 from cortexmlx.serving.handle import RequestHandle
 
 

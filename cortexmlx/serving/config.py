@@ -1,0 +1,51 @@
+"""How to open an engine: every option with its default and its limits, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import parse_size
+from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The options of an engine; `Engine` says what they mean. Raises InvalidRequest if one is out of its range."""
+
+    model: str | Path
+    kv_memory: int | str | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    max_rows: int = 16
+    attention: str = "auto"
+    prefill_budget: int = 512
+    max_request_tokens: int | None = None
+    client_tokens: int | None = None
+    token_target: float | None = 0.25
+    prefix_cache: bool = True
+    pipeline: bool = True
+    dequantize: bool | None = None
+    on_progress: Callable[[str, float], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._require("block_size", self.block_size in BLOCK_SIZES, f"one of {BLOCK_SIZES}")
+        self._require("max_rows", isinstance(self.max_rows, int) and self.max_rows >= 1, "at least 1")
+        budget = isinstance(self.prefill_budget, int) and self.prefill_budget >= 1
+        self._require("prefill_budget", budget, "at least 1 token")
+        for name in ("max_request_tokens", "client_tokens"):
+            tokens = getattr(self, name)
+            self._require(name, tokens is None or tokens >= 2, "at least 2 tokens or None")
+        self._require("token_target", self.token_target is None or self.token_target > 0, "more than 0 seconds or None")
+        if self.kv_memory is not None:
+            parse_size(self.kv_memory)
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """`kv_memory` in bytes."""
+        return None if self.kv_memory is None else parse_size(self.kv_memory)
+
+    def _require(self, name: str, ok: bool, wanted: str) -> None:
+        if not ok:
+            raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be {wanted}")
