@@ -13,10 +13,10 @@ from cortexmlx.cli.batch import batch
 from cortexmlx.cli.bench import bench
 from cortexmlx.cli.chat import chat
 from cortexmlx.cli.doctor import doctor
+from cortexmlx.cli.exits import exit_codes
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan import plan
-from cortexmlx.cli.start import exit_codes
 
 EXAMPLES = """\
 \b

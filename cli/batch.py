@@ -20,8 +20,8 @@ from cortexmlx.cli.batch_output import BatchWriter
 from cortexmlx.cli.batch_progress import Progress
 from cortexmlx.cli.batch_resume import RunIdentity
 from cortexmlx.cli.batch_run import BatchRun
+from cortexmlx.cli.exits import FAILED
 from cortexmlx.cli.generate import as_prompt
-from cortexmlx.cli.start import FAILED
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli import console, options
+from cortexmlx.cli.exits import INTERRUPTED
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 from cortexmlx.serving.config import EngineConfig
@@ -89,7 +90,7 @@ def bench(
     formats = {Output.md: reports.markdown, Output.json: reports.as_json, Output.jsonl: reports.json_lines}
     print(formats.get(output, reports.as_csv)(report))
     if report.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import typer
 from cortexmlx import __version__
 from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.start import leave_now
+from cortexmlx.cli.exits import leave_now
 from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli import console
-from cortexmlx.cli.start import FAILED
+from cortexmlx.cli.exits import FAILED
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False) -> None:
