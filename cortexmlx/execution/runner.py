@@ -19,6 +19,7 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.cache import BlockCopy
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.plan import ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
 
@@ -81,19 +82,23 @@ class ModelRunner:
         step before.
 
         A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been
-        collected.
+        collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started = time.perf_counter()
+        if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
+            mx.synchronize()
+        if plan.flush is not None:
+            self._flush(plan.flush)
         if plan.blocks != self.arena.blocks:
             self.arena.resize(plan.blocks)
-        if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
-            self._write_arena_before(plan)
+        if plan.copies:
+            self._copy(plan.copies)
         if plan.kind is StepKind.FLUSH:
             return Pending(plan, None, started)
         self._plan = plan
         if plan.groups is not None:
             self._groups = tuple(self._group_step(plan, g) for g in range(len(plan.groups)))
-            self._writes = [_LazyWrite(g.write) if g.write is not None else None for g in plan.groups]
+            self._writes = [_LazyWrite(g.write, self.arena) if g.write is not None else None for g in plan.groups]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches:
@@ -195,10 +200,13 @@ class ModelRunner:
     def _group_step(self, plan: StepPlan, group: int) -> GroupStep:
         assert plan.groups is not None
         part: GroupPlan = plan.groups[group]
+        self.arena.check_blocks(part.tables)
         singles = len(part.lengths)
         pieces = []
         begin = singles
         for segment, place in zip(plan.segments[singles:], part.pieces, strict=True):
+            if place.slots is not None:
+                self.arena.check_slots(place.slots)
             pieces.append(Piece(begin, begin + segment.count, segment.first, place.run, place.slots))
             begin += segment.count
         window = self.arena.groups[group].spec.window
@@ -206,22 +214,18 @@ class ModelRunner:
 
     # -- writing the arena --------------------------------------------------------------------------------------------
 
-    def _write_arena_before(self, plan: StepPlan) -> None:
-        """Fork copies and the tail's flush. Nothing may be in flight."""
-        mx.synchronize()
-        if plan.flush is not None:
-            self._flush(plan.flush)
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the blocks that a fork or a match begins with. Nothing may be in flight."""
         for group in range(len(self.arena.groups)):
-            pairs = [c for c in plan.copies if c.group == group]
+            pairs = [c for c in copies if c.group == group]
             if pairs:
                 sources, targets = (np.array([getattr(c, f) for c in pairs], np.int32) for f in ("source", "target"))
                 self.arena.copy_blocks(group, sources, targets)
-        if plan.flush is not None or plan.copies:
-            mx.eval(self.arena.arrays())
+        mx.eval(self.arena.arrays())
 
     def _flush(self, flush: Flush) -> None:
-        """Write the tail's live columns to their slots, one update per slab."""
-        writes = [_LazyWrite(w) for w in flush.writes]
+        """Write the tail's live columns to their slots, one update per slab. Nothing may be in flight."""
+        writes = [_LazyWrite(w, self.arena) for w in flush.writes]
         for layer, tail in self._tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
@@ -229,12 +233,17 @@ class ModelRunner:
                 layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
             )
         self._tail.clear()
+        mx.eval(self.arena.arrays())
 
 
 class _LazyWrite:
-    """An ArenaWrite's index on the device, shared by all layers of the group."""
+    """An ArenaWrite's index on the device, shared by all layers of the group. Raises KVBlockError if a slot lies
+    outside the arena as it is now.
+    """
 
-    def __init__(self, write: ArenaWrite) -> None:
+    def __init__(self, write: ArenaWrite, arena: KVArena) -> None:
+        arena.check_slots(write.slots)
+        arena.check_slots(write.zeros)
         run = write.run
         total = len(write.slots) + len(write.zeros)
         self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import LayerGroup
 
@@ -83,6 +84,25 @@ class KVArena:
         """
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
+    def check_slots(self, slots: np.ndarray) -> None:
+        """Raise KVBlockError unless every slot (`[n]` int) is a block's that is handed out, or -1, the last one.
+
+        MLX checks no index: it reads and writes whatever lies there.
+        """
+        if slots.size and not -1 <= slots.min() <= slots.max() < self.blocks * self.block_size:
+            raise KVBlockError(
+                f"slots {slots.min()} to {slots.max()} do not all lie in the arena's {self.blocks} blocks of "
+                f"{self.block_size} tokens: this is a fault of the scheduler, please report it"
+            )
+
+    def check_blocks(self, blocks: np.ndarray) -> None:
+        """Raise KVBlockError unless every block (int) is one that is handed out, or the null block."""
+        if blocks.size and not 0 <= blocks.min() <= blocks.max() <= self.null_block:
+            raise KVBlockError(
+                f"blocks {blocks.min()} to {blocks.max()} do not all lie in the arena, which has {self.blocks}: "
+                "this is a fault of the scheduler, please report it"
+            )
+
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
         """Write `[kv_heads, tokens, dim]` keys and values to `slots` (`[tokens]` int32, or a slice). Lazy; must be
         drained.
@@ -112,6 +132,8 @@ class KVArena:
         The copies are evaluated before they are written: a pending read of the slab would make the write copy all of
         it.
         """
+        for blocks in (sources, targets):
+            self.check_blocks(blocks)
         source, target = self._block_slots(sources), self._block_slots(targets)
         for layer in self.groups[group].layers:
             values = [a[:, source] for a in self._slabs[layer]]

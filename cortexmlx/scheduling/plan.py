@@ -94,8 +94,9 @@ class StepPlan:
     `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
     `source` `[T]` (None: as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had
     before. `groups` is None within a decode window after its first step: the arena part is unchanged. `column` is the
-    tail column of a DECODE step. `blocks` is the size that the arena must have. Before the step: `flush`, then
-    `copies`.
+    tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as the step before
+    left it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its first step to
+    its flush, but some are free by the time of the flush, and may lie behind the new end.
     """
 
     number: int

@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         count=st.integers(1, 2),
         block_size=st.sampled_from([1, 2, 4, 8]),
-        first=st.integers(2, 12),
+        first=st.one_of(st.integers(2, 12), st.integers(20, 60)),
         more=st.sampled_from([0, 0, 1, 9]),
         max_rows=st.integers(1, 5),
         prefill_budget=st.integers(1, 40),
@@ -99,10 +99,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         target=jobs,
         theme=st.integers(0, 2),
-        alike=st.integers(0, 70),
+        alike=st.one_of(st.integers(0, 6), st.integers(0, 70)),
         rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
         max_tokens=st.one_of(st.none(), st.integers(1, 40)),
-        answers=st.sampled_from([1, 1, 1, 2, 3]),
+        answers=st.sampled_from([1, 1, 2, 3]),
+        equal=st.booleans(),
         seed=st.integers(0, 1000),
         stop=st.booleans(),
         history=st.booleans(),
@@ -118,6 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rest: list[int],
         max_tokens: int | None,
         answers: int,
+        equal: bool,
         seed: int,
         stop: bool,
         history: bool,
@@ -133,7 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens=max_tokens, presence_penalty=0.5 if history else 0.0, priority=priority, n=answers
         )
         first = self.submit(prompt, params, seed, stop, None, client, patient)
-        others = [self.submit(prompt, params, seed + i, stop, first, client, patient) for i in range(1, answers)]
+        seeds = [seed if equal else seed + i for i in range(1, answers)]
+        others = [self.submit(prompt, params, other, stop, first, client, patient) for other in seeds]
         return multiple(first, *others)
 
     @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
@@ -152,9 +155,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if job.generated:
             self.scheduler.finish(job.id, FinishReason.STOP)
 
-    @rule(count=st.integers(1, 20))
-    def steps(self, count: int) -> None:
+    @rule(count=st.integers(1, 20), pressed=st.booleans())
+    def steps(self, count: int, pressed: bool) -> None:
         for _ in range(count):
+            if pressed:
+                self.scheduler.relieve(True)
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
             held = {job for job, _ in waiting if self.cannot_begin(job)}
             self.shadow.step()
@@ -192,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def run_ahead(self) -> None:
         self.shadow.plan()
 
-    @rule(critical=st.booleans())
+    @rule(critical=st.sampled_from([False, True, True]))
     def memory_pressure(self, critical: bool) -> None:
         self.scheduler.relieve(critical)
 

@@ -126,14 +126,13 @@ class Shadow:
         writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies)
         assert not (writes and self.in_flight), "the arena is written while a step is in flight"
         assert plan.blocks == self.cache.blocks
-        if plan.blocks != self.blocks:
-            self._resize(plan.blocks)
-        self._poison()
         if plan.flush is not None:
             assert plan.flush.columns <= TAIL_COLUMNS
             for group, write in enumerate(plan.flush.writes):
                 values = self._tail[group][:, : plan.flush.columns].reshape(-1)
                 self._write(group, write.slots, values, write.zeros)
+        if plan.blocks != self.blocks:
+            self._resize(plan.blocks)
         self._copy(plan.copies)
         if plan.kind is StepKind.FLUSH:
             assert plan.flush is not None and not plan.segments
@@ -252,9 +251,8 @@ class Shadow:
         slots = np.where(slots == SCRATCH_SLOT, len(arena) - 1, slots)
         every = np.concatenate([slots, zeros])
         assert len(slots) == len(values)
-        assert ((every >= 0) & (every < len(arena))).all(), "a write outside the arena"
-        assert (every // size != self.blocks).all(), "a write into the null block"
-        owned = every[every // size < self.blocks]
+        owned = every[every != len(arena) - 1]
+        assert ((owned >= 0) & (owned < self.blocks * size)).all(), "a write outside the arena as it is by then"
         assert len(set(owned.tolist())) == len(owned), "two writes to one slot"
         arena[slots] = values
         arena[zeros] = ZERO
@@ -268,6 +266,7 @@ class Shadow:
             source, target = (
                 np.array(side)[:, None] * self.cache.block_size + offsets for side in zip(*pairs, strict=True)
             )
+            assert max(source.max(), target.max()) < self.blocks * self.cache.block_size, "a copy outside the arena"
             arena[target] = arena[source]
 
     def _resize(self, blocks: int) -> None:
