@@ -12,42 +12,56 @@ from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM
 
 KernelFactory = Callable[..., Any]
 """`mx.fast.metal_kernel`, or anything that is called as it is and makes what is called as its kernels are."""
 
-DECODE_ENTRY = """
+
+def _struct(name: str, fields: np.dtype[np.void]) -> str:
+    """A part of the work list as a struct of the kernels."""
+    return f"\n  struct {name} {{ int {', '.join(fields.names or ())}; }};"
+
+
+_WORK_LIST = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
+
+DECODE_ENTRY = f"""{_WORK_LIST}
   constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
-  threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
-  threadgroup float shared_stats[SIMDGROUPS * TILE * 2];
+  threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
+  threadgroup float max_scores[SIMDGROUPS * TILE];
+  threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
   const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device int* work = decode_plan + rows * 2 + item * 4;
-  const int64_t row = work[0];
+  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
+  const device WorkItem& work = items[item];
+  const int64_t row = work.row;
   const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
-  const int64_t head = row * kv_heads + kv_head, part = int64_t(item) * kv_heads + kv_head;
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
   paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, SLICES, SOFTCAP>(
-      queries + head * GROUP * KEY_DIM,
-      HeadSource<KV, KEY_DIM>{arena_keys + kv_head * slots * KEY_DIM, tail_keys + head * columns * KEY_DIM},
-      HeadSource<KV, VALUE_DIM>{arena_values + kv_head * slots * VALUE_DIM, tail_values + head * columns * VALUE_DIM},
+      queries + row_head * GROUP * KEY_DIM,
+      HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
+      HeadSource<KV, VALUE_DIM>{{
+          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM}},
       block_tables + row * block_tables_shape[1],
-      work[1], work[2], work[3], score_factors[0], score_factors[1],
-      partials + part * GROUP * (VALUE_DIM + 2),
-      shared_out, shared_stats, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+      work.first, work.last, work.arena_tokens, score_factors[0], score_factors[1],
+      (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
+      outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
-REDUCE_ENTRY = """
-  threadgroup float shared_out[SIMDGROUPS * VALUE_DIM];
-  threadgroup float shared_total[SIMDGROUPS];
+REDUCE_ENTRY = f"""{_WORK_LIST}
+  threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
+  threadgroup float sum_exp_scores[SIMDGROUPS];
   const int query_heads = partials_shape[1];
   const int head = int(threadgroup_position_in_grid.y), row = int(threadgroup_position_in_grid.z);
-  const int64_t first = int64_t(decode_plan[row * 2]) * query_heads + head;
+  const device RowItems& work = ((const device RowItems*)decode_plan)[row];
+  const int64_t item_head = int64_t(work.first_item) * query_heads + head;
   paged_reduce<T, VALUE_DIM, SIMDGROUPS, SINKS>(
-      partials + first * (VALUE_DIM + 2), decode_plan[row * 2 + 1], query_heads,
+      (const device Partial<VALUE_DIM>*)partials + item_head, work.items, query_heads,
       SINKS ? float(head_sinks[head]) : 0.0f, attended + (int64_t(row) * query_heads + head) * VALUE_DIM,
-      shared_out, shared_total, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+      outputs, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
 
@@ -124,7 +138,7 @@ class DecodeKernels:
             template=decode_template,
             grid=(variant.threads, kv_heads, items),
             threadgroup=(variant.threads, 1, 1),
-            output_shapes=[(items, query_heads, variant.value_dim + 2)],
+            output_shapes=[(items, query_heads, variant.partial_floats)],
             output_dtypes=[mx.float32],
         )
         threads = 32 * REDUCE_SIMDGROUPS

@@ -3,8 +3,7 @@
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, KEY_DIM]
-//   partials                   [items, kv_heads * GROUP, VALUE_DIM + 2] float, for each item and query head
-//       sum of exp(score - highest) * value  [VALUE_DIM],  highest score,  sum of exp(score - highest)
+//   partials                   [items, kv_heads * GROUP]         a Partial for each item and query head
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head: the row's tokens first .. last,
 // which lie within one partition. It has SLICES * TILES simdgroups. The tokens are cut into slices of 32 at absolute
@@ -49,37 +48,39 @@ inline void paged_decode(
     int arena_tokens,
     float scale,
     float softcap,
-    device float* partials,           // [GROUP, VALUE_DIM + 2], of this item and KV head
-    threadgroup float* shared_out,    // [SIMDGROUPS, VALUE_DIM]
-    threadgroup float* shared_stats,  // [SIMDGROUPS, TILE, 2]
+    device Partial<VALUE_DIM>* partials,  // [GROUP], of this item and KV head
+    threadgroup float* outputs,           // [SIMDGROUPS, VALUE_DIM]
+    threadgroup float* max_scores,        // [SIMDGROUPS, TILE]
+    threadgroup float* sum_exp_scores,    // [SIMDGROUPS, TILE]
     uint simdgroup,
     uint lane) {
-  constexpr int K = LaneLayout<KEY_DIM>::COUNT;
-  constexpr int V = LaneLayout<VALUE_DIM>::COUNT;
-  constexpr int AHEAD = (K > 4 || V > 4 || TILE * (K + V) > 48) ? 2 : 4;  // tokens loaded before the first is used
+  constexpr int QK_PER_LANE = LaneLayout<KEY_DIM>::COUNT;
+  constexpr int V_PER_LANE = LaneLayout<VALUE_DIM>::COUNT;
+  // Tokens loaded before the first is used
+  constexpr int AHEAD = (QK_PER_LANE > 4 || V_PER_LANE > 4 || TILE * (QK_PER_LANE + V_PER_LANE) > 48) ? 2 : 4;
 
   const int slice = int(simdgroup) % SLICES;
   const int first_head = int(simdgroup) / SLICES * TILE;
 
   // Read the queries of the tile, scaled, and start with nothing seen.
-  float query[TILE][K];
-  float out[TILE][V];
-  float highest[TILE];
-  float total[TILE];
+  float query[TILE][QK_PER_LANE];
+  float out[TILE][V_PER_LANE];
+  float max_score[TILE];
+  float sum_exp_score[TILE];
   UNROLL
   for (int h = 0; h < TILE; h++) {
     const int head = min(first_head + h, GROUP - 1);
     load_head<KEY_DIM>(queries + head * KEY_DIM, lane, query[h]);
     UNROLL
-    for (int n = 0; n < K; n++) {
+    for (int n = 0; n < QK_PER_LANE; n++) {
       query[h][n] *= scale;
     }
     UNROLL
-    for (int n = 0; n < V; n++) {
+    for (int n = 0; n < V_PER_LANE; n++) {
       out[h][n] = 0.0f;
     }
-    highest[h] = LOWEST;
-    total[h] = 0.0f;
+    max_score[h] = LOWEST;
+    sum_exp_score[h] = 0.0f;
   }
 
   // For each slice of 32 tokens that is this simdgroup's turn
@@ -99,7 +100,7 @@ inline void paged_decode(
       score[h] = 0.0f;
     }
     for (int i = from / AHEAD * AHEAD; i < to; i += AHEAD) {
-      float key[AHEAD][K];
+      float key[AHEAD][QK_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
         load_token<KEY_DIM>(keys, simd_shuffle(place, ushort(i + a)), i + a >= from && i + a < to, lane, key[a]);
@@ -110,7 +111,7 @@ inline void paged_decode(
         for (int a = 0; a < AHEAD; a++) {
           float product = 0.0f;
           UNROLL
-          for (int n = 0; n < K; n++) {
+          for (int n = 0; n < QK_PER_LANE; n++) {
             product += query[h][n] * key[a][n];
           }
           product = simd_sum(product);
@@ -120,25 +121,26 @@ inline void paged_decode(
     }
 
     // Online softmax: raise the maximum, rescale what was summed under the old one, and weigh this slice's tokens.
+    float weight[TILE];
     UNROLL
     for (int h = 0; h < TILE; h++) {
       if (SOFTCAP) {
         score[h] = softcap * precise::tanh(score[h] / softcap);
       }
-      const float raised = max(highest[h], simd_max(live ? score[h] : LOWEST));
-      const float kept = fast::exp(highest[h] - raised);
-      score[h] = live ? fast::exp(score[h] - raised) : 0.0f;  // from here on a weight
-      total[h] = total[h] * kept + score[h];
-      highest[h] = raised;
+      const float new_max = max(max_score[h], simd_max(live ? score[h] : LOWEST));
+      const float factor = fast::exp(max_score[h] - new_max);
+      weight[h] = live ? fast::exp(score[h] - new_max) : 0.0f;
+      sum_exp_score[h] = sum_exp_score[h] * factor + weight[h];
+      max_score[h] = new_max;
       UNROLL
-      for (int n = 0; n < V; n++) {
-        out[h][n] *= kept;
+      for (int n = 0; n < V_PER_LANE; n++) {
+        out[h][n] *= factor;
       }
     }
 
     // Values: each token's weight goes from its lane to all lanes.
     for (int i = from / AHEAD * AHEAD; i < to; i += AHEAD) {
-      float value[AHEAD][V];
+      float value[AHEAD][V_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
         load_token<VALUE_DIM>(values, simd_shuffle(place, ushort(i + a)), i + a >= from && i + a < to, lane, value[a]);
@@ -147,10 +149,10 @@ inline void paged_decode(
       for (int h = 0; h < TILE; h++) {
         UNROLL
         for (int a = 0; a < AHEAD; a++) {
-          const float weight = simd_shuffle(score[h], ushort(i + a));
+          const float token_weight = simd_shuffle(weight[h], ushort(i + a));
           UNROLL
-          for (int n = 0; n < V; n++) {
-            out[h][n] += weight * value[a][n];
+          for (int n = 0; n < V_PER_LANE; n++) {
+            out[h][n] += token_weight * value[a][n];
           }
         }
       }
@@ -160,26 +162,26 @@ inline void paged_decode(
   // Add up the slices, head by head: every simdgroup of the tile brings its output under the tile's common maximum.
   UNROLL
   for (int h = 0; h < TILE; h++) {
-    const float sum = simd_sum(total[h]);
+    const float sum = simd_sum(sum_exp_score[h]);
     if (lane == 0) {
-      shared_stats[(simdgroup * TILE + h) * 2] = highest[h];
-      shared_stats[(simdgroup * TILE + h) * 2 + 1] = sum;
+      max_scores[simdgroup * TILE + h] = max_score[h];
+      sum_exp_scores[simdgroup * TILE + h] = sum;
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int tile_start = int(simdgroup) - slice;
   UNROLL
   for (int h = 0; h < TILE; h++) {
-    float common = LOWEST;
+    float common_max = LOWEST;
     for (int s = 0; s < SLICES; s++) {
-      common = max(common, shared_stats[((tile_start + s) * TILE + h) * 2]);
+      common_max = max(common_max, max_scores[(tile_start + s) * TILE + h]);
     }
-    const float kept = fast::exp(highest[h] - common);
+    const float factor = fast::exp(max_score[h] - common_max);
     UNROLL
-    for (int n = 0; n < V; n++) {
+    for (int n = 0; n < V_PER_LANE; n++) {
       const int d = lane_dimension<VALUE_DIM>(lane, n);
       if (d < VALUE_DIM) {
-        shared_out[simdgroup * VALUE_DIM + d] = out[h][n] * kept;
+        outputs[simdgroup * VALUE_DIM + d] = out[h][n] * factor;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -188,18 +190,18 @@ inline void paged_decode(
       for (int d = slice * 32 + int(lane); d < VALUE_DIM; d += SLICES * 32) {
         float sum = 0.0f;
         for (int s = 0; s < SLICES; s++) {
-          sum += shared_out[(tile_start + s) * VALUE_DIM + d];
+          sum += outputs[(tile_start + s) * VALUE_DIM + d];
         }
-        partials[head * (VALUE_DIM + 2) + d] = sum;
+        partials[head].out[d] = sum;
       }
       if (slice == 0 && lane == 0) {
         float sum = 0.0f;
         for (int s = 0; s < SLICES; s++) {
-          const int at = ((tile_start + s) * TILE + h) * 2;
-          sum += shared_stats[at + 1] * fast::exp(shared_stats[at] - common);
+          const int of_slice = (tile_start + s) * TILE + h;
+          sum += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
         }
-        partials[head * (VALUE_DIM + 2) + VALUE_DIM] = common;
-        partials[head * (VALUE_DIM + 2) + VALUE_DIM + 1] = sum;
+        partials[head].max_score = common_max;
+        partials[head].sum_exp_score = sum;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -73,6 +73,11 @@ class Variant:
         return 4 * self.slices * self.tiles * (self.value_dim + 2 * self.tile)
 
     @property
+    def partial_floats(self) -> int:
+        """Floats of what the decode kernel writes for a query head: `Partial<value_dim>` of paged_attention.h."""
+        return self.value_dim + 2
+
+    @property
     def label(self) -> str:
         """The variant in a line of a table or a log."""
         dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"

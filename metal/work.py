@@ -11,11 +11,17 @@ from cortexmlx.arrays import IntArray
 SMALL = 8
 """Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
 
+ROW_ITEMS = np.dtype([(name, np.int32) for name in ("first_item", "items")])
+"""A row's items are `items` consecutive ones."""
+
+WORK_ITEM = np.dtype([(name, np.int32) for name in ("row", "first", "last", "arena_tokens")])
+"""A threadgroup's part of a row: its tokens `first .. last`. `arena_tokens` of the whole row lie in the arena."""
+
 
 @dataclass(frozen=True)
 class WorkList:
-    """`plan` is flat int32: for each row (first item, items), then for each item (row, first token, last token, arena
-    tokens), padded to at least 8 numbers.
+    """`plan` is flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least 8 numbers.
+    The kernels read it as structs of these fields.
     """
 
     rows: int
@@ -37,10 +43,11 @@ def work_list(arena_tokens: IntArray, tail_tokens: int, window: int | None, part
     first_item = np.cumsum(counts) - counts
     row = np.repeat(np.arange(rows), counts)
     begin = (np.arange(len(row)) - first_item[row] + first_part[row]) * partition
-    items = np.stack(
-        [row, np.maximum(begin, start[row]), np.minimum(begin + partition, end[row]), arena_tokens[row]], axis=1
-    )
-    plan = np.concatenate([np.stack([first_item, counts], axis=1).reshape(-1), items.reshape(-1)]).astype(np.int32)
+    row_items, items = np.empty(rows, ROW_ITEMS), np.empty(len(row), WORK_ITEM)
+    row_items["first_item"], row_items["items"] = first_item, counts
+    items["row"], items["arena_tokens"] = row, arena_tokens[row]
+    items["first"], items["last"] = np.maximum(begin, start[row]), np.minimum(begin + partition, end[row])
+    plan = np.concatenate([row_items.view(np.int32), items.view(np.int32)])
     return WorkList(rows, len(items), np.pad(plan, (0, max(0, SMALL - len(plan)))))
 
 

@@ -19,7 +19,7 @@ REGISTERS = 128
 
 def test_threadgroup_memory_becomes_shared_memory() -> None:
     body = cuda_body(DECODE_ENTRY)
-    assert "__shared__ float shared_out[SIMDGROUPS * VALUE_DIM];" in body
+    assert "__shared__ float outputs[SIMDGROUPS * VALUE_DIM];" in body
     assert not re.search(r"\b(threadgroup|device|constant)\b", body)
 
 
