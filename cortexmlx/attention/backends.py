@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.attention.paged import Attend
 from cortexmlx.errors import InvalidRequest
 
 
@@ -21,7 +22,7 @@ class Backend:
     """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why."""
 
     name: str
-    attend: Callable[..., mx.array]
+    attend: Attend
     notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
 
     def describe(self) -> str:

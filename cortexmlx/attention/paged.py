@@ -8,9 +8,8 @@ layers of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -61,6 +60,20 @@ class GroupStep:
         return len(self.lengths)
 
 
+class Attend(Protocol):
+    """How a backend carries out `paged_attention`: the same arguments, the same result."""
+
+    def __call__(
+        self,
+        queries: mx.array,
+        kv: PagedKV,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array: ...
+
+
 @dataclass
 class PagedKV:
     """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
@@ -75,7 +88,7 @@ class PagedKV:
     tail: Slab | None
     tail_tokens: int
     dtype: mx.Dtype
-    attend: Callable[..., mx.array]
+    attend: Attend
 
     def astype(self, _: mx.Dtype) -> PagedKV:
         """Models cast keys to the query's dtype; the backends do that themselves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.attention import reference
-from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.attention.paged import Attend, GroupStep, PagedKV, Piece
 from cortexmlx.attention.seam import LayerCache
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
@@ -54,15 +53,13 @@ class ModelRunner:
     has changed.
     """
 
-    def __init__(
-        self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Callable[..., mx.array] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Attend) -> None:
         self.model = model
         self.arena = arena
         self.build_seconds = 0.0
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
-        self._attend = attend or reference.attend
+        self._attend = attend
         self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
         self._logit_rows = LogitRows(model)
         self._angles = share_angles(model)
