@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.paged import GroupStep, PagedKV
+from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.rules import PARTITION, Variant, refusal
 from cortexmlx.metal.work import padded_tables, work_list

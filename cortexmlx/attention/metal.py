@@ -15,8 +15,9 @@ import mlx.core as mx
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.check import check_variant
-from cortexmlx.attention.paged import GroupStep, PagedKV
+from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.arena import Slab
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.rules import PARTITION, Variant, refusal
 from cortexmlx.metal.work import SMALL, padded_tables, work_list

@@ -2,62 +2,19 @@
 
 A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first,
 then the prefill pieces, each a stretch of consecutive tokens of one row. `GroupStep` says, for one layer group, where
-the keys and values of each of them lie; it is built once per step (or once per decode window) and shared by all
+the keys and values of each of them lie; the scheduler builds it once per step (or once per decode window) for all
 layers of the group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena, Slab
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A prefill piece: flat tokens `begin .. end` are a row's positions `first .. first + end - begin`.
-
-    Its keys and values up to its last position lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
-    """
-
-    begin: int
-    end: int
-    first: int
-    run: KVHandle | None
-    slots: npt.NDArray[np.int32] | None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the row that the piece's last query sees, itself included."""
-        return self.first + self.end - self.begin
-
-
-@dataclass
-class GroupStep:
-    """Where one layer group finds the keys and values of a step.
-
-    `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
-    padding entries of a table name the null block. `window` is the group's sliding window. `runs` has a row's run
-    where it is a single one. `memo` keeps what a backend derives from these once.
-    """
-
-    tables: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
-    runs: tuple[KVHandle | None, ...]
-    pieces: tuple[Piece, ...]
-    window: int | None
-    memo: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        """How many single-token queries the step has."""
-        return len(self.lengths)
+from cortexmlx.kv.step import GroupStep
 
 
 class Attend(Protocol):

@@ -16,10 +16,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import Slab
+from cortexmlx.kv.step import GroupStep, Piece
 
 STRETCH = 64
 """Queries of a prefill piece that are computed together on a CPU: fewer would make small matrix products, more would

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.attention.paged import Attend, GroupStep, PagedKV, Piece
+from cortexmlx.attention.paged import Attend, PagedKV
 from cortexmlx.attention.seam import LayerCache
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
@@ -20,7 +20,8 @@ from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import BlockCopy
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.scheduling.plan import ArenaWrite, Flush, GroupPlan, StepKind, StepPlan
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.scheduling.plan import ArenaWrite, Flush, StepKind, StepPlan
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ModelRunner:
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
-        self._writes: list[_LazyWrite | None] = []
+        self._writes: list[_LazyWrite] = []
         self._sampler: BatchSampler | None = None
         self._last: Pending | None = None
 
@@ -94,8 +95,9 @@ class ModelRunner:
             return Pending(plan, None, started)
         self._plan = plan
         if plan.groups is not None:
-            self._groups = tuple(self._group_step(plan, g) for g in range(len(plan.groups)))
-            self._writes = [_LazyWrite(g.write, self.arena) if g.write is not None else None for g in plan.groups]
+            self._check(plan.groups)
+            self._groups = plan.groups
+            self._writes = [_LazyWrite(write, self.arena) for write in plan.writes]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches:
@@ -176,7 +178,6 @@ class ModelRunner:
         group = self.arena.group_of[layer]
         if plan.kind is StepKind.DRAINED:
             write = self._writes[group]
-            assert write is not None
             self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in (keys, values)))
             tail = None
         else:
@@ -194,20 +195,13 @@ class ModelRunner:
         self._tail[layer] = tail
         return tail
 
-    def _group_step(self, plan: StepPlan, group: int) -> GroupStep:
-        assert plan.groups is not None
-        part: GroupPlan = plan.groups[group]
-        self.arena.check_blocks(part.tables)
-        singles = len(part.lengths)
-        pieces = []
-        begin = singles
-        for segment, place in zip(plan.segments[singles:], part.pieces, strict=True):
-            if place.slots is not None:
-                self.arena.check_slots(place.slots)
-            pieces.append(Piece(begin, begin + segment.count, segment.first, place.run, place.slots))
-            begin += segment.count
-        window = self.arena.groups[group].spec.window
-        return GroupStep(part.tables, part.lengths, part.runs, tuple(pieces), window)
+    def _check(self, groups: Sequence[GroupStep]) -> None:
+        """Raise KVBlockError if a step would read outside the arena."""
+        for group in groups:
+            self.arena.check_blocks(group.tables)
+            for piece in group.pieces:
+                if piece.slots is not None:
+                    self.arena.check_slots(piece.slots)
 
     # -- writing the arena --------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.scheduling.job import Job, Window
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush, GroupPlan, PiecePlace
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush
 
 Work = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""
@@ -17,11 +18,16 @@ Work = Sequence[tuple[Job, int]]
 EMPTY = np.zeros(0, np.int32)
 
 
-def group_plans(cache: KVCache, work: Work, *, write: bool) -> tuple[GroupPlan, ...]:
-    """Every layer group's part of a step. With `write`, the step's own tokens go to the arena and are read from
-    there.
+def group_steps(cache: KVCache, work: Work, *, written: bool) -> tuple[GroupStep, ...]:
+    """Where every layer group finds its keys and values. `written` says that the step's own tokens go to the arena
+    and are read from there.
     """
-    return tuple(_group_plan(cache, group, work, write) for group in range(len(cache.groups)))
+    return tuple(_group_step(cache, group, work, written) for group in range(len(cache.groups)))
+
+
+def arena_writes(cache: KVCache, work: Work) -> tuple[ArenaWrite, ...]:
+    """Where the step's own tokens go in every layer group."""
+    return tuple(_arena_write(cache, group, work) for group in range(len(cache.groups)))
 
 
 def flush_of(cache: KVCache, window: Window, ends: Mapping[int, int]) -> Flush:
@@ -40,9 +46,9 @@ def flush_of(cache: KVCache, window: Window, ends: Mapping[int, int]) -> Flush:
     return Flush(window.column, tuple(writes))
 
 
-def _group_plan(cache: KVCache, group: int, work: Work, write: bool) -> GroupPlan:
+def _group_step(cache: KVCache, group: int, work: Work, written: bool) -> GroupStep:
     singles = [job for job, count in work if count == 1]
-    lengths = np.array([job.computed + write for job in singles], np.int32)
+    lengths = np.array([job.computed + written for job in singles], np.int32)
     width = max((cache.blocks_for(int(n)) for n in lengths), default=0)
     tables = np.full((len(singles), width), cache.null_block, np.int32)
     runs = []
@@ -50,16 +56,19 @@ def _group_plan(cache: KVCache, group: int, work: Work, write: bool) -> GroupPla
         used = cache.blocks_for(length)
         tables[row, :used] = cache.block_table(job.id, group)[:used]
         runs.append(cache.run(job.id, group, length))
-    places = []
+    pieces = []
+    begin = len(singles)
     for job, count in work:
         if count > 1:
             end = job.computed + count
             run = cache.run(job.id, group, end)
-            places.append(PiecePlace(run, None if run is not None else cache.slots(job.id, group, 0, end)))
-    return GroupPlan(tables, lengths, tuple(runs), tuple(places), _write(cache, group, work) if write else None)
+            slots = None if run is not None else cache.slots(job.id, group, 0, end)
+            pieces.append(Piece(begin, begin + count, job.computed, run, slots))
+            begin += count
+    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), cache.groups[group].spec.window)
 
 
-def _write(cache: KVCache, group: int, work: Work) -> ArenaWrite:
+def _arena_write(cache: KVCache, group: int, work: Work) -> ArenaWrite:
     slots = [cache.slots(job.id, group, job.computed, count) for job, count in work]
     zeros = [_opened_rest(cache, job, group, job.computed, job.computed + count) for job, count in work]
     return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))

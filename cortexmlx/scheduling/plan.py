@@ -8,8 +8,8 @@ from enum import Enum
 import numpy as np
 
 from cortexmlx.arrays import IntArray
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import BlockCopy
+from cortexmlx.kv.step import GroupStep
 
 SCRATCH_SLOT = -1
 """A slot whose content nobody reads: the last one of the arena, whatever size it has by then."""
@@ -67,36 +67,16 @@ class Flush:
 
 
 @dataclass(frozen=True)
-class PiecePlace:
-    """Where a prefill piece reads one layer group: a run, or slots, for its row's tokens up to the piece's last."""
-
-    run: KVHandle | None
-    slots: IntArray | None
-
-
-@dataclass(frozen=True)
-class GroupPlan:
-    """One layer group's part of a step: block tables `[rows, blocks]` of the single-token segments (padding: the null
-    block), tokens they have in the arena `[rows]`, the run of each where it is one, and the places of the prefill
-    pieces."""
-
-    tables: IntArray
-    lengths: IntArray
-    runs: tuple[KVHandle | None, ...]
-    pieces: tuple[PiecePlace, ...]
-    write: ArenaWrite | None
-
-
-@dataclass(frozen=True)
 class StepPlan:
     """One forward pass over flat tokens, single-token segments first.
 
     `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
     `source` `[T]` (None: as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had
-    before. `groups` is None within a decode window after its first step: the arena part is unchanged. `column` is the
-    tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as the step before
-    left it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its first step to
-    its flush, but some are free by the time of the flush, and may lie behind the new end.
+    before. `groups` says where each layer group's keys and values lie. It is None within a decode window after its
+    first step: the arena part is unchanged. `writes` says where each group's tokens go in a DRAINED step, `column` is
+    the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as the step before left
+    it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its first step to its
+    flush, but some are free by the time of the flush, and may lie behind the new end.
     """
 
     number: int
@@ -106,7 +86,8 @@ class StepPlan:
     source: IntArray | None
     positions: IntArray
     places: IntArray
-    groups: tuple[GroupPlan, ...] | None
+    groups: tuple[GroupStep, ...] | None
+    writes: tuple[ArenaWrite, ...]
     column: int
     blocks: int
     flush: Flush | None

@@ -8,9 +8,10 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, Window
-from cortexmlx.scheduling.placement import EMPTY, Work, group_plans
-from cortexmlx.scheduling.plan import Flush, GroupPlan, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.placement import EMPTY, Work, arena_writes, group_steps
+from cortexmlx.scheduling.plan import ArenaWrite, Flush, Segment, StepKind, StepPlan
 
 
 class StepBuilder:
@@ -39,7 +40,8 @@ class StepBuilder:
             tokens=np.concatenate(tokens),
             positions=np.concatenate(positions),
             places=np.array([j.sampled for (j, _), s in zip(work, segments, strict=True) if s.needs_logits], np.int32),
-            groups=group_plans(self.cache, work, write=True),
+            groups=group_steps(self.cache, work, written=True),
+            writes=arena_writes(self.cache, work),
             flush=flush,
             copies=copies,
         )
@@ -58,7 +60,7 @@ class StepBuilder:
             segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
             source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
-        opening = window.column == 0
+        lanes = [(lane.job, 1) for lane in window.lanes]
         plan = self._step(
             StepKind.DECODE,
             segments,
@@ -66,7 +68,7 @@ class StepBuilder:
             source=None if committed or in_place else source,
             positions=positions,
             places=places,
-            groups=group_plans(self.cache, [(lane.job, 1) for lane in window.lanes], write=False) if opening else None,
+            groups=group_steps(self.cache, lanes, written=False) if window.column == 0 else None,
             column=window.column,
             flush=flush,
         )
@@ -89,7 +91,8 @@ class StepBuilder:
         source: IntArray | None = None,
         positions: IntArray = EMPTY,
         places: IntArray = EMPTY,
-        groups: tuple[GroupPlan, ...] | None = None,
+        groups: tuple[GroupStep, ...] | None = None,
+        writes: tuple[ArenaWrite, ...] = (),
         column: int = 0,
         flush: Flush | None = None,
         copies: tuple[BlockCopy, ...] = (),
@@ -104,6 +107,7 @@ class StepBuilder:
             positions=positions,
             places=places,
             groups=groups,
+            writes=writes,
             column=column,
             blocks=self.cache.blocks,
             flush=flush,

@@ -18,11 +18,12 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.check import check_variant
 from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.paged import GroupStep, PagedKV, Piece
+from cortexmlx.attention.paged import PagedKV
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention.paged import GroupStep, PagedKV, Piece, paged_attention
+from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
 
 TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}
 

@@ -32,8 +32,7 @@ def test_slots_have_one_dimension(tiny: Any) -> None:
     driver.add(tokens_of(20), 5)
     plan = driver.core.scheduler.plan(0)
     assert plan is not None and plan.groups is not None
-    write = plan.groups[0].write
-    assert write is not None and write.slots.ndim == 1 and plan.positions.ndim == 1
+    assert plan.writes[0].slots.ndim == 1 and plan.positions.ndim == 1
     assert plan.groups[0].tables.ndim == 2 and plan.groups[0].lengths.ndim == 1
 
 
@@ -55,10 +54,9 @@ def test_indices_are_int32_from_plan_to_arena(tiny: Any) -> None:
     driver.add([7], 5)
     plan = driver.core.scheduler.plan(0)
     assert plan is not None and plan.groups is not None and plan.tokens is not None
-    group = plan.groups[0]
-    assert group.write is not None
+    group, write = plan.groups[0], plan.writes[0]
     arrays = (plan.tokens, plan.positions, plan.places, plan.logit_rows, group.tables, group.lengths)
-    assert {a.dtype for a in (*arrays, group.write.slots, group.write.zeros)} == {np.dtype(np.int32)}
+    assert {a.dtype for a in (*arrays, write.slots, write.zeros)} == {np.dtype(np.int32)}
 
 
 def test_freed_blocks_are_handed_out_again() -> None:

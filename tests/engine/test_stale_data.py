@@ -58,10 +58,8 @@ class Poison:
             arena.fill(group, stale, float("nan"))
             self.slots += len(stale)
             writes = [] if plan.flush is None else [plan.flush.writes[group]]
-            if plan.kind is StepKind.DRAINED and plan.groups is not None:
-                write = plan.groups[group].write
-                assert write is not None
-                writes.append(write)
+            if plan.kind is StepKind.DRAINED:
+                writes.append(plan.writes[group])
             for write in writes:
                 slots = np.concatenate([write.slots, write.zeros])
                 written[slots[slots != SCRATCH_SLOT]] = True

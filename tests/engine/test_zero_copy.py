@@ -15,11 +15,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from cortexmlx.attention.paged import GroupStep, PagedKV, Piece, paged_attention
+from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.plan import SCRATCH_SLOT
 from support.core_driver import Driver

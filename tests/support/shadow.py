@@ -16,8 +16,9 @@ import numpy as np
 
 from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, GroupPlan, StepKind, StepPlan
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 
 JUNK = -1
@@ -76,7 +77,7 @@ class Shadow:
         self.blocks = -1
         self._arena: list[np.ndarray] = [np.zeros(0, np.int64) for _ in self.cache.groups]
         self._tail: list[np.ndarray] = []
-        self._groups: tuple[GroupPlan, ...] = ()
+        self._groups: tuple[GroupStep, ...] = ()
         self._last: list[int] = []
         self._resize(self.cache.blocks)
 
@@ -170,22 +171,26 @@ class Shadow:
         numbers = np.array(
             [self.stories[s.request].number(s.first + i) for s in plan.segments for i in range(s.count)], np.int64
         )
-        for group, part in enumerate(self._groups):
-            assert part.write is not None
-            self._write(group, part.write.slots, numbers, part.write.zeros)
+        assert len(plan.writes) == len(self._groups)
+        for group, write in enumerate(plan.writes):
+            self._write(group, write.slots, numbers, write.zeros)
         for group, part in enumerate(self._groups):
             singles = [s for s in plan.segments if s.count == 1]
             for row, segment in enumerate(singles):
                 assert part.lengths[row] == segment.first + 1
                 self._read_row(group, part, row, segment.request)
             several = [s for s in plan.segments if s.count > 1]
-            for segment, place in zip(several, part.pieces, strict=True):
+            flat = len(singles)
+            for segment, piece in zip(several, part.pieces, strict=True):
+                assert (piece.begin, piece.first) == (flat, segment.first)
+                flat = piece.end
                 end = segment.first + segment.count
+                assert piece.tokens == end
                 size = self.cache.block_size
-                slots = place.slots
-                if place.run is not None:
-                    assert end <= place.run.count * size
-                    slots = np.arange(place.run.start * size, place.run.start * size + end)
+                slots = piece.slots
+                if piece.run is not None:
+                    assert end <= piece.run.count * size
+                    slots = np.arange(piece.run.start * size, piece.run.start * size + end)
                 assert slots is not None
                 self._expect(group, slots, segment.request, end)
 
@@ -210,7 +215,7 @@ class Shadow:
                 wanted = [story.number(p) for p in range(base, segment.first + 1)]
                 assert found == wanted, f"the tail of job {segment.request} is not its own"
 
-    def _read_row(self, group: int, part: GroupPlan, row: int, request: int) -> None:
+    def _read_row(self, group: int, part: GroupStep, row: int, request: int) -> None:
         """Whole blocks are read, so that nothing in them may be junk."""
         length, size = int(part.lengths[row]), self.cache.block_size
         used = self.cache.blocks_for(length)
