@@ -26,23 +26,29 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A decode step's metadata on the device: block tables, and the work list for `tail_tokens` columns of the tail."""
+class _Work:
+    """The work list on the device, for `tail_tokens` columns of the tail."""
 
-    tables: mx.array
     tail_tokens: int
     items: int
     plan: mx.array
 
-    @classmethod
-    def of(cls, step: GroupStep, tail_tokens: int) -> _Step:
-        """From the step's memo, or new."""
-        known: _Step | None = step.memo.get("metal")
+
+class MetalStep:
+    """What the kernels need of a GroupStep, on the device: the block tables, and the newest work list."""
+
+    def __init__(self, step: GroupStep) -> None:
+        self._step = step
+        self._work: _Work | None = None
+        self.tables = mx.array(padded_tables(step.tables))
+
+    def work(self, tail_tokens: int) -> _Work:
+        """The work list of the decode step that has so many columns."""
+        step, known = self._step, self._work
         if known is not None and known.tail_tokens == tail_tokens:
             return known
-        tables = mx.array(padded_tables(step.tables)) if known is None else known.tables
         work = work_list(step.lengths, tail_tokens, step.window, PARTITION)
-        step.memo["metal"] = made = cls(tables, tail_tokens, work.items, mx.array(work.plan))
+        self._work = made = _Work(tail_tokens, work.items, mx.array(work.plan))
         return made
 
 
@@ -94,7 +100,8 @@ class MetalAttention:
         sinks: mx.array | None,
         softcap: float | None,
     ) -> mx.array:
-        step = _Step.of(kv.step, kv.tail_tokens)
+        step = kv.derived.get(MetalStep, kv.step)
+        work = step.work(kv.tail_tokens)
         keys, values = kv.arena.slab(kv.layer)
         tail_keys, tail_values = self._tail(kv, keys, values)
         inputs = DecodeInputs(
@@ -104,11 +111,11 @@ class MetalAttention:
             tail_keys,
             tail_values,
             step.tables,
-            step.plan,
+            work.plan,
             self._score_factors(scale, softcap),
             self._no_sinks if sinks is None else self._float_sinks(kv.layer, sinks),
         )
-        return self._kernels(variant, step.items, inputs)
+        return self._kernels(variant, work.items, inputs)
 
     def _variant(self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""

@@ -8,13 +8,32 @@ layers of the group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.step import GroupStep
+
+_T = TypeVar("_T")
+
+
+class Derived:
+    """What the backends make of a GroupStep once for all its layers (and all steps of a decode window): one object of
+    each kind, which says what it holds.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Callable[[GroupStep], Any], Any] = {}
+
+    def get(self, kind: Callable[[GroupStep], _T], step: GroupStep) -> _T:
+        """`kind(step)`, made at the first call. `step` is the same in all calls."""
+        if kind not in self._made:
+            self._made[kind] = kind(step)
+        made: _T = self._made[kind]
+        return made
 
 
 class Attend(Protocol):
@@ -36,7 +55,7 @@ class PagedKV:
     """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
 
     `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are
-    live in every row; `tail_tokens` 0 means that everything is in the arena.
+    live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes with `step`.
     """
 
     arena: KVArena
@@ -46,6 +65,7 @@ class PagedKV:
     tail_tokens: int
     dtype: mx.Dtype
     attend: Attend
+    derived: Derived = field(default_factory=Derived)
 
     def astype(self, _: mx.Dtype) -> PagedKV:
         """Models cast keys to the query's dtype; the backends do that themselves."""

@@ -14,13 +14,13 @@ Softmax is taken in powers of two (`softmax.py`).
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
 
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import Slab
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import Piece
 
 STRETCH = 64
 """Queries of a prefill piece that are computed together on a CPU: fewer would make small matrix products, more would
@@ -32,12 +32,11 @@ def attend(
 ) -> mx.array:
     """See `paged_attention`."""
     rows = kv.step.rows
-    softmax = Softmax(scale, sinks, softcap, kv.step.memo)
+    ones = ReferenceStep.of(kv).ones
+    softmax = Softmax(scale, sinks, softcap, ones)
     parts = []
     if rows == 1 and kv.step.runs[0] is not None:
-        few = Softmax(
-            scale, sinks, softcap, kv.step.memo, queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
-        )
+        few = Softmax(scale, sinks, softcap, ones, queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens))
         parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], few))
     elif rows:
         parts.append(_attend_rows(queries[:rows], kv, softmax))
@@ -52,7 +51,7 @@ def attend_pieces(
 
     `queries` are those of the whole step. Used by every backend.
     """
-    softmax = Softmax(scale, sinks, softcap, kv.step.memo)
+    softmax = Softmax(scale, sinks, softcap, ReferenceStep.of(kv).ones)
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
@@ -62,7 +61,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     rows, query_heads, _, dim = queries.shape
     group = query_heads // heads
-    index = _RowIndex.of(kv.step, heads, keys.shape[0] // heads)
+    index = ReferenceStep.of(kv).row_index(heads, keys.shape[0] // heads)
     blocks, block_size = kv.step.tables.shape[1], kv.arena.block_size
     span = blocks * block_size
 
@@ -88,42 +87,6 @@ def _block_products(left: mx.array, blocks: mx.array, which_left: mx.array, whic
     if left.dtype == mx.float32 or mx.default_device() != mx.cpu:
         return mx.gather_mm(left, blocks, which_left, which_block)
     return left[which_left] @ blocks[which_block]
-
-
-class _RowIndex:
-    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window."""
-
-    def __init__(self, step: GroupStep, heads: int, slab_blocks: int) -> None:
-        rows, blocks = step.tables.shape
-        head = np.arange(heads, dtype=np.uint32)
-        block = step.tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
-        row_head = np.arange(rows * heads, dtype=np.uint32).reshape(rows, heads, 1)
-        self.block = mx.array(block)
-        self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
-        self.each = mx.arange(rows * heads * blocks, dtype=mx.uint32).reshape(rows, heads, blocks)
-        self._visible: dict[int, mx.array] = {}
-
-    @classmethod
-    def of(cls, step: GroupStep, heads: int, slab_blocks: int) -> _RowIndex:
-        if "rows" not in step.memo:
-            step.memo["rows"] = cls(step, heads, slab_blocks)
-        index: _RowIndex = step.memo["rows"]
-        return index
-
-    def visible(self, kv: PagedKV) -> mx.array:
-        """Which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
-        tail = kv.tail_tokens
-        if tail not in self._visible:
-            lengths = kv.step.lengths[:, None]
-            position = np.arange(kv.step.tables.shape[1] * kv.arena.block_size)[None, :]
-            seen = position < lengths
-            if kv.step.window is not None:
-                seen &= position >= lengths + tail - kv.step.window
-            columns = np.ones((len(lengths), tail), bool)
-            if kv.step.window is not None:
-                columns &= np.arange(tail)[None, :] >= tail - kv.step.window
-            self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
-        return self._visible[tail]
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax) -> mx.array:
@@ -152,8 +115,9 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
     """Consecutive queries of one row over all its tokens up to them, causal and within the window."""
     keys, values = _piece_kv(kv, piece)
+    step = ReferenceStep.of(kv)
     if softmax.softcap is None and (mx.default_device() != mx.cpu or queries.dtype != mx.float32):
-        mask = _piece_mask(kv.step, piece)
+        mask = step.mask(piece)
         out = mx.fast.scaled_dot_product_attention(
             queries.swapaxes(0, 2), keys[None], values[None], scale=softmax.scale, mask=mask, sinks=softmax.sinks
         )
@@ -169,7 +133,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = stretch @ keys[:, oldest:last].swapaxes(-1, -2)
         scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)
-        scores = scores + _causal(kv.step, first, last, oldest, scores.dtype)
+        scores = scores + step.causal(first, last, oldest, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest:last]
         parts.append(divided(out.reshape(heads, group, end - begin, -1), total))
@@ -177,37 +141,8 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 
 
-def _causal(step: GroupStep, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
-    """What to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0 or, where a query may not
-    look, minus infinity."""
-    key = f"causal {first} {last} {oldest}"
-    if key not in step.memo:
-        query, seen = np.arange(first, last)[:, None], np.arange(oldest, last)[None, :]
-        visible = seen <= query
-        if step.window is not None:
-            visible &= seen > query - step.window
-        step.memo[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
-    bias: mx.array = step.memo[key]
-    return bias
-
-
 def _piece_kv(kv: PagedKV, piece: Piece) -> Slab:
     if piece.run is not None:
         return kv.arena.view(kv.layer, piece.run, piece.tokens)
-    key = f"slots {piece.begin}"
-    if key not in kv.step.memo:
-        assert piece.slots is not None
-        kv.step.memo[key] = mx.array(piece.slots)
-    return tuple(mx.take(a, kv.step.memo[key], axis=1) for a in kv.arena.slab(kv.layer))
-
-
-def _piece_mask(step: GroupStep, piece: Piece) -> mx.array | str:
-    if step.window is None or piece.tokens <= step.window:
-        return "causal"
-    key = f"mask {piece.begin}"
-    if key not in step.memo:
-        query = np.arange(piece.first, piece.tokens)[:, None]
-        seen = np.arange(piece.tokens)[None, :]
-        step.memo[key] = mx.array((seen <= query) & (seen > query - step.window))
-    mask: mx.array = step.memo[key]
-    return mask
+    slots = ReferenceStep.of(kv).slots(piece)
+    return tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer))

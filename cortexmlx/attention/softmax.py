@@ -7,8 +7,6 @@ and the division by the weights' sum is left to the output, which is smaller tha
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
@@ -20,8 +18,8 @@ _FEW = 8192
 class Softmax:
     """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap.
 
-    `memo` keeps constants of a step. With `scores` so few that operations cost more than arithmetic, and nothing but a
-    scale, it is MLX's own softmax.
+    `ones` keeps columns of ones, by their length, for a whole step. With `scores` so few that operations cost more than
+    arithmetic, and nothing but a scale, it is MLX's own softmax.
     """
 
     def __init__(
@@ -29,14 +27,14 @@ class Softmax:
         scale: float,
         sinks: mx.array | None,
         softcap: float | None,
-        memo: dict[str, Any],
+        ones: dict[int, mx.array],
         scores: int | None = None,
     ) -> None:
         self._natural = scores is not None and scores <= _FEW and sinks is None and softcap is None
         self.scale = scale
         self.sinks = sinks
         self.softcap = softcap
-        self._memo = memo
+        self._columns = ones
 
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
@@ -75,11 +73,9 @@ class Softmax:
 
     def _ones(self, count: int) -> mx.array:
         """`[count, 1]`: a product with it is a sum, by BLAS."""
-        key = f"ones {count}"
-        if key not in self._memo:
-            self._memo[key] = mx.ones((count, 1))
-        ones: mx.array = self._memo[key]
-        return ones
+        if count not in self._columns:
+            self._columns[count] = mx.ones((count, 1))
+        return self._columns[count]
 
 
 def divided(sums: mx.array, total: mx.array | None) -> mx.array:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.attention.paged import Attend, PagedKV
+from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.seam import LayerCache
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
@@ -69,6 +69,7 @@ class ModelRunner:
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
+        self._derived: tuple[Derived, ...] = ()
         self._writes: list[_LazyWrite] = []
         self._sampler: BatchSampler | None = None
         self._last: Pending | None = None
@@ -97,6 +98,7 @@ class ModelRunner:
         if plan.groups is not None:
             self._check(plan.groups)
             self._groups = plan.groups
+            self._derived = tuple(Derived() for _ in plan.groups)
             self._writes = [_LazyWrite(write, self.arena) for write in plan.writes]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
@@ -149,7 +151,7 @@ class ModelRunner:
         """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
         self._tail.clear()
         self._last = self._sampler = self._plan = None
-        self._groups = ()
+        self._groups = self._derived = ()
         self._writes = []
         self._angles.end()
         for cache in self._caches:
@@ -182,7 +184,8 @@ class ModelRunner:
             tail = None
         else:
             tail = self._tail_write(layer, plan.column, keys, values)
-        return PagedKV(self.arena, layer, self._groups[group], tail, self._tail_tokens, keys.dtype, self._attend)
+        step, derived = self._groups[group], self._derived[group]
+        return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived)
 
     def _tail_write(self, layer: int, column: int, keys: mx.array, values: mx.array) -> Slab:
         if column == 0:

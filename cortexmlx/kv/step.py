@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,7 @@ class GroupStep:
 
     `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
     padding entries of a table name the null block. `window` is the group's sliding window. `runs` has a row's run
-    where it is a single one. `memo` keeps what a backend derives from these once.
+    where it is a single one.
     """
 
     tables: npt.NDArray[np.int32]
@@ -44,7 +43,6 @@ class GroupStep:
     runs: tuple[KVHandle | None, ...]
     pieces: tuple[Piece, ...]
     window: int | None
-    memo: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from cortexmlx.attention import reference
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.check import check_variant
-from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.metal import MetalAttention, MetalStep
+from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -50,6 +50,7 @@ class Step:
             tables[row, :count] = [next(blocks) for _ in range(count)]
         runs: tuple[KVHandle | None, ...] = (None,) * len(lengths)
         self.step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, window)
+        self.derived = Derived()
         flat = len(lengths) + sum(p.end - p.begin for p in pieces)
         self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
         shape = (len(lengths), KV_HEADS, 16, dim)
@@ -57,7 +58,7 @@ class Step:
 
     def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
         tail = self.tail if tail_tokens else None
-        kv = PagedKV(self.arena, 0, self.step, tail, tail_tokens, mx.float32, backend)
+        kv = PagedKV(self.arena, 0, self.step, tail, tail_tokens, mx.float32, backend, self.derived)
         return np.array(backend(self.queries, kv, scale=0.25, **options))
 
 
@@ -76,10 +77,10 @@ def _agree(step: Step, kernels: MetalAttention, tail_tokens: int, **options: Any
 def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, window: int | None) -> None:
     step = Step([30, 1, 8], window=window)
     _agree(step, kernels, 1)
-    tables = step.step.memo["metal"].tables
+    tables = step.derived.get(MetalStep, step.step).tables
     for tail_tokens in range(2, 17):
         _agree(step, kernels, tail_tokens)
-        assert step.step.memo["metal"].tables is tables, "block tables go to the device once per window"
+        assert step.derived.get(MetalStep, step.step).tables is tables, "block tables go to the device once per window"
 
 
 def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAttention) -> None:

@@ -1,0 +1,93 @@
+"""What the reference backend derives from a GroupStep: index arrays and masks, made once for all layers."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.step import GroupStep, Piece
+
+
+class ReferenceStep:
+    """The arrays that this backend derives from a GroupStep, kept for all layers: of the single-token queries, and of
+    the prefill pieces.
+    """
+
+    def __init__(self, step: GroupStep) -> None:
+        self._step = step
+        self._row_index: RowIndex | None = None
+        self._slots: dict[int, mx.array] = {}
+        self._masks: dict[int, mx.array] = {}
+        self._causal: dict[tuple[int, int, int], mx.array] = {}
+        self.ones: dict[int, mx.array] = {}
+
+    @classmethod
+    def of(cls, kv: PagedKV) -> ReferenceStep:
+        """That of a layer's step."""
+        return kv.derived.get(cls, kv.step)
+
+    def row_index(self, heads: int, slab_blocks: int) -> RowIndex:
+        """The index arrays of the block tables."""
+        if self._row_index is None:
+            self._row_index = RowIndex(self._step, heads, slab_blocks)
+        return self._row_index
+
+    def slots(self, piece: Piece) -> mx.array:
+        """The slots of a scattered piece, `[tokens]` int32."""
+        if piece.begin not in self._slots:
+            assert piece.slots is not None
+            self._slots[piece.begin] = mx.array(piece.slots)
+        return self._slots[piece.begin]
+
+    def mask(self, piece: Piece) -> mx.array | str:
+        """What each query of a piece may see, for MLX's attention: `[queries, tokens]` bool, or "causal"."""
+        window = self._step.window
+        if window is None or piece.tokens <= window:
+            return "causal"
+        if piece.begin not in self._masks:
+            query = np.arange(piece.first, piece.tokens)[:, None]
+            seen = np.arange(piece.tokens)[None, :]
+            self._masks[piece.begin] = mx.array((seen <= query) & (seen > query - window))
+        return self._masks[piece.begin]
+
+    def causal(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
+        """What to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0 or, where a query may
+        not look, minus infinity."""
+        key = (first, last, oldest)
+        if key not in self._causal:
+            query, seen = np.arange(first, last)[:, None], np.arange(oldest, last)[None, :]
+            visible = seen <= query
+            if self._step.window is not None:
+                visible &= seen > query - self._step.window
+            self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
+        return self._causal[key]
+
+
+class RowIndex:
+    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window."""
+
+    def __init__(self, step: GroupStep, heads: int, slab_blocks: int) -> None:
+        rows, blocks = step.tables.shape
+        head = np.arange(heads, dtype=np.uint32)
+        block = step.tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
+        row_head = np.arange(rows * heads, dtype=np.uint32).reshape(rows, heads, 1)
+        self.block = mx.array(block)
+        self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
+        self.each = mx.arange(rows * heads * blocks, dtype=mx.uint32).reshape(rows, heads, blocks)
+        self._visible: dict[int, mx.array] = {}
+
+    def visible(self, kv: PagedKV) -> mx.array:
+        """Which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
+        tail = kv.tail_tokens
+        if tail not in self._visible:
+            lengths = kv.step.lengths[:, None]
+            position = np.arange(kv.step.tables.shape[1] * kv.arena.block_size)[None, :]
+            seen = position < lengths
+            if kv.step.window is not None:
+                seen &= position >= lengths + tail - kv.step.window
+            columns = np.ones((len(lengths), tail), bool)
+            if kv.step.window is not None:
+                columns &= np.arange(tail)[None, :] >= tail - kv.step.window
+            self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
+        return self._visible[tail]
