@@ -8,7 +8,8 @@ row's last token is excluded by selection, and blocks are zero-filled when they 
 Prefill pieces read a view of the row's run, or one gather of its slots when it has several: on a GPU through MLX's
 fused attention, on a CPU in stretches of queries that skip what lies in the future of all of them.
 
-Softmax is taken in powers of two (`softmax.py`).
+Softmax is taken in powers of two (`softmax.py`). Below float32 a CPU computes every row by MLX's own attention instead,
+so that a row's roundings are the same alone, in company and in mlx-lm.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def attend(
     """See `paged_attention`."""
     rows = kv.step.rows
     ones = ReferenceStep.of(kv).ones
-    softmax = Softmax(scale, sinks, softcap, ones)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones)
     parts = []
-    if rows == 1 and kv.step.runs[0] is not None:
-        few = Softmax(scale, sinks, softcap, ones, queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens))
+    if rows and softcap is None and _rounds_coarsely(queries, kv):
+        parts.append(_attend_rows_as_mlx(queries[:rows], kv, scale, sinks))
+    elif rows == 1 and kv.step.runs[0] is not None:
+        count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
+        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count)
         parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], few))
     elif rows:
         parts.append(_attend_rows(queries[:rows], kv, softmax))
@@ -51,8 +55,29 @@ def attend_pieces(
 
     `queries` are those of the whole step. Used by every backend.
     """
-    softmax = Softmax(scale, sinks, softcap, ReferenceStep.of(kv).ones)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones)
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
+
+
+def _rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
+    """Whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
+
+    Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
+    there is one way: MLX's attention, whose result for a query does not depend on what is computed beside it.
+    """
+    return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
+
+
+def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None) -> mx.array:
+    """Rows of one query each by MLX's attention over a copy of their keys and values: the roundings of mlx-lm."""
+    heads = kv.arena.slab(kv.layer)[0].shape[0]
+    slab = kv.arena.blocks_of(kv.layer)
+    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads)
+    keys, values = (a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
+    if kv.tail is not None:
+        tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
+        keys, values = mx.concatenate([keys, tail_keys], axis=2), mx.concatenate([values, tail_values], axis=2)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=index.visible(kv), sinks=sinks)
 
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
@@ -71,10 +96,12 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    scores = mx.where(index.visible(kv), softmax.capped(scores), mx.array(-mx.inf, scores.dtype))
+    scores = softmax.capped(scores)
+    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
     weights, total = softmax.weights(scores, (heads, group, 1))
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
-    out = _block_products(spread.reshape(-1, group, block_size), values, index.each, index.block).sum(axis=2)
+    out = _block_products(spread.reshape(-1, group, block_size), values, index.each, index.block)
+    out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
     return divided(out, total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
@@ -82,9 +109,9 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
 
 def _block_products(left: mx.array, blocks: mx.array, which_left: mx.array, which_block: mx.array) -> mx.array:
     """`left[which_left] @ blocks[which_block]` without a copy of the blocks; MLX's CPU build can do that in float32
-    only.
+    only. Of two dtypes MLX would convert the whole slab.
     """
-    if left.dtype == mx.float32 or mx.default_device() != mx.cpu:
+    if left.dtype == blocks.dtype and (left.dtype == mx.float32 or mx.default_device() != mx.cpu):
         return mx.gather_mm(left, blocks, which_left, which_block)
     return left[which_left] @ blocks[which_block]
 
@@ -116,7 +143,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     """Consecutive queries of one row over all its tokens up to them, causal and within the window."""
     keys, values = _piece_kv(kv, piece)
     step = ReferenceStep.of(kv)
-    if softmax.softcap is None and (mx.default_device() != mx.cpu or queries.dtype != mx.float32):
+    if softmax.softcap is None and (mx.default_device() != mx.cpu or _rounds_coarsely(queries, kv)):
         mask = step.mask(piece)
         out = mx.fast.scaled_dot_product_attention(
             queries.swapaxes(0, 2), keys[None], values[None], scale=softmax.scale, mask=mask, sinks=softmax.sinks

@@ -3,6 +3,9 @@
 On MLX's Linux CPU build `power` takes a third of the time of `exp`, which is what most of the time of attention at a
 few hundred tokens goes into; elsewhere the two cost the same. The factor log2(e) is part of the scale of the queries,
 and the division by the weights' sum is left to the output, which is smaller than the weights.
+
+Below float32 both would be rounded to a few bits. There the queries get the plain scale (often a power of two, which
+rounds nothing), everything from the scores to the divided weights is float32, and the weights are rounded once.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ _FEW = 8192
 
 
 class Softmax:
-    """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap.
+    """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap, `dtype` of the
+    queries.
 
     `ones` keeps columns of ones, by their length, for a whole step. With `scores` so few that operations cost more than
     arithmetic, and nothing but a scale, it is MLX's own softmax.
@@ -27,6 +31,7 @@ class Softmax:
         scale: float,
         sinks: mx.array | None,
         softcap: float | None,
+        dtype: mx.Dtype,
         ones: dict[int, mx.array],
         scores: int | None = None,
     ) -> None:
@@ -34,42 +39,47 @@ class Softmax:
         self.scale = scale
         self.sinks = sinks
         self.softcap = softcap
+        self._dtype = dtype
+        self._coarse = dtype != mx.float32
         self._columns = ones
 
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
-        powers_of_two = self.softcap is None and not self._natural
-        return queries * (self.scale * LOG2_E if powers_of_two else self.scale)
+        plain = self._natural or self._coarse or self.softcap is not None
+        return queries * (self.scale if plain else self.scale * LOG2_E)
 
     def capped(self, products: mx.array) -> mx.array:
         """Scores, in powers of two, of the products of scaled queries and keys. What may not be seen is masked after
         this."""
-        if self.softcap is None:
+        if self._natural:
             return products
-        return (self.softcap * LOG2_E) * mx.tanh(products / self.softcap)
+        if self._coarse:
+            products = products.astype(mx.float32)
+        if self.softcap is not None:
+            return (self.softcap * LOG2_E) * mx.tanh(products / self.softcap)
+        return products * LOG2_E if self._coarse else products
 
     def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
         """The weights of the values, and what to divide the weighted sum by.
 
         `scores` `[..., columns]`, minus infinity where a query may not look; `heads_and_group` is the shape to which
-        the sinks' `[query_heads]` belong in `[..., 1]`. The weights keep the dtype; below float32 they are divided
-        already, and there is nothing left to divide by.
+        the sinks' `[query_heads]` belong in `[..., 1]`. The weights have the queries' dtype; below float32 they are
+        divided already, and there is nothing left to divide by.
         """
         if self._natural:
             return mx.softmax(scores, axis=-1, precise=True), None
-        exponents = scores.astype(mx.float32)
-        largest = mx.max(exponents, axis=-1, keepdims=True)
+        largest = mx.max(scores, axis=-1, keepdims=True)
         sinks = None
         if self.sinks is not None:
             sinks = (self.sinks.astype(mx.float32) * LOG2_E).reshape(heads_and_group)
             largest = mx.maximum(largest, sinks)
-        weights = exp2(exponents - largest)
+        weights = exp2(scores - largest)
         total = weights @ self._ones(scores.shape[-1])
         if sinks is not None:
             total = total + exp2(sinks - largest)
-        if scores.dtype == mx.float32:
+        if not self._coarse:
             return weights, total
-        return (weights / total).astype(scores.dtype), None
+        return (weights / total).astype(self._dtype), None
 
     def _ones(self, count: int) -> mx.array:
         """`[count, 1]`: a product with it is a sum, by BLAS."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
@@ -40,6 +41,7 @@ class Case:
         self.heads, self.group = draw(st.sampled_from([(1, 1), (1, 16), (2, 3), (3, 1), (2, 4)]))
         self.dim, self.value_dim = draw(st.sampled_from([(8, 8), (16, 8), (4, 12)]))
         self.dtype = draw(st.sampled_from(["float32", "float32", "float16", "bfloat16"]))
+        self.query_dtype = draw(st.sampled_from([self.dtype, self.dtype, "float32"]))
         self.window = draw(st.sampled_from([None, 1, 3, 9, 20, 100]))
         self.cap = draw(st.sampled_from([None, 2.0]))
         self.scale = draw(st.sampled_from([0.3, 1.0])) if self.dtype == "float32" else 0.1
@@ -78,10 +80,10 @@ class Case:
         tail, tail_content = self.tail(rows)
         kv = PagedKV(arena, 0, step, tail, self.tail_tokens, getattr(mx, self.dtype), attend)
         queries = self.rounded(rng.normal(size=(begin, self.heads * self.group, self.dim)) * 2)
-        q = mx.array(queries[:, :, None].astype(np.float32)).astype(kv.dtype)
+        q = mx.array(queries[:, :, None].astype(np.float32)).astype(getattr(mx, self.query_dtype))
         sinks = None if self.sinks is None else mx.array(self.sinks.astype(np.float32)).astype(kv.dtype)
         found = paged_attention(q, kv, scale=self.scale, sinks=sinks, softcap=self.cap)
-        assert found.dtype == kv.dtype and found.shape == (begin, self.heads * self.group, 1, self.value_dim)
+        assert found.dtype == q.dtype and found.shape == (begin, self.heads * self.group, 1, self.value_dim)
         result = np.array(found.astype(mx.float32), float)[:, :, 0]
         flat = [(row, n) for row, n in enumerate(self.decoding)]
         for i, (first, count) in enumerate(self.prefilling):
@@ -148,6 +150,57 @@ def test_any_step_is_softmax_attention(data: st.DataObject) -> None:
 @settings(max_examples=4000, deadline=None)
 def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
     Case(data.draw).run()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_step_as_a_gpu_computes_it(data: st.DataObject) -> None:
+    """Below float32 a CPU takes MLX's attention for every row; a GPU takes the products of blocks and views."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "_rounds_coarsely", lambda queries, kv: False)
+        Case(data.draw).run()
+
+
+@pytest.mark.parametrize("length", [200, 3000])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gpus_errors_are_those_of_mlxs_attention(
+    dtype: str, rows: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of blocks, of views and of the tail below float32, beside MLX's attention of all tokens in one piece."""
+    monkeypatch.setattr(reference, "_rounds_coarsely", lambda queries, kv: False)
+    heads, group, dim, size, tail = 2, 2, 64, 16, 5
+    kind, rng = getattr(mx, dtype), np.random.default_rng(length)
+    blocks = -(-length // size)
+    queries = mx.array(rng.normal(size=(rows, heads * group, 1, dim))).astype(kind)
+    keys, values = (mx.array(rng.normal(size=(rows, heads, length + tail, dim))).astype(kind) for _ in range(2))
+    arena = KVArena([LayerGroup(KVSpec(heads, dim, dim, dtype), (0,))], blocks * rows, size)
+    for row in range(rows):
+        place = slice(row * blocks * size, row * blocks * size + length)
+        arena.write(0, place, keys[row, :, :length], values[row, :, :length])
+    mx.eval(arena.arrays())
+    runs = tuple(KVHandle(row * blocks, blocks) for row in range(rows))
+    tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
+    step = GroupStep(tables, np.full(rows, length, np.int32), runs, (), None)
+    columns = [(0, 0), (0, 0), (0, TAIL_COLUMNS - tail), (0, 0)]
+    newest = tuple(mx.pad(a[:, :, length:], columns) for a in (keys, values))
+    kv = PagedKV(arena, 0, step, newest, tail, kind, attend)
+
+    q, k, v = (np.array(a.astype(mx.float32), float) for a in (queries, keys, values))
+    wanted = np.stack(
+        [
+            softmax_attention(q[row, head, 0], k[row, head // group], v[row, head // group], dim**-0.5, None, None)
+            for row in range(rows)
+            for head in range(heads * group)
+        ]
+    )
+    errors = []
+    for found in (
+        paged_attention(queries, kv, scale=dim**-0.5),
+        mx.fast.scaled_dot_product_attention(queries, keys, values, scale=dim**-0.5),
+    ):
+        errors.append(np.median(abs(np.array(found.astype(mx.float32), float).reshape(wanted.shape) - wanted)))
+    assert errors[0] <= 1.15 * errors[1]
 
 
 def test_a_row_far_below_zero_keeps_its_softmax() -> None:
