@@ -4,38 +4,19 @@ interpreter.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortexmlx import Engine, SamplingParams
 from support.core_driver import assert_nothing_lost
+from support.programs import start
 from support.tiny import tokens_of
 
 LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
-HEAD = """
-import sys
-from cortexmlx import Engine, SamplingParams
-engine = lambda name=sys.argv[1]: Engine(name, kv_memory="256KB", block_size=8, max_rows=4)
-"""
-
-
-def start(program: str, model: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.Popen(
-        [sys.executable, "-c", HEAD + program, str(model)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Programs of a user, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HEAD = """
+import sys
+from cortexmlx import Engine, SamplingParams
+engine = lambda name=sys.argv[1]: Engine(name, kv_memory="256KB", block_size=8, max_rows=4)
+"""
+
+
+def start(program: str, model: Path) -> subprocess.Popen[str]:
+    """Run `program` after HEAD."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + program, str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def outcome(program: str, model: Path) -> tuple[int, str, str]:
+    """Exit code, output and errors of a program that ends within two minutes."""
+    process = start(program, model)
+    try:
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
