@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,12 @@ from types import TracebackType
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
-from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, FinishReason, SamplingParams, TokenEvent
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
+from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
+from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.stats import EngineStats, ModelInfo
 
@@ -50,7 +52,8 @@ class Engine:
     one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
-    ModelUnsupported, InvalidRequest. Use it as a context manager, or call `close`.
+    ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
+    dropped goes on until its last request has ended.
     """
 
     info: ModelInfo
@@ -72,6 +75,7 @@ class Engine:
         dequantize: bool | None = None,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> None:
+        require_mlx_threads()
         config = EngineConfig(
             model,
             kv_memory=kv_memory,
@@ -109,10 +113,10 @@ class Engine:
         client: str | None = None,
         patient: bool = False,
     ) -> RequestHandle:
-        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own. Requests
-        of one `client` share what `client_tokens` allows. Nobody watches the tokens of a `patient` one come: others'
-        prompts are computed in large pieces beside it, others go first for up to a minute, and of the patient ones
-        those with the longest `max_tokens` begin first.
+        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own; the last
+        one has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows. Nobody watches
+        the tokens of a `patient` one come: others' prompts are computed in large pieces beside it, others go first for
+        up to a minute, and of the patient ones those with the longest `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
@@ -135,11 +139,13 @@ class Engine:
         """
         every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         _require(len(every) == len(prompts), f"{len(prompts)} prompts need {len(prompts)} params, not {len(every)}")
-        ahead = threading.Semaphore(_AHEAD_PER_ROW * self._max_rows)
+        ahead: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(_AHEAD_PER_ROW * self._max_rows):
+            ahead.put(None)
 
-        def ended(event: TokenEvent | None) -> None:
-            if event is None or event.completion is not None:
-                ahead.release()
+        def ended(event: TokenEvent) -> None:
+            if event.completion is not None or event.error is not None:
+                ahead.put(None)
 
         asked = zip(prompts, every, strict=True)
         handles: list[RequestHandle] = []
@@ -148,36 +154,19 @@ class Engine:
                 self._worker.submit([self._checked(prompt, p, ended, patient=True) for prompt, p in group], handles)
             return [handle.result() for handle in handles]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """The answer as it comes. The last event carries the completion; closing the iterator early cancels the
-        request.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+        """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
+        cancels the request. Raises what `submit` raises.
         """
-        return self._events(self._submit(self._checked(prompt, params)))
+        return TokenStream(self._submit(self._checked(prompt, params)))
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[TokenEvent]:
-        """`stream` for asyncio."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
-
-        def listen(event: TokenEvent | None) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(arrived.put_nowait, event)
-
-        handle = self._submit(self._checked(prompt, params, listen))
-        try:
-            while True:
-                event = await arrived.get()
-                if event is None:
-                    handle.result(0)
-                    return
-                yield event
-                if event.completion is not None:
-                    return
-        finally:
-            handle.cancel()
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncTokenStream:
+        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
+        return AsyncTokenStream(lambda listener: self._submit(self._checked(prompt, params, listener)))
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
+        self._worker.check_process()
         with self._tokenizing:
             return tokenize(self._tokenizer, prompt)
 
@@ -224,7 +213,7 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        listener: Callable[[TokenEvent | None], None] | None = None,
+        listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
         patient: bool = False,
     ) -> Submission:
@@ -237,19 +226,12 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         self._worker.core.scheduler.check_prompt(len(tokens))
-        return Submission(tuple(tokens), params, submitted, listener, client, patient)
+        return Submission(tuple(tokens), params, submitted, listener, client, patient, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []
         self._worker.submit([checked], handles)
         return handles[0]
-
-    def _events(self, handle: RequestHandle) -> Iterator[TokenEvent]:
-        """The handle's events. While they are read the engine lives, whoever else drops it."""
-        try:
-            yield from handle
-        finally:
-            handle.cancel()
 
 
 @contextmanager
@@ -263,21 +245,26 @@ def _cancelled_on_error(handles: Sequence[RequestHandle]) -> Iterator[None]:
         raise
 
 
-def _acquired(permits: threading.Semaphore) -> int:
-    """Take all permits that there are, but wait for one. Returns how many."""
-    permits.acquire()
-    count = 1
-    while permits.acquire(blocking=False):
-        count += 1
+def _acquired(permits: queue.SimpleQueue[None]) -> int:
+    """Take all permits that there are, but wait for one. Returns how many. Nobody else takes any."""
+    count = max(1, permits.qsize())
+    for _ in range(count):
+        permits.get()
     return count
 
 
 def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
+    """Tell `on_event` of everything, of an error too."""
+    events = iter(handle)
     try:
-        for event in handle:
+        while True:
+            try:
+                event = next(events, None)
+            except CortexError as error:
+                event = TokenEvent("", finish_reason=FinishReason.ERROR, error=error)
+            if event is None:
+                return
             on_event(event)
-    except CortexError as error:
-        log.warning("request %d failed: %s", handle.id, error)
     except Exception:
         log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)
 

@@ -37,6 +37,10 @@ class EngineClosed(CortexError):
     """The engine was closed, or its thread failed, before the request could finish."""
 
 
+class ForkedProcess(EngineClosed):
+    """This process was forked from one that uses mlx: engines do not survive that, and none can be made here."""
+
+
 class ToolchainMissing(CortexError):
     """The kernel simulator found no compiler that it can use."""
 

@@ -8,7 +8,7 @@ from enum import Enum
 from numbers import Integral, Rational, Real
 from typing import Any
 
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import CortexError, InvalidRequest
 
 
 class FinishReason(str, Enum):
@@ -248,7 +248,9 @@ class Completion:
 class TokenEvent:
     """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
 
-    The last event of an answer has `finish_reason` and no token; the last of all has `completion`.
+    The last event of an answer has `finish_reason` and no token; the last of all has `completion`. Who is called with
+    events (`on_event`) is told of a request that failed or was closed by a last event with `error`; who reads them is
+    raised that error.
     """
 
     text: str
@@ -257,6 +259,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
     index: int = 0
+    error: CortexError | None = None
 
 
 Message = Mapping[str, object]

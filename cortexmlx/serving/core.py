@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -53,24 +54,9 @@ class EngineCore:
         vocab_size = _vocab_size(self.loaded)
         blocks = _arena_blocks(config, self.loaded, groups, vocab_size)
         self.config = config
-        first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
-        self.cache = KVCache(
-            groups, first, config.block_size, limit=blocks, prefix=PrefixCache(config.block_size, str(self.loaded.path))
-        )
-        self.arena = KVArena(groups, first, config.block_size)
+        self._open_books(groups, blocks)
         self.backend = choose_backend(config.attention)
         self.runner = ModelRunner(model, self.arena, vocab_size, self.backend.attend)
-        self.scheduler = Scheduler(
-            self.cache,
-            max_rows=config.max_rows,
-            prefill_budget=config.prefill_budget,
-            context_length=self.loaded.context_length,
-            max_request_tokens=config.max_request_tokens,
-            client_tokens=config.client_tokens,
-            token_target=config.token_target,
-            pipeline=config.pipeline,
-            share_prefixes=config.prefix_cache,
-        )
         self.info = ModelInfo(
             name=self.loaded.name,
             path=str(self.loaded.path),
@@ -94,6 +80,25 @@ class EngineCore:
         self._began = time.perf_counter()
         self._timeline = Timeline()
         self._at_work = False
+
+    def _open_books(self, groups: Sequence[LayerGroup], blocks: int) -> None:
+        """An empty arena of at most `blocks` blocks, and a scheduler without requests."""
+        config = self.config
+        first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
+        prefix = PrefixCache(config.block_size, str(self.loaded.path))
+        self.cache = KVCache(groups, first, config.block_size, limit=blocks, prefix=prefix)
+        self.arena = KVArena(groups, first, config.block_size)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_rows=config.max_rows,
+            prefill_budget=config.prefill_budget,
+            context_length=self.loaded.context_length,
+            max_request_tokens=config.max_request_tokens,
+            client_tokens=config.client_tokens,
+            token_target=config.token_target,
+            pipeline=config.pipeline,
+            share_prefixes=config.prefix_cache,
+        )
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -164,6 +169,16 @@ class EngineCore:
         while self._requests:
             self._requests.popitem()[1].request.handle.fail(error)
 
+    def begin_anew(self) -> None:
+        """Forget all requests, the arena and the books after an exception that may have landed between any two
+        statements: nothing can be trusted but the model. The scheduler's counters are zero again. The handles are the
+        caller's to fail.
+        """
+        self._forget_requests()
+        self._open_books(self.cache.groups, self.cache.limit)
+        self.runner.reset()
+        self.runner.arena = self.arena
+
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena
         that is free behind the last used block.
@@ -209,9 +224,16 @@ class EngineCore:
         self.scheduler.check_invariants()
 
     def release(self) -> None:
-        """Let go of all memory. The core is of no use afterwards."""
-        del self.runner, self.arena, self.loaded
+        """Let go of all memory. The core is of no use afterwards. Safe to call again."""
+        self._forget_requests()
+        for name in ("runner", "arena", "loaded"):
+            self.__dict__.pop(name, None)
         mx.clear_cache()
+
+    def _forget_requests(self) -> None:
+        self._in_flight.clear()
+        self._answers.clear()
+        self._requests.clear()
 
     def drain(self) -> None:
         """Take the results of everything in flight."""

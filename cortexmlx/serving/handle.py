@@ -7,32 +7,50 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from cortexmlx.errors import CortexError
-from cortexmlx.request import Completion, RequestState, TokenEvent
+from cortexmlx.request import Completion, FinishReason, RequestState, TokenEvent
+
+_TELLINGS = 3
+"""How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
 
 
 class RequestHandle:
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
     Events wait here until they are read; their number is bounded by the request's tokens. `listener`, if given, is
-    told of every event on the engine's thread and must return at once.
+    told of every event on the engine's thread and must return at once. `owner` is kept alive until the request has
+    ended.
     """
 
     def __init__(
-        self, request: int, cancel: Callable[[int], None], listener: Callable[[TokenEvent | None], None] | None = None
+        self,
+        request: int,
+        cancel: Callable[[int], None],
+        listener: Callable[[TokenEvent], None] | None = None,
+        owner: object = None,
     ) -> None:
         self.id = request
         self._cancel = cancel
         self._listener = listener
-        self._changed = threading.Condition()
+        self._tellings = _TELLINGS
+        self._owner = owner
+        # `with` takes a plain lock and enters in one go, whatever exception is thrown at the thread; a condition's not.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._events: deque[TokenEvent] = deque()
         self._state = RequestState.WAITING
         self._completion: Completion | None = None
         self._error: CortexError | None = None
+        self._end: TokenEvent | None = None
 
     @property
     def state(self) -> RequestState:
         """Where the request is in its life."""
         return self._state
+
+    @property
+    def ended(self) -> bool:
+        """It has finished, failed or been cancelled."""
+        return self._state.final
 
     def cancel(self) -> None:
         """Stop the request at the next step. Its result is the text so far, with finish_reason "cancelled"."""
@@ -42,8 +60,8 @@ class RequestHandle:
         """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`
         seconds.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._state.final, timeout):
+        with self._lock:
+            if not self._changed.wait_for(lambda: self.ended, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
         if self._error is not None:
             raise self._error
@@ -55,8 +73,8 @@ class RequestHandle:
         end.
         """
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._events or self._state.final)
+            with self._lock:
+                self._changed.wait_for(lambda: self._events or self.ended)
                 event = self._events.popleft() if self._events else None
             if event is not None:
                 yield event
@@ -73,23 +91,44 @@ class RequestHandle:
 
     def push(self, event: TokenEvent) -> None:
         """One more event; the one that carries a completion ends the request."""
-        with self._changed:
+        with self._lock:
             self._events.append(event)
             if event.completion is not None:
-                cancelled = event.completion.finish_reason.value == "cancelled"
-                self._completion = event.completion
+                cancelled = event.completion.finish_reason is FinishReason.CANCELLED
+                self._completion, self._end = event.completion, event
                 self._state = RequestState.CANCELLED if cancelled else RequestState.FINISHED
             self._changed.notify_all()
-        if self._listener is not None:
-            self._listener(event)
+        self._tell(event)
 
     def fail(self, error: CortexError) -> None:
-        """The request ends with an error. Nothing happens if it has ended already."""
-        with self._changed:
-            if self._state.final:
-                return
-            self._error = error
-            self._state = RequestState.FAILED
+        """The request ends with an error. If it has ended already, only those are told who have not been told yet."""
+        with self._lock:
+            self._fail(error)
             self._changed.notify_all()
-        if self._listener is not None:
-            self._listener(None)
+            end = self._end
+        assert end is not None
+        self._tell(end)
+
+    def abandon(self, error: CortexError) -> None:
+        """The request ends with an error, because this is a forked child: no other thread is here, neither one that
+        has the lock nor one that waits, and the listener belongs to the parent.
+        """
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._listener = None
+        self._fail(error)
+
+    def _fail(self, error: CortexError) -> None:
+        if not self.ended:
+            self._error = error
+            self._end = TokenEvent("", finish_reason=FinishReason.ERROR, error=error)
+            self._state = RequestState.FAILED
+
+    def _tell(self, event: TokenEvent) -> None:
+        """Tell the listener. It is told of the end until it has listened once without being interrupted."""
+        if event is self._end:
+            self._tellings -= 1
+        if self._listener is not None and self._tellings >= 0:
+            self._listener(event)
+        if event is self._end:
+            self._listener = self._owner = None

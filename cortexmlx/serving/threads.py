@@ -4,38 +4,55 @@ When a thread that ran compiled mlx functions ends, mlx destroys that thread's c
 interpreter: if the interpreter is shutting down by then, the process aborts. `join` does not help, because it returns
 before the C++ part of the thread is over. So a thread that has done its work waits here for more, and the next engine
 takes it.
+
+Python lets any thread throw an exception at any other (`PyThreadState_SetAsyncExc`), which lands between two
+instructions: after a function has returned, before its value has a name. So what a thread has to do lies in an
+attribute and not in a queue that is read once, locks are plain ones, whose `with` is not interrupted between taking and
+entering, and a task that raised is begun again until it returns.
+
+A forked child has none of these threads, nor mlx's own.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+
+from cortexmlx.errors import ForkedProcess
 
 _lock = threading.Lock()
 _parked: list[_Thread] = []
+_mlx_is_lost = False
 
 
 class Task:
-    """A function running on an mlx thread."""
+    """A function that runs on an mlx thread: first `run(None)`, then again with what it raised, until it returns."""
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[BaseException | None], None]) -> None:
         self._run = run
-        self._done = threading.Event()
+        self._begun = self._over = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._thread: _Thread | None = None
 
     def start(self) -> None:
         """Begin, on a parked thread or a new one."""
         with _lock:
-            self._thread = _parked.pop() if _parked else None
+            if _parked:
+                self._thread = _parked.pop()
+                self._thread.take(self)
         if self._thread is None:
-            self._thread = _Thread()
-        self._thread.tasks.put(self)
+            self._thread = _Thread(self)
+            self._thread.start()
 
     @property
     def running(self) -> bool:
         """It has begun and has not ended."""
-        return self._thread is not None and not self._done.is_set()
+        return self._thread is not None and self._thread.is_alive() and not self._over
 
     def here(self) -> bool:
         """This is the task's own thread."""
@@ -43,26 +60,86 @@ class Task:
 
     def join(self) -> None:
         """Wait for its end."""
-        self._done.wait()
+        with self._gate:
+            pass
 
-    def carry_out(self) -> None:
-        """Run to the end; called by the thread."""
-        try:
-            self._run()
-        finally:
-            self._done.set()
+    def carry_out(self, raised: BaseException | None) -> None:
+        """Run to the end; called by the thread, and again if that raised."""
+        if not self._over:
+            first, self._begun = not self._begun, True
+            self._run(None if first else raised)
+            self._over = True
+        with suppress(RuntimeError):  # it is open already
+            self._gate.release()
+
+    def abandon(self) -> None:
+        """It is over, because this is a forked child and its thread is not here."""
+        self._over = True
+        self._gate = threading.Lock()
 
 
 class _Thread(threading.Thread):
     """Carries out one task after another for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__(name="cortexmlx-engine", daemon=True)
-        self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        self.start()
+        self._task: Task | None = task
+        self._raised: BaseException | None = None
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def take(self, task: Task) -> None:
+        """Carry out `task` next. The caller has the lock, and has taken this thread from the parked ones."""
+        self._task = task
+        self._wake.put(None)
 
     def run(self) -> None:
+        """What is thrown at the few instructions outside of one `try` is caught by the next one out."""
         while True:
-            self.tasks.get().carry_out()
-            with _lock:
+            try:
+                self._survive()
+            except BaseException as error:
+                self._raised = error
+
+    def _survive(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except BaseException as error:
+                self._raised = error
+
+    def _turn(self) -> None:
+        """Carry out the task that there is, or wait for one."""
+        if self._task is not None:
+            raised, self._raised = self._raised, None
+            self._task.carry_out(raised)
+            self._task = None
+        with _lock:
+            if self._task is None and self not in _parked:
                 _parked.append(self)
+        if self._task is None:
+            self._wake.get()
+
+
+def require_mlx_threads() -> None:
+    """Raise ForkedProcess where mlx cannot run, because its threads stayed behind in another process."""
+    if _mlx_is_lost:
+        raise forked()
+
+
+def forked() -> ForkedProcess:
+    """The error of everybody who asks for mlx in a forked child."""
+    return ForkedProcess(
+        f"process {os.getpid()} was forked from one that uses mlx, whose threads are not in the child: start it with "
+        'multiprocessing.get_context("spawn") and make the Engine there'
+    )
+
+
+def _in_child() -> None:
+    """Another thread may have held the lock. Whether the parent only imported mlx or used it cannot be found out."""
+    global _lock, _mlx_is_lost
+    _lock = threading.Lock()
+    _parked.clear()
+    _mlx_is_lost = _mlx_is_lost or "mlx.core" in sys.modules
+
+
+os.register_at_fork(after_in_child=_in_child)

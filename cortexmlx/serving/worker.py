@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.request import SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.threads import Task
+from cortexmlx.serving.threads import Task, forked, require_mlx_threads
 
 if TYPE_CHECKING:
     from cortexmlx.serving.answers import NewRequest
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cortexmlx")
 
+_Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
+
 
 @dataclass(frozen=True)
 class Submission:
     """A request that was checked and is not queued yet. `submitted` is when it came, on the performance counter;
-    `listener`, `client` and `patient` are those of `Engine.submit`.
+    `listener`, `client` and `patient` are those of `Engine.submit`; `owner` is kept alive until the request has ended.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     submitted: float
-    listener: Callable[[TokenEvent | None], None] | None = None
+    listener: Callable[[TokenEvent], None] | None = None
     client: str | None = None
     patient: bool = False
+    owner: object = None
 
 
 class Worker:
@@ -46,20 +50,24 @@ class Worker:
         self.core: EngineCore
         self._config = config
         self._calls: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._loaded = threading.Event()
+        self._tried: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._loaded = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._stopping = False
+        self._asking: set[_Answer] = set()
+        self._stopping = self._closing = False
+        self._forked = False
         self._requests = 0
         self._handles: weakref.WeakValueDictionary[int, RequestHandle] = weakref.WeakValueDictionary()
         self._task = Task(self._run)
 
     def start(self) -> None:
         """Start the thread and wait until the model is loaded; raises what loading raised."""
-        _open_workers.add(self)
+        require_mlx_threads()
+        _workers.add(self)
         self._task.start()
         try:
-            self._loaded.wait()
+            self._tried.get()
         except BaseException:
             self._stopping = True
             self._calls.put(None)
@@ -75,11 +83,11 @@ class Worker:
         from cortexmlx.serving.answers import NewRequest
 
         with self._lock:
-            self._check_open()
+            self.check_open()
             requests = []
             for new in submissions:
                 self._requests += 1
-                handle = RequestHandle(self._requests, self.cancel, new.listener)
+                handle = RequestHandle(self._requests, self.cancel, new.listener, new.owner)
                 self._handles[handle.id] = handle
                 handles.append(handle)
                 seed = secrets.randbits(62) if new.params.seed is None else new.params.seed
@@ -93,27 +101,25 @@ class Worker:
 
     def ask(self, question: Callable[[EngineCore], Any]) -> Any:
         """Run `question` on the engine's thread between two steps and return its answer."""
-        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answer: _Answer = queue.SimpleQueue()
 
         def run(core: EngineCore) -> None:
             try:
                 answer.put((question(core), None))
-            except BaseException as error:
+            except Exception as error:
                 answer.put((None, error))
 
         with self._lock:
-            self._check_open()
+            self.check_open()
+            self._asking.add(answer)
             self._calls.put(run)
-        while True:
-            try:
-                value, error = answer.get(timeout=0.5)
-            except queue.Empty:
-                if not self._task.running:
-                    raise EngineClosed("the engine is closed: make a new one") from None
-                continue
-            if error is not None:
-                raise error
-            return value
+        try:
+            value, error = answer.get()
+        finally:
+            self._asking.discard(answer)
+        if error is not None:
+            raise error
+        return value
 
     def stop(self) -> None:
         """End the thread and wait for it. Safe to call again, from any thread but the engine's own."""
@@ -122,28 +128,77 @@ class Worker:
             self._calls.put(None)
         if self._task.running and not self._task.here():
             self._task.join()
-        _open_workers.discard(self)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise EngineClosed if the engine takes no requests any more."""
+        self.check_process()
         if self._stopping:
             raise EngineClosed("the engine is closed: make a new one")
 
-    def _run(self) -> None:
+    def check_process(self) -> None:
+        """Raise ForkedProcess in a child of the process that made the engine."""
+        if self._forked:
+            raise forked()
+
+    def abandon(self) -> None:
+        """Close the engine in a forked child, where its thread is not. Other threads may have had the locks."""
+        self._lock = threading.Lock()
+        self._calls = queue.SimpleQueue()
+        self._forked = self._stopping = True
+        self._task.abandon()
+        for handle in list(self._handles.values()):
+            handle.abandon(forked())
+
+    def _run(self, raised: BaseException | None) -> None:
+        """The engine's life. It is called again with whatever exception ended it early (see `threads`)."""
+        if not self._closing:
+            self._live(raised)
+        self._shut_down()
+
+    def _live(self, raised: BaseException | None) -> None:
+        if not self._loaded:
+            self._load(raised)
+        elif raised is not None:
+            self._recover(raised)
+        self._tried.put(None)
+        while not self._closing and self._take_calls():
+            self._step()
+        self._closing = True
+
+    def _load(self, raised: BaseException | None) -> None:
         try:
+            if raised is not None:
+                raise raised
             from cortexmlx.serving.core import EngineCore
 
             self.core = EngineCore(self._config)
+            self._loaded = True
         except BaseException as error:
             self._error = error
-            self._stopping = True
-            return
-        finally:
-            self._loaded.set()
+            self._closing = True
+
+    def _recover(self, raised: BaseException) -> None:
+        """Begin anew after an exception that left no step, no call and no book to be trusted: whoever waits is told,
+        and the engine goes on, or closes if even that fails.
+        """
+        log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
         try:
-            while self._take_calls():
-                self._step()
-        finally:
-            self._shut_down()
+            self.core.begin_anew()
+        except Exception:
+            log.exception("the engine cannot begin anew, and closes")
+            self._closing = True
+        self._fail_all(CortexError(f"the engine's thread was interrupted by {raised!r}: ask again"))
+        if self._stopping:
+            self._calls.put(None)
+
+    def _fail_all(self, error: CortexError) -> None:
+        """Fail every request and every question so far, those that are still queued, too."""
+        with self._lock:
+            handles, asking = list(self._handles.values()), list(self._asking)
+        for handle in handles:
+            handle.fail(error)
+        for answer in asking:
+            answer.put((None, error))
 
     def _take_calls(self) -> bool:
         """Carry out what others asked for; wait for something if the core is idle. False: stop."""
@@ -170,25 +225,34 @@ class Worker:
     def _shut_down(self) -> None:
         with self._lock:
             self._stopping = True
-        closed = EngineClosed("the engine was closed before the request could finish")
-        self.core.fail_all(closed)
-        for handle in list(self._handles.values()):
-            handle.fail(closed)
-        self.core.release()
+        self._tried.put(None)
+        self._fail_all(EngineClosed("the engine was closed before the request could finish"))
+        if hasattr(self, "core"):
+            self.core.release()
 
 
-_open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
     """Stop what is still running before the interpreter tears mlx down under it."""
-    for worker in list(_open_workers):
+    for worker in list(_workers):
         worker.stop()
+
+
+def _in_child() -> None:
+    for worker in list(_workers):
+        worker.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _add(core: EngineCore, requests: Iterable[NewRequest]) -> None:
     for request in requests:
+        if request.handle.ended:
+            continue
         try:
             core.add(request)
         except Exception as error:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
-from cortexmlx.errors import EngineClosed
-from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.errors import EngineClosed, InvalidRequest
+from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
@@ -72,8 +74,45 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
 def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
     stream = engine.stream(PROMPT, LONG)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+    assert list(stream) == []
     finally_nothing_lost(engine)
+
+
+@pytest.mark.parametrize("end", ["closed", "left", "dropped", "used up"])
+def test_a_stream_that_was_never_started_is_cancelled(engine: Engine, end: str) -> None:
+    stream: Any = engine.stream(PROMPT, LONG)
+    before = engine.stats().generated_tokens
+    if end == "closed":
+        with closing(stream):
+            pass
+    elif end == "left":
+        with stream:
+            pass
+    elif end == "dropped":
+        del stream
+    else:
+        stream.close()
+        stream.close()
+        assert next(stream, None) is None
+    finally_nothing_lost(engine)
+    assert engine.stats().generated_tokens - before < 400
+
+
+def test_a_stream_raises_at_the_call_what_is_wrong(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.stream([])
+
+
+def test_an_astream_that_was_never_started_asks_for_nothing(engine: Engine) -> None:
+    async def leave() -> None:
+        engine.astream(PROMPT, LONG)
+        async with aclosing(engine.astream(PROMPT, LONG)), engine.astream(PROMPT, LONG) as stream:
+            pass
+        assert [event async for event in stream] == []
+
+    asyncio.run(leave())
+    assert engine.stats().prompt_tokens == 0
 
 
 def test_leaving_an_astream_cancels_its_request(engine: Engine) -> None:
@@ -103,6 +142,24 @@ def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -
     loop.run_until_complete(anext(stream))
     loop.close()
     assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+    before = engine.stats().requests_finished
+    assert engine.stats().rows_running == 1
+    del stream
+    finally_nothing_lost(engine)
+    assert engine.stats().requests_finished == before + 1
+    assert engine.stats().generated_tokens < 412
+
+
+def test_an_astream_belongs_to_one_event_loop(engine: Engine) -> None:
+    stream = engine.astream(PROMPT, LONG)
+
+    async def read() -> TokenEvent:
+        return await anext(stream)
+
+    asyncio.run(read())
+    with pytest.raises(InvalidRequest, match="another event loop"):
+        asyncio.run(read())
+    finally_nothing_lost(engine)
 
 
 # -- failed -----------------------------------------------------------------------------------------------------------
@@ -168,6 +225,49 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         assert_nothing_lost(engine.stats())
 
 
+def told(seen: list[TokenEvent]) -> TokenEvent:
+    """The event that ends what a callback is told."""
+    for _ in range(1000):
+        if seen and (seen[-1].error or seen[-1].completion):
+            return seen[-1]
+        time.sleep(0.01)
+    raise AssertionError(f"no end among {len(seen)} events")
+
+
+def test_a_callback_is_told_of_a_failure(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TokenEvent] = []
+    fail_once(engine._worker.core.runner, "collect", 5, monkeypatch)
+    handle = engine.submit(PROMPT, LONG, on_event=seen.append)
+    with pytest.raises(CortexError, match="it broke"):
+        handle.result(10)
+    last = told(seen)
+    assert (last.finish_reason, last.error, last.completion) == (FinishReason.ERROR, handle._error, None)
+    assert all(event.error is None for event in seen[:-1])
+
+
+def test_a_callback_is_told_that_the_engine_was_closed(tiny: Any) -> None:
+    seen: list[TokenEvent] = []
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        engine.submit(PROMPT, LONG, on_event=seen.append)
+    last = told(seen)
+    assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineClosed)
+
+
+def test_an_astream_raises_that_the_engine_was_closed(tiny: Any) -> None:
+    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
+
+    async def read() -> None:
+        stream = engine.astream(PROMPT, LONG)
+        await anext(stream)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineClosed):
+            async for _ in stream:
+                pass
+        assert [event async for event in stream] == []
+
+    asyncio.run(read())
+
+
 def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     other = engine.submit(PROMPT, LONG)
     next(iter(other))
@@ -198,10 +298,26 @@ def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None
             refused()
 
 
-def test_an_engine_that_is_dropped_ends_its_requests(tiny: Any) -> None:
+def test_a_handle_keeps_its_engine_until_the_request_has_ended(tiny: Any) -> None:
     handle = Engine(tiny("llama"), kv_memory="256KB", block_size=8).submit(PROMPT, LONG)
+    assert len(handle.result(30).token_ids) == 400
+
+
+def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> None:
+    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
+    dropped, worker = weakref.ref(engine), engine._worker
+    handles = [engine.submit(PROMPT, SHORT), engine.submit(PROMPT, LONG)]
+    del engine
+    assert [len(h.result(30).token_ids) for h in handles] == [12, 400]
+    worker._task.join()
+    assert dropped() is None
     with pytest.raises(EngineClosed):
-        handle.result(10)
+        worker.ask(lambda core: core.stats())
+
+
+def test_an_engine_that_is_dropped_before_it_was_asked_closes_at_once(tiny: Any) -> None:
+    worker = Engine(tiny("llama"), kv_memory="256KB", block_size=8)._worker
+    worker._task.join()
 
 
 def test_a_stream_keeps_its_engine(tiny: Any) -> None:

@@ -1,0 +1,127 @@
+"""Answers as iterators. Whoever stops reading, before the first event too, has the request cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TypeAlias
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import TokenEvent
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.threads import forked
+
+Listener: TypeAlias = Callable[[TokenEvent], None]
+
+
+class TokenStream(Iterator[TokenEvent]):
+    """The events of a request. `close`, the end of a `with`, an error in `next` and dropping it cancel the request.
+
+    A generator would not do: one that was never started runs nothing when it is closed.
+    """
+
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+        self._events = iter(handle)
+        self._closed = False
+
+    def __next__(self) -> TokenEvent:
+        """The next event. Raises the request's error."""
+        if self._closed:
+            raise StopIteration
+        try:
+            return next(self._events)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel the request, if it has not ended. Safe to call again, and from another thread."""
+        if not self._closed:
+            self._closed = True
+            self._handle.cancel()
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncTokenStream(AsyncIterator[TokenEvent]):
+    """The events of a request for asyncio. It is submitted with the first `anext`, and belongs to the event loop of
+    that. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping it, whether the
+    loop still runs or not, cancel the request.
+    """
+
+    def __init__(self, submit: Callable[[Listener], RequestHandle]) -> None:
+        self._submit = submit
+        self._handle: RequestHandle | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    def __aiter__(self) -> AsyncTokenStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        """The next event. Raises the request's error, and with the first event what `submit` raises."""
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._handle is None:
+                self._begin()
+            event = await self._next()
+        except BaseException:
+            self._close()
+            raise
+        if event.error is not None:
+            self._close()
+            raise event.error
+        if event.completion is not None:
+            self._close()
+        return event
+
+    async def aclose(self) -> None:
+        """Cancel the request, if it has not ended. Safe to call again."""
+        self._close()
+
+    async def __aenter__(self) -> AsyncTokenStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _begin(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        arrived = self._arrived = asyncio.Queue[TokenEvent]()
+
+        def listen(event: TokenEvent) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(arrived.put_nowait, event)
+
+        self._handle = self._submit(listen)
+
+    async def _next(self) -> TokenEvent:
+        if os.getpid() != self._process:
+            raise forked()
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest("the stream began in another event loop: read all of it in one")
+        return await self._arrived.get()
+
+    def _close(self) -> None:
+        if not self._closed and self._handle is not None:
+            self._handle.cancel()
+        self._closed = True

@@ -1,0 +1,181 @@
+"""An engine does not survive a fork, and says so: the child's calls raise at once, and the parent notices nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.programs import outcome
+
+FORK = """
+import faulthandler, os, time
+from cortexmlx.errors import EngineClosed, ForkedProcess
+P = SamplingParams(max_tokens=480, ignore_eos=True)
+
+def raises(call):
+    try:
+        call()
+    except ForkedProcess as error:
+        assert "spawn" in str(error)
+    else:
+        raise AssertionError("no error")
+
+def forked(child):
+    "The exit code of a child that carries out `child`; one that hangs is ended."
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    faulthandler.dump_traceback_later(20, exit=True)
+    child()
+    sys.exit(3)
+"""
+
+CHILDREN = {
+    "every call": """
+def child():
+    raises(lambda: e.submit([1], P))
+    raises(lambda: e.generate([1]))
+    raises(lambda: e.generate_batch([[1], [2]]))
+    raises(lambda: e.stream([1]))
+    raises(lambda: e.tokenize("text"))
+    raises(e.stats)
+    raises(e.check_invariants)
+    raises(lambda: e.on_memory_pressure("critical"))
+    raises(lambda: e.submit([1], on_event=print))
+""",
+    "what was in flight": """
+def child():
+    raises(handle.result)
+    raises(lambda: list(handle))
+    raises(lambda: list(stream))
+    handle.cancel()
+    stream.close()
+""",
+    "closing": """
+def child():
+    with e:
+        pass
+    e.close()
+""",
+    "collecting": """
+def child():
+    global e, handle, stream
+    del e, handle, stream
+    import gc; gc.collect()
+""",
+    "exit": "def child(): pass",
+    "another engine": "def child(): raises(engine)",
+    "asyncio": """
+def child():
+    import asyncio
+    async def read():
+        await anext(e.astream([1]))
+    raises(lambda: asyncio.run(read()))
+""",
+    "a child of the child": """
+def child():
+    faulthandler.cancel_dump_traceback_later()  # its thread would not be in a child of this one
+    def grandchild():
+        raises(engine)
+        raises(e.stats)
+    assert forked(grandchild) == 3
+""",
+}
+
+
+def test_in_a_forked_child_nothing_hangs_and_the_parent_goes_on(tiny: Any) -> None:
+    program = f"""{FORK}
+e = engine()
+wanted = e.generate([1, 2, 3], P).token_ids
+codes = {{}}
+for name, text in {CHILDREN!r}.items():
+    handle = e.submit([1, 2, 3], P)
+    stream = e.stream([1, 2, 3], P)
+    next(stream), next(iter(handle))
+    exec(text)
+    codes[name] = forked(child)
+    assert handle.result(30).token_ids == wanted
+    *_, last = stream
+    assert last.completion.token_ids == wanted
+print(codes)
+"""
+    code, output, errors = outcome(program, tiny("llama"))
+    assert (code, errors) == (0, "")
+    assert output.strip() == str(dict.fromkeys(CHILDREN, 3))
+
+
+def test_a_fork_while_other_threads_hold_every_lock(tiny: Any) -> None:
+    """Threads that submit, read and ask without a pause; twenty children close and ask."""
+    program = f"""{FORK}
+import threading
+e = engine()
+stop = threading.Event()
+few = SamplingParams(max_tokens=3, ignore_eos=True)
+handles = []
+
+def work():
+    while not stop.is_set():
+        handles.append(e.submit([1, 2, 3], few))
+        handles[-1].result()
+        e.stats(), e.tokenize("text")
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+
+def child():
+    raises(e.stats)
+    raises(lambda: e.tokenize("text"))
+    for handle in list(handles):
+        try: handle.result()
+        except ForkedProcess: pass
+    e.close()
+
+codes = [forked(lambda: (child(), os._exit(3))) for _ in range(20)]
+stop.set()
+for thread in threads: thread.join()
+print(codes == [3] * 20, codes)
+"""
+    code, output, errors = outcome(program, tiny("llama"))
+    assert (code, output[:4], errors) == (0, "True", ""), output
+
+
+def test_an_engine_that_was_closed_before_the_fork_stays_so(tiny: Any) -> None:
+    program = f"""{FORK}
+e = engine()
+e.close()
+def child():
+    e.close()
+    raises(e.stats)
+    raises(engine)
+print(forked(child), len(engine().generate([1], P).token_ids))
+"""
+    assert outcome(program, tiny("llama")) == (0, "3 480\n", "")
+
+
+def test_a_child_of_a_process_that_never_made_an_engine_makes_one(tiny: Any) -> None:
+    program = f"""{FORK}
+def child():
+    e = engine()
+    assert len(e.generate([1, 2, 3], P).token_ids) == 480
+print(forked(child), forked(child))
+"""
+    assert outcome(program, tiny("llama")) == (0, "3 3\n", "")
+
+
+def test_a_spawned_child_makes_its_own_engine(tiny: Any, tmp_path: Any) -> None:
+    (tmp_path / "of_the_child.py").write_text(
+        "from cortexmlx import Engine, SamplingParams\n"
+        "def answer(model):\n"
+        "    with Engine(model, kv_memory='256KB', block_size=8) as e:\n"
+        "        return e.generate([1, 2, 3], SamplingParams(max_tokens=480, ignore_eos=True)).token_ids\n"
+    )
+    program = f"""{FORK}
+sys.path.insert(0, {str(tmp_path)!r})
+from of_the_child import answer
+import multiprocessing
+e = engine()
+wanted = e.generate([1, 2, 3], P).token_ids
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    print(pool.apply(answer, (sys.argv[1],)) == wanted)
+"""
+    assert outcome(program, tiny("llama")) == (0, "True\n", "")

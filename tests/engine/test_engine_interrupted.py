@@ -1,0 +1,220 @@
+"""Exceptions that are thrown at the engine's thread: its requests fail with a typed error, and it goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx.serving.threads import Task
+from support.core_driver import assert_nothing_lost
+from support.programs import outcome
+from support.tiny import tokens_of
+
+PROMPT = tokens_of(20, seed=1)
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("part", ["plan", "dispatch", "collect", "commit", "books", "tidy", "cancel"])
+def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, part: str, kind: type[BaseException]
+) -> None:
+    with Engine(tiny("llama"), kv_memory="64KB", block_size=8, max_rows=3, prefill_budget=32) as engine:
+        core = engine._worker.core
+        owner, name = {
+            "plan": (core.scheduler, "plan"),
+            "dispatch": (core.runner, "dispatch"),
+            "collect": (core.runner, "collect"),
+            "commit": (core.scheduler, "commit"),
+            "books": (core.cache, "append"),
+            "tidy": (core, "tidy"),
+            "cancel": (core, "cancel"),
+        }[part]
+        original, thrown = getattr(owner, name), []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not thrown:
+                thrown.append(name)
+                raise kind
+            return result
+
+        handles = [engine.submit(tokens_of(n, seed=n), LONG) for n in (30, 9, 40)]
+        for handle in handles:
+            next(iter(handle))
+        waiting = engine.submit(PROMPT, LONG)
+        monkeypatch.setattr(owner, name, call)
+        if part in ("tidy", "cancel"):
+            for handle in [*handles, waiting]:
+                handle.cancel()
+        for handle in [*handles, waiting]:
+            try:
+                handle.result(30)
+            except CortexError as error:
+                assert kind.__name__ in str(error)
+        for _ in range(100):
+            if thrown:
+                break
+            threading.Event().wait(0.01)
+        assert thrown
+        if part not in ("tidy", "cancel"):
+            assert all(handle._error is not None for handle in [*handles, waiting])
+        monkeypatch.undo()
+        for n in (33, 8):
+            prompt = tokens_of(n, seed=50 + n)
+            assert list(engine.generate(prompt, SHORT).token_ids) == theirs("llama", prompt, 12)
+        engine.check_invariants()
+        assert_nothing_lost(engine.stats())
+
+
+def test_a_listener_that_always_raises_ends_its_own_request(tiny: Any) -> None:
+    def listen(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Engine(tiny("llama"), kv_memory="64KB", block_size=8) as engine:
+        handle = engine._submit(engine._checked(PROMPT, SHORT, listen))
+        with pytest.raises(CortexError, match="KeyboardInterrupt"):
+            handle.result(30)
+        assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+
+
+def test_a_question_that_is_interrupted_is_answered_with_an_error(tiny: Any) -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Engine(tiny("llama"), kv_memory="64KB", block_size=8) as engine:
+        with pytest.raises(CortexError, match="KeyboardInterrupt"):
+            engine._worker.ask(interrupt)
+        assert engine.stats().rows_running == 0
+
+
+def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cortexmlx.errors import EngineClosed
+
+    def broken(*_: Any) -> None:
+        raise MemoryError
+
+    engine = Engine(tiny("llama"), kv_memory="64KB", block_size=8)
+    handle = engine.submit(PROMPT, LONG)
+    next(iter(handle))
+    monkeypatch.setattr(engine._worker.core, "begin_anew", broken)
+    monkeypatch.setattr(engine._worker.core, "step", lambda: exec("raise KeyboardInterrupt"))
+    with pytest.raises(CortexError, match="KeyboardInterrupt"):
+        handle.result(30)
+    engine._worker._task.join()
+    with pytest.raises(EngineClosed):
+        engine.generate(PROMPT)
+    engine.close()
+
+
+def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Engine(tiny("llama"), kv_memory="64KB", on_progress=stop)
+    with Engine(tiny("llama"), kv_memory="64KB") as engine:
+        assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+
+
+def test_a_task_that_raises_is_begun_again_on_the_same_thread() -> None:
+    seen: list[tuple[int, BaseException | None]] = []
+    interrupts = [KeyboardInterrupt(), SystemExit(), GeneratorExit()]
+
+    def run(raised: BaseException | None) -> None:
+        seen.append((threading.get_ident(), raised))
+        if len(seen) <= len(interrupts):
+            raise interrupts[len(seen) - 1]
+
+    task = Task(run)
+    task.start()
+    task.join()
+    assert [raised for _, raised in seen] == [None, *interrupts]
+    assert len({thread for thread, _ in seen}) == 1 and not task.running
+
+
+STORM = """
+import ctypes, faulthandler, logging, random, threading, time
+from cortexmlx import CortexError
+faulthandler.dump_traceback_later(50, exit=True)
+logging.disable(logging.CRITICAL)
+sys.unraisablehook = lambda _: None  # an interrupt in a callback of a weak reference: Python itself ignores it
+sys.setswitchinterval(1e-4)
+random.seed(1)
+few = SamplingParams(max_tokens=8, ignore_eos=True)
+def engine_threads(): return [t for t in threading.enumerate() if t.name == "cortexmlx-engine"]
+def throw_at(thread):
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+"""
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.002])
+def test_an_engine_answers_after_interrupts_at_random_moments(tiny: Any, pause: float) -> None:
+    """Thrown while it computes, waits, recovers; whoever waits gets the right tokens or a CortexError."""
+    program = f"""{STORM}
+e = engine()
+wanted = e.generate([1, 2, 3], few).token_ids
+(thread,) = engine_threads()
+over = time.monotonic() + 4
+def storm():
+    while time.monotonic() < over:
+        time.sleep(random.random() * {pause})
+        throw_at(thread)
+storming = threading.Thread(target=storm)
+storming.start()
+answers = errors = 0
+while storming.is_alive():
+    for handle in [e.submit([1, 2, 3], few) for _ in range(3)]:
+        try:
+            assert handle.result(20).token_ids == wanted
+            answers += 1
+        except CortexError:
+            errors += 1
+    try:
+        e.stats(), e.on_memory_pressure("critical"), e.generate_batch([[1]] * 3, few), list(e.stream([1], few))
+    except CortexError:
+        errors += 1
+for _ in range(2):  # the last one may still be on its way
+    try:
+        e.stats()
+    except CortexError:
+        pass
+assert errors and e.generate([1, 2, 3], few).token_ids == wanted
+e.check_invariants()
+assert e.stats().free_blocks == e.stats().total_blocks
+e.close()
+assert engine_threads() == [thread]
+raise SystemExit(7)
+"""
+    assert outcome(program, tiny("llama")) == (7, "", "")
+
+
+def test_engines_that_close_and_open_under_interrupts_end_cleanly(tiny: Any) -> None:
+    program = f"""{STORM}
+engine().close()  # the imports of the first load are not ours to mend
+over = time.monotonic() + 6
+def storm():
+    while time.monotonic() < over:
+        time.sleep(random.random() * 0.02)
+        for thread in engine_threads():
+            throw_at(thread)
+storming = threading.Thread(target=storm)
+storming.start()
+opened = 0
+while storming.is_alive():
+    try:
+        with engine() as e:
+            opened += 1
+            e.submit([1, 2, 3], few)
+    except (CortexError, KeyboardInterrupt):
+        pass
+e = engine()
+e.generate([1], few)
+assert opened
+raise SystemExit(7)
+"""
+    assert outcome(program, tiny("llama")) == (7, "", "")
