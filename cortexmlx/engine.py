@@ -48,8 +48,11 @@ class Engine:
     requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
     computed per step at most, and while others decode only as many as take `token_target` seconds (None: no target).
     `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all running requests of
-    one client. `prefix_cache` False computes every prompt anew. `pipeline` builds each decode step before the last
-    one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports loading.
+    one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share their beginnings only
+    with each other, for whoever shares can tell what others asked from `cached_tokens` and from the time it takes;
+    `share_prefixes_between_clients` True shares them among all, for clients that trust each other. `pipeline` builds
+    each decode step before the last one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports
+    loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
@@ -71,6 +74,7 @@ class Engine:
         client_tokens: int | None = None,
         token_target: float | None = EngineConfig.token_target,
         prefix_cache: bool = True,
+        share_prefixes_between_clients: bool = False,
         pipeline: bool = True,
         dequantize: bool | None = None,
         on_progress: Callable[[str, float], None] | None = None,
@@ -87,6 +91,7 @@ class Engine:
             client_tokens=client_tokens,
             token_target=token_target,
             prefix_cache=prefix_cache,
+            share_prefixes_between_clients=share_prefixes_between_clients,
             pipeline=pipeline,
             dequantize=dequantize,
             on_progress=on_progress,
@@ -114,9 +119,10 @@ class Engine:
         patient: bool = False,
     ) -> RequestHandle:
         """Queue a request and return at once. `on_event` is called for every event, on a thread of its own; the last
-        one has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows. Nobody watches
-        the tokens of a `patient` one come: others' prompts are computed in large pieces beside it, others go first for
-        up to a minute, and of the patient ones those with the longest `max_tokens` begin first.
+        one has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
+        beginnings of their prompts. Nobody watches the tokens of a `patient` one come: others' prompts are computed in
+        large pieces beside it, others go first for up to a minute, and of the patient ones those with the longest
+        `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """

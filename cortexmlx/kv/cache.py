@@ -8,7 +8,7 @@ written: `fork` shares full blocks and gives the child its own copy of the parti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
@@ -57,9 +57,9 @@ class KVCache:
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int) -> Match:
-        """What of `tokens` is cached, at most `limit` tokens; `keys` are `prefix.keys(tokens)`."""
-        return self.prefix.match(tokens, keys, limit)
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int, salt: str | None = None) -> Match:
+        """What of `tokens` is cached under `salt`, at most `limit` tokens; `keys` are `prefix.keys(tokens, salt)`."""
+        return self.prefix.match(tokens, keys, limit, salt)
 
     def in_use(self, match: Match) -> int:
         """How many of a match's full blocks belong to a sequence now: sharing those costs no memory."""
@@ -72,12 +72,12 @@ class KVCache:
 
         `headroom` more tokens are taken too if they fit into the same run. With `match`, the sequence begins with the
         cached blocks: full ones are shared, and the partial one becomes its own if nobody else uses it, else a copy;
-        `length` then says how many tokens it has. Returns the copies that the caller must make in the arena. Raises
-        KVCacheFull with the numbers; then nothing changed.
+        `length` then says how many tokens it has, and what it stores is shared under the match's salt. Returns the
+        copies that the caller must make in the arena. Raises KVCacheFull with the numbers; then nothing changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
-        entry = self._sequences[seq] = SequenceBlocks(len(self.groups))
+        entry = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         source, own = (None, None) if match is None else self._adopt(entry, match)
         if source is not None:
             self.prefix.acquire(source)
@@ -96,7 +96,7 @@ class KVCache:
         if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
-            return self.allocate_for(seq, tokens, headroom, Match(match.entries, None, 0))
+            return self.allocate_for(seq, tokens, headroom, replace(match, partial=None, partial_tokens=0))
         full = entry.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(entry.tables))
 
@@ -108,7 +108,7 @@ class KVCache:
             self._take(entry, hit.blocks)
             self.prefix.acquire(hit)
         entry.registered = len(match.entries)
-        entry.parent = match.entries[-1] if match.entries else None
+        entry.parent = match.last
         entry.length = len(match.entries) * self.block_size + match.partial_tokens
         partial = match.partial
         if partial is None or len(partial.tokens) == self.block_size or self._owned(partial):
@@ -185,12 +185,11 @@ class KVCache:
         if not 0 <= length <= source.length:
             raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
         full, rest = divmod(length, self.block_size)
-        entry = self._sequences[child] = SequenceBlocks(len(self.groups))
+        entry = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
         entry.length = length
         entry.registered = min(full, source.registered)
-        entry.parent = source.parent
         for _ in range(source.registered - entry.registered):
-            assert entry.parent is not None  # as many predecessors as registered blocks
+            assert isinstance(entry.parent, Entry)  # as many predecessors as registered blocks
             entry.parent = entry.parent.parent
         for index in range(full):
             self._take(entry, source.blocks_at(index))

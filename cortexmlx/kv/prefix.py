@@ -5,6 +5,9 @@ A full block is keyed by a hash chain: the key of the block before it, and its o
 text from the very beginning. A key is never trusted alone: a hit must also have the right tokens and the right
 predecessor.
 
+Every chain begins at a root, and each *salt* has a root of its own. So what is stored under one salt is found by
+nobody with another: not whole, not in part, and not by how long it takes.
+
 An entry whose blocks nobody uses any more waits in an order of use and is evicted from its old end; a sequence that
 ends hands its blocks over last block first, so that the ends of chains go before their beginnings. Everything is O(1)
 per block. No mlx.
@@ -16,6 +19,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -29,27 +33,41 @@ _CHILDREN_LOOKED_AT = 16
 
 
 @dataclass(eq=False)
-class Entry:
+class Node:
+    """A place in a chain, and the cached blocks that follow it. One that is no `Entry` is a root: no block is before
+    it.
+    """
+
+    key: Key
+    children: OrderedDict[Key, Entry] = field(default_factory=OrderedDict, kw_only=True)
+
+
+@dataclass(eq=False)
+class Entry(Node):
     """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
     partial block.
     """
 
-    key: Key
-    parent: Entry | None
+    parent: Node
     tokens: tuple[int, ...]
     blocks: Blocks
-    children: OrderedDict[Key, Entry] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True)
 class Match:
-    """What of a prompt is cached: `entries`, full blocks in order, then `tokens` tokens at the beginning of
-    `partial`'s block.
+    """What of a prompt is cached: after `root`, `entries`, full blocks in order, then `partial_tokens` tokens at the
+    beginning of `partial`'s block.
     """
 
+    root: Node
     entries: tuple[Entry, ...]
     partial: Entry | None
     partial_tokens: int
+
+    @property
+    def last(self) -> Node:
+        """What the first block that is not cached follows."""
+        return self.entries[-1] if self.entries else self.root
 
 
 def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
@@ -58,7 +76,7 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 class PrefixCache:
-    """Entries by key. `identity` names the model and whatever else must not be shared across; `hashing` is for tests.
+    """Entries by key. `identity` names the model; `hashing` is for tests.
 
     The owner of the blocks tells it which entries are unused (`release`) and used again (`acquire`).
     """
@@ -67,51 +85,53 @@ class PrefixCache:
         self, block_size: int, identity: str = "", hashing: Callable[[Key, Sequence[int]], Key] = chain_hash
     ) -> None:
         self.block_size = block_size
-        self._root: Key = identity.encode()
+        self._identity = hashlib.blake2b(identity.encode(), digest_size=16).digest()
         self._hash = hashing
         self._entries: dict[Key, Entry] = {}
-        self._heads: OrderedDict[Key, Entry] = OrderedDict()
+        self._roots: WeakValueDictionary[str | None, Node] = WeakValueDictionary()
         self._by_block: dict[int, Entry] = {}
         self._unused: OrderedDict[Key, Entry] = OrderedDict()
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
-    def keys(self, tokens: Sequence[int]) -> list[Key]:
-        """The keys of the full blocks of `tokens`."""
-        keys, key = [], self._root
+    def root(self, salt: str | None = None) -> Node:
+        """Where the texts of a salt begin. It lives as long as a cached block or a sequence comes after it."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Node(self._root_key(salt))
+        return root
+
+    def _root_key(self, salt: str | None) -> Key:
+        if salt is None:
+            return self._identity
+        return hashlib.blake2b(salt.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()
+
+    def keys(self, tokens: Sequence[int], salt: str | None = None) -> list[Key]:
+        """The keys of the full blocks of `tokens`, which are shared under `salt`."""
+        keys, key = [], self._root_key(salt)
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
             key = self._hash(key, tokens[start : start + self.block_size])
             keys.append(key)
         return keys
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int) -> Match:
-        """The longest cached beginning of `tokens`, at most `limit` tokens. `keys` are the prompt's own."""
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int, salt: str | None = None) -> Match:
+        """The longest beginning of `tokens` that is cached under `salt`, at most `limit` tokens. `keys` are those of
+        the same tokens and salt.
+        """
         entries: list[Entry] = []
-        parent: Entry | None = None
+        last = root = self.root(salt)
         for index, key in enumerate(keys[: limit // self.block_size]):
             start = index * self.block_size
             entry = self._entries.get(key)
-            if entry is None or entry.parent is not parent:
+            if entry is None or entry.parent is not last:
                 break
             if entry.tokens != tuple(tokens[start : start + self.block_size]):
                 break
             entries.append(entry)
-            parent = entry
+            last = entry
         start = len(entries) * self.block_size
-        rest = tokens[start : min(start + self.block_size, limit)]
-        partial, common = self._best_child(parent, rest)
-        return Match(tuple(entries), partial, common)
-
-    def _best_child(self, parent: Entry | None, rest: Sequence[int]) -> tuple[Entry | None, int]:
-        best, longest = None, 0
-        children = self._heads if parent is None else parent.children
-        for place, key in enumerate(reversed(children)):
-            if place == _CHILDREN_LOOKED_AT or longest == len(rest):
-                break
-            common = _common(children[key].tokens, rest)
-            if common > longest:
-                best, longest = children[key], common
-        return best, longest
+        partial, common = _best_child(last, tokens[start : min(start + self.block_size, limit)])
+        return Match(root, tuple(entries), partial, common)
 
     def entry_of(self, block: int) -> Entry | None:
         """The entry that a block of group 0 belongs to."""
@@ -119,27 +139,22 @@ class PrefixCache:
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
-    def insert(
-        self, parent: Entry | None, tokens: Sequence[int], blocks: Blocks, key: Key | None = None
-    ) -> Entry | None:
+    def insert(self, parent: Node, tokens: Sequence[int], blocks: Blocks, key: Key | None = None) -> Entry | None:
         """Cache a block that follows `parent`. Returns its entry; None if those tokens are cached already, or their
         key is taken.
 
         The entry counts as used until `release`. Fewer tokens than a block make a partial entry.
         """
-        before = self._root if parent is None else parent.key
-        key = key or self._hash(before, tokens)
+        key = key or self._hash(parent.key, tokens)
         if key in self._entries or blocks[0] in self._by_block:
             return None
         entry = Entry(key, parent, tuple(tokens), blocks)
-        self._entries[key] = entry
-        self._by_block[blocks[0]] = entry
-        (self._heads if parent is None else parent.children)[key] = entry
+        self._entries[key] = parent.children[key] = self._by_block[blocks[0]] = entry
         return entry
 
-    def find(self, parent: Entry | None, tokens: Sequence[int]) -> Entry | None:
+    def find(self, parent: Node, tokens: Sequence[int]) -> Entry | None:
         """The entry with just these tokens after `parent`."""
-        entry = self._entries.get(self._hash(self._root if parent is None else parent.key, tokens))
+        entry = self._entries.get(self._hash(parent.key, tokens))
         return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
 
     # -- use and eviction ---------------------------------------------------------------------------------------------
@@ -174,7 +189,7 @@ class PrefixCache:
         self._unused.pop(entry.key, None)
         del self._entries[entry.key]
         del self._by_block[entry.blocks[0]]
-        (self._heads if entry.parent is None else entry.parent.children).pop(entry.key, None)
+        entry.parent.children.pop(entry.key, None)
 
     def move(self, places: Sequence[Mapping[int, int]]) -> None:
         """The blocks of each group have new numbers."""
@@ -187,11 +202,12 @@ class PrefixCache:
         debug runs.
         """
         assert len(self._by_block) == len(self._entries), "a block has two entries"
+        roots = set(self._roots.values())
         for key, entry in self._entries.items():
-            before = self._root if entry.parent is None else entry.parent.key
-            siblings = self._heads if entry.parent is None else entry.parent.children
-            assert entry.key == key == self._hash(before, entry.tokens), "an entry is under a key that is not its own"
-            assert siblings.get(key) is entry, "an entry is not among its parent's successors"
+            right = self._hash(entry.parent.key, entry.tokens)
+            assert entry.key == key == right, "an entry is under a key that is not its own"
+            assert entry.parent.children.get(key) is entry, "an entry is not among its parent's successors"
+            assert isinstance(entry.parent, Entry) or entry.parent in roots, "an entry's root is not its salt's"
             assert self._by_block.get(entry.blocks[0]) is entry, f"block {entry.blocks[0]} does not lead to its entry"
             assert len(entry.tokens) <= self.block_size, "an entry has more tokens than a block"
         assert all(self._entries.get(key) is entry for key, entry in self._unused.items()), "what is gone waits to go"
@@ -200,6 +216,18 @@ class PrefixCache:
     def unused_blocks(self) -> list[Blocks]:
         """The blocks of the entries that could be evicted, the next to go first."""
         return [entry.blocks for entry in self._unused.values()]
+
+
+def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
+    """The newest of a node's successors that has most of `rest` in common, and how many tokens that is."""
+    best, longest = None, 0
+    for place, entry in enumerate(reversed(parent.children.values())):
+        if place == _CHILDREN_LOOKED_AT or longest == len(rest):
+            break
+        common = _common(entry.tokens, rest)
+        if common > longest:
+            best, longest = entry, common
+    return best, longest
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

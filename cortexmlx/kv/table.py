@@ -8,7 +8,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.prefix import Blocks, Entry
+from cortexmlx.kv.prefix import Blocks, Node
 
 
 class BlockTable:
@@ -49,16 +49,16 @@ class BlockTable:
 
 class SequenceBlocks:
     """A sequence's tables (one per group), its length in tokens, and how many of its blocks are in the prefix cache,
-    up to `parent`.
+    up to `parent`: a root if there are none.
     """
 
     __slots__ = ("length", "parent", "registered", "tables")
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, parent: Node) -> None:
         self.tables = [BlockTable() for _ in range(groups)]
         self.length = 0
         self.registered = 0
-        self.parent: Entry | None = None
+        self.parent = parent
 
     def blocks_at(self, index: int) -> Blocks:
         """The block of each group at `index`: they hold the same tokens."""

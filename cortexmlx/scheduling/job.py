@@ -27,12 +27,12 @@ begins last would go on alone while the other rows are empty.
 class Job:
     """What the scheduler knows of a sequence.
 
-    `tokens` is the prompt and every committed token. `computed` tokens have their keys and values planned, `stored`
-    of them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of
-    `tokens` in the prefix cache, as far as they are known; `cached` tokens of the prompt were found there. A job with
-    `fork_of` begins as a copy of that one's prompt. A `patient` job is not held to the target of the time between two
-    tokens, and lets others go first for a while. `generation` changes when the job loses its row: results of an older
-    one are dropped.
+    `tokens` is the prompt and every committed token. `computed` tokens have their keys and values planned, `stored` of
+    them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of `tokens`
+    in the prefix cache, as far as they are known, and `salt` is what they are shared under; `cached` tokens of the
+    prompt were found there. A job with `fork_of` begins as a copy of that one's prompt. A `patient` job is not held to
+    the target of the time between two tokens, and lets others go first for a while. `generation` changes when the job
+    loses its row: results of an older one are dropped.
     """
 
     id: int
@@ -47,6 +47,7 @@ class Job:
     keys: list[Key]
     fork_of: Job | None = None
     client: str | None = None
+    salt: str | None = None
     patient: bool = False
     state: RequestState = RequestState.WAITING
     generation: int = 0

@@ -37,13 +37,15 @@ class Rows:
         """The running jobs, those that come first before the others."""
         return sorted(self.jobs, key=lambda j: j.order)
 
-    def keys(self, tokens: Sequence[int]) -> list[Key]:
+    def keys(self, tokens: Sequence[int], salt: str | None) -> list[Key]:
         """What the full blocks of `tokens` are called in the prefix cache; none if prefixes are not shared."""
-        return self.cache.prefix.keys(tokens) if self.share_prefixes else []
+        return self.cache.prefix.keys(tokens, salt) if self.share_prefixes else []
 
     def match(self, job: Job) -> Match | None:
         """What of a job's tokens is cached, all but the last at most; None if prefixes are not shared."""
-        return self.cache.match(job.tokens, job.keys, len(job.tokens) - 1) if self.share_prefixes else None
+        if not self.share_prefixes:
+            return None
+        return self.cache.match(job.tokens, job.keys, len(job.tokens) - 1, job.salt)
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Whether there are blocks for a job and one more for every row; headroom is dropped for it. The first row

@@ -38,7 +38,8 @@ class Scheduler:
 
     A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
     `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
-    its answer stays in one run. `share_prefixes` False computes every prompt anew. `pipeline` False plans a step only
+    its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
+    have in common among that client's, and with `share_between_clients` among all. `pipeline` False plans a step only
     when nothing is in flight.
     """
 
@@ -55,6 +56,7 @@ class Scheduler:
         pipeline: bool = True,
         headroom: int = 128,
         share_prefixes: bool = True,
+        share_between_clients: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache = cache
@@ -64,6 +66,7 @@ class Scheduler:
         self.max_request_tokens = max_request_tokens
         self.token_target = token_target
         self.pipeline = pipeline
+        self.share_between_clients = share_between_clients
         self.costs = CostModel()
         self.preemptions = 0
         self._clock = clock
@@ -120,7 +123,8 @@ class Scheduler:
         room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         full = len(prompt) // self.cache.block_size  # a parent that was preempted knows keys of its answer, too
-        keys = self._rows.keys(prompt) if fork_of is None else fork_of.keys[:full]
+        salt = None if self.share_between_clients else client
+        keys = self._rows.keys(prompt, salt) if fork_of is None else fork_of.keys[:full]
         self._arrivals += 1
         job = Job(
             id=request,
@@ -135,6 +139,7 @@ class Scheduler:
             keys=keys,
             fork_of=fork_of,
             client=client,
+            salt=salt if fork_of is None else fork_of.salt,
             patient=patient,
         )
         self._jobs[request] = job
@@ -378,7 +383,7 @@ class Scheduler:
         self._rows.leave(job)
         self._admission.unclaim(job)
         self._rows.retire(job)
-        job.keys = self._rows.keys(job.tokens)
+        job.keys = self._rows.keys(job.tokens, job.salt)
         job.state = RequestState.PREEMPTED
         job.generation += 1
         job.preemptions += 1

@@ -25,6 +25,7 @@ class EngineConfig:
     client_tokens: int | None = None
     token_target: float | None = 0.25
     prefix_cache: bool = True
+    share_prefixes_between_clients: bool = False
     pipeline: bool = True
     dequantize: bool | None = None
     on_progress: Callable[[str, float], None] | None = None

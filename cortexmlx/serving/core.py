@@ -98,6 +98,7 @@ class EngineCore:
             token_target=config.token_target,
             pipeline=config.pipeline,
             share_prefixes=config.prefix_cache,
+            share_between_clients=config.share_prefixes_between_clients,
         )
 
     # -- the loop's body ----------------------------------------------------------------------------------------------

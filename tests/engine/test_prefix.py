@@ -188,7 +188,7 @@ def test_another_identity_has_other_keys() -> None:
     one, other = (PrefixCache(4, identity) for identity in ("model one", "model two"))
     text = list(range(20))
     assert not set(one.keys(text)) & set(other.keys(text))
-    one.insert(None, text[:4], (0,))
+    one.insert(one.root(), text[:4], (0,))
     assert one.match(text, other.keys(text), 19).entries == ()
 
 

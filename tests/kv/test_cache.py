@@ -284,7 +284,7 @@ def broken(cache: KVCache, how: str) -> None:
     elif how == "a block of two entries":
         cache.prefix._by_block[1] = entry
     else:
-        cache.prefix._heads.clear()
+        entry.parent.children.clear()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The cache and its prefix cache under random use, beside an arena of words: every slot remembers the whole text that
-it was computed from, so a block that is handed out for another text, or written while others read it, is caught
-at once.
+it was computed from and under which salt, so a block that is handed out for another text or under another salt, or
+written while others read it, is caught at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 
+Salt = str | None
 Text = tuple[int, ...]
+Content = tuple[Salt, Text]
+SALTS: tuple[Salt, ...] = (None, "", "one")
 
 
 def few_keys(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -43,18 +46,26 @@ class PrefixMachine(RuleBasedStateMachine):
             specs, blocks, block_size, limit=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
         )
         self.size = block_size
-        self.arena: list[dict[int, Text]] = [{} for _ in range(groups)]
+        self.arena: list[dict[int, Content]] = [{} for _ in range(groups)]
         self.texts: dict[int, list[int]] = {}
+        self.salts: dict[int, Salt] = {}
         self.known: set[Text] = set()
         self.next = 0
 
     # -- what a sequence does -----------------------------------------------------------------------------------------
 
-    @rule(theme=st.integers(0, 2), length=st.integers(0, 24), rest=tokens_lists, headroom=st.sampled_from([0, 5]))
-    def ask(self, theme: int, length: int, rest: list[int], headroom: int) -> None:
+    @rule(
+        theme=st.integers(0, 2),
+        length=st.integers(0, 24),
+        rest=tokens_lists,
+        headroom=st.sampled_from([0, 5]),
+        salt=st.sampled_from(SALTS),
+    )
+    def ask(self, theme: int, length: int, rest: list[int], headroom: int, salt: Salt) -> None:
         tokens = [*THEMES[theme][:length], *rest]
-        match = self.matched(tokens)
+        match = self.matched(tokens, salt)
         self.next += 1
+        self.salts[self.next] = salt
         try:
             copies = self.cache.allocate_for(self.next, len(tokens), headroom, match)
         except KVCacheFull:
@@ -82,6 +93,7 @@ class PrefixMachine(RuleBasedStateMachine):
         except KVCacheFull:
             return
         self.texts[self.next] = self.texts[parent][:at]
+        self.salts[self.next] = self.salts[parent]
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), keep=st.booleans())
@@ -89,7 +101,7 @@ class PrefixMachine(RuleBasedStateMachine):
         seq = self.pick(data)
         text = self.texts.pop(seq)
         if keep:
-            self.cache.retire(seq, text, len(text), self.keys(text))
+            self.cache.retire(seq, text, len(text), self.keys(text, self.salts[seq]))
             self.known.add(tuple(text))
         else:
             self.cache.free(seq)
@@ -135,17 +147,18 @@ class PrefixMachine(RuleBasedStateMachine):
             assert self.cache.length(seq) == len(text)
             for group in range(len(self.arena)):
                 slots = self.cache.slots(seq, group, 0, len(text)).tolist()
-                assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, 0)
+                assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, 0, self.salts[seq])
 
     @invariant()
     def every_match_is_what_was_asked_for(self) -> None:
         if not hasattr(self, "cache"):
             return
         for text in [*self.known, *map(tuple, self.texts.values())]:
-            self.matched(list(text))
+            for salt in SALTS:
+                self.matched(list(text), salt)
 
-    def matched(self, tokens: list[int]) -> Match:
-        match = self.cache.match(tokens, self.keys(tokens), len(tokens) - 1)
+    def matched(self, tokens: list[int], salt: Salt) -> Match:
+        match = self.cache.match(tokens, self.keys(tokens, salt), len(tokens) - 1, salt)
         blocks = [e.blocks for e in match.entries]
         length = len(blocks) * self.size + match.partial_tokens
         assert (match.partial is not None) == (match.partial_tokens > 0)
@@ -154,13 +167,13 @@ class PrefixMachine(RuleBasedStateMachine):
         assert length <= max(0, len(tokens) - 1)
         for group, arena in enumerate(self.arena):
             slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][:length]
-            assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], 0)
+            assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], 0, salt)
         return match
 
     # -- the arena of words -------------------------------------------------------------------------------------------
 
     def write(self, seq: int, more: list[int], register: bool = True) -> None:
-        text = self.texts[seq]
+        text, salt = self.texts[seq], self.salts[seq]
         begin = len(text)
         try:
             self.cache.append(seq, len(more))
@@ -174,14 +187,14 @@ class PrefixMachine(RuleBasedStateMachine):
             owned += self.cache.block_table(other, 0).tolist()
         for group, arena in enumerate(self.arena):
             for slot, content in zip(
-                self.cache.slots(seq, group, begin, len(more)).tolist(), self.prefixes(text, begin), strict=True
+                self.cache.slots(seq, group, begin, len(more)).tolist(), self.prefixes(text, begin, salt), strict=True
             ):
                 if group == 0:
                     assert owned.count(slot // self.size) == 1, "a block is written while it is shared"
                     assert self.cache.prefix.entry_of(slot // self.size) is None, "a cached block is written"
                 arena[slot] = content
         if register:
-            self.cache.register(seq, text, len(text), self.keys(text))
+            self.cache.register(seq, text, len(text), self.keys(text, salt))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         values = [[self.arena[c.group].get(c.source * self.size + i) for i in range(self.size)] for c in copies]
@@ -200,11 +213,11 @@ class PrefixMachine(RuleBasedStateMachine):
             for slot in [s for s in arena if s >= self.cache.blocks * self.size]:
                 del arena[slot]
 
-    def prefixes(self, text: Sequence[int], begin: int) -> list[Text]:
-        return [tuple(text[: i + 1]) for i in range(begin, len(text))]
+    def prefixes(self, text: Sequence[int], begin: int, salt: Salt) -> list[Content]:
+        return [(salt, tuple(text[: i + 1])) for i in range(begin, len(text))]
 
-    def keys(self, tokens: list[int]) -> list[bytes]:
-        return self.cache.prefix.keys(tokens)
+    def keys(self, tokens: list[int], salt: Salt) -> list[bytes]:
+        return self.cache.prefix.keys(tokens, salt)
 
     def pick(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.texts)))
@@ -225,3 +238,17 @@ TestPrefix = PrefixMachine.TestCase
 TestPrefix.settings = settings(
     max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_a_salt_that_nobody_uses_any_more_leaves_nothing_behind() -> None:
+    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 8, 2)
+    for client in range(1000):
+        tokens, salt = [1, 2, 3], str(client)
+        match = cache.match(tokens, cache.prefix.keys(tokens, salt), 2, salt)
+        assert not match.entries and match.partial is None
+        cache.allocate_for(client, 3, match=match)
+        cache.append(client, 3)
+        del match
+        cache.retire(client, tokens, 3, cache.prefix.keys(tokens, salt))
+        cache.check_invariants()
+    assert len(cache.prefix._roots) <= 1 + 8

@@ -26,13 +26,20 @@ class Driver:
         self.core = EngineCore(EngineConfig(str(model), kv_memory=tokens * per_token, **settings))
         self._requests = 0
 
-    def add(self, prompt: Sequence[int], max_tokens: int | None = 32, seed: int = 0, **params: Any) -> RequestHandle:
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None = 32,
+        seed: int = 0,
+        client: str | None = None,
+        **params: Any,
+    ) -> RequestHandle:
         """Queue a request, as the engine would between two steps."""
         self._requests += 1
         handle = RequestHandle(self._requests, self.core.cancel)
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
-        self.core.add(NewRequest(handle.id, tuple(prompt), asked, seed, time.perf_counter(), handle))
+        self.core.add(NewRequest(handle.id, tuple(prompt), asked, seed, time.perf_counter(), handle, client))
         return handle
 
     def step(self, count: int = 1) -> None:

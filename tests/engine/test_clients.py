@@ -1,0 +1,98 @@
+"""What clients can learn of each other: nothing, however often they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+SECRET = [31, 7, 54, 18]
+REST = tokens_of(32, seed=2)
+ALPHABET = range(64)
+
+
+def cached(driver: Driver, prompt: Sequence[int], client: str | None) -> int:
+    """`usage.cached_tokens` of one request."""
+    handle = driver.add(prompt, 1, client=client)
+    driver.finish()
+    return driver.result(handle).usage.cached_tokens
+
+
+def guessed(driver: Driver, known: Sequence[int], length: int, client: str | None) -> list[int]:
+    """`length` tokens behind `known` in somebody's prompt: each time the first that more of is cached with."""
+    found = list(known)
+    for _ in range(length):
+        hits = (token for token in ALPHABET if cached(driver, [*found, token, 255], client) > len(found))
+        if (hit := next(hits, None)) is None:
+            break
+        found.append(hit)
+    return found[len(known) :]
+
+
+@pytest.mark.parametrize("prefix", [1, 20, 40])
+@pytest.mark.parametrize(("thief", "share"), [("thief", False), (None, False), ("thief", True)])
+def test_a_client_cannot_guess_anothers_prompt_token_by_token(
+    tiny: Any, prefix: int, thief: str | None, share: bool
+) -> None:
+    """Where clients share, the same attack finds every token."""
+    driver = Driver(tiny("llama"), tokens=8192, block_size=32, share_prefixes_between_clients=share)
+    known = tokens_of(prefix, seed=3)
+    assert cached(driver, [*known, *SECRET, *REST], "victim") == 0
+    assert guessed(driver, known, len(SECRET), thief) == (SECRET if share else [])
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_what_a_client_finds_does_not_depend_on_the_others(tiny: Any) -> None:
+    """The same requests of one client, alone and among others' that ask for the same: before, meanwhile and with
+    several answers.
+    """
+    prompts = [tokens_of(70, seed=4), tokens_of(70, seed=4)[:50], [*tokens_of(70, seed=4)[:41], 1, 2]]
+
+    def found(others: Sequence[str | None]) -> list[int]:
+        driver = Driver(tiny("llama"), tokens=8192, max_rows=16, prefill_budget=16)
+        counts = []
+        for prompt in prompts:
+            for other in others:
+                driver.add(tokens_of(70, seed=4), 3, client=other, n=2)
+            handle = driver.add(prompt, 1, client="one")
+            driver.finish()
+            counts.append(driver.result(handle).usage.cached_tokens)
+        return counts
+
+    alone = found([])
+    assert alone[1:] == [49, 41], "a client finds its own"
+    assert found(["other", None, "third"]) == alone
+
+
+def test_a_preempted_request_finds_its_own_blocks_again_and_nobody_elses(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=96, max_rows=3)
+    prompt = tokens_of(20, seed=6)
+    handles = {c: driver.add(prompt, 40, client=c) for c in ("one", "other", None)}
+    driver.finish()
+    assert driver.core.scheduler.preemptions > 0
+    for handle in handles.values():
+        assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 40)
+        assert driver.result(handle).usage.cached_tokens == 0
+    driver.core.check_invariants()
+
+
+def test_requests_of_no_client_share_as_ever(tiny: Any) -> None:
+    driver = Driver(tiny("llama"))
+    prompt = tokens_of(30, seed=5)
+    assert [cached(driver, prompt, None) for _ in range(2)] == [0, 29]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_an_engine_shares_between_clients_only_if_asked(tiny: Any, share: bool) -> None:
+    model: Path = tiny("llama")
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    with Engine(model, block_size=8, kv_memory="1MB", share_prefixes_between_clients=share) as engine:
+        prompt = tokens_of(40, seed=5)
+        usage = [engine.submit(prompt, params, client=c).result().usage for c in ("one", "other", "", "one\udc80")]
+    assert [u.cached_tokens for u in usage] == [0, *[39 if share else 0] * 3]
