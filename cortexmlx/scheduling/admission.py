@@ -2,66 +2,107 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Mapping
-from itertools import islice, pairwise
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import BlockCopy
 from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.scheduling.claims import Claims
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.lines import Lines
 from cortexmlx.scheduling.running import Rows, can_fork
 
 _NEVER = -1
 
-_LOOKED_AT = 1024
-"""How many at the head of the queue are asked whether they can begin: bounds the work of a step."""
+_LOOKED_AT = 128
+"""How many of one client are asked in a step whether they can begin: bounds its work. Who cannot is held, so that the
+next step goes on behind them.
+"""
+
+Gate = Key | Job
+"""What a job is held by: the block that another computes for it, or the job that it forks."""
 
 
 class Admission:
-    """The queue in front of the rows: `waiting`, in order.
+    """The queue in front of the rows.
 
-    A client may have `client_tokens` tokens running (None: no limit), prompts and answers together. A running job
-    *claims* the blocks of its prompt that it will compute: one whose next block is claimed waits for it instead of
-    computing it too. `cached_tokens` of the prompts that began were found in the prefix cache.
+    Jobs come first, come served, but for three reasons to let others pass: a client may have `client_tokens` tokens
+    running (None: no limit), prompts and answers together, and one that has them is passed over with all it wants. A
+    fork waits for its parent's prompt. And one whose next blocks are being computed by another may wait for them (see
+    `Claims`). The last two are *held*, out of everybody's way, until that has happened. So what a step costs here
+    depends on the rows, not on how many wait, and nobody's queue keeps others from an empty row. `cached_tokens` of
+    the prompts that began were found in the prefix cache.
     """
 
-    def __init__(self, rows: Rows, client_tokens: int | None) -> None:
+    def __init__(self, rows: Rows, client_tokens: int | None, worth_waiting: int) -> None:
         self.client_tokens = client_tokens
-        self.waiting: list[Job] = []
         self.cached_tokens = 0
         self._rows = rows
-        self._claims: dict[Key, Job] = {}
+        self._lines = Lines()
+        self._claims = Claims(rows.cache.block_size, worth_waiting)
+        self._gates: dict[Job, Gate] = {}
+        self._held: dict[Gate, dict[Job, None]] = {}
+        self._count = 0
         self._nobody_at = _NEVER  # `rows.changes` when nobody could begin: nobody can until that or the queue changes
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._count
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Who waits, in order."""
+        return sorted((*self._lines, *self._gates), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
         """Into the queue behind everyone who comes first."""
-        insort(self.waiting, job, key=lambda j: j.order)
+        self._count += 1
+        if job.fork_of is not None and _waits_for_parent(job):
+            self._hold(job, job.fork_of)
+        else:
+            self._lines.add(job)
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
-        """Out of the queue."""
-        self.waiting.remove(job)
-        self._nobody_at = _NEVER
+        """Out of the queue, because it has ended: nobody waits for it any more."""
+        self._count -= 1
+        gate = self._gates.pop(job, None)
+        if gate is None:
+            self._lines.remove(job)
+        else:
+            del self._held[gate][job]
+            if not self._held[gate]:
+                del self._held[gate]
+        self._let_go([job])
+
+    def stored(self, job: Job) -> None:
+        """A job has stored part of its prompt, which others may begin with now."""
+        self._let_go(self._claims.release(job, job.stored // self._rows.cache.block_size))
 
     def unclaim(self, job: Job) -> None:
-        """A job has computed its prompt, or will not: nobody waits for its blocks any more."""
-        for key in job.keys:
-            if self._claims.get(key) is job:
-                del self._claims[key]
-        self._nobody_at = _NEVER
+        """A job has computed its prompt, or will not: nobody waits for it any more."""
+        self._let_go([*self._claims.release(job), job])
 
     def clear(self) -> None:
         """Forget the queue and all claims."""
-        self.waiting.clear()
+        self._lines = Lines()
         self._claims.clear()
+        self._gates.clear()
+        self._held.clear()
+        self._count = 0
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the queue is out of order, or a claim would never be given up."""
-        assert all(a.order < b.order for a, b in pairwise(self.waiting)), "the queue is out of order"
-        assert not any(job.running for job in self.waiting), "a running job waits"
-        assert all(job in self._rows.jobs for job in self._claims.values()), "a claim of a job that does not run"
+        """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
+        assert len(self) == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
+        assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
+        assert self._lines.first is min(self._lines, key=lambda j: j.order, default=None), "the queue is out of order"
+        assert all(owner in self._rows.jobs for owner in self._claims.owners), "a claim of a job that does not run"
+        assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
+        for job, gate in self._gates.items():
+            waits = _waits_for_parent(job) if isinstance(gate, Job) else gate in self._claims
+            assert waits, f"job {job.id} waits for what has happened"
 
     @property
     def possible(self) -> bool:
@@ -78,61 +119,79 @@ class Admission:
             except KVCacheFull:
                 self._nobody_at = self._rows.changes
                 break
-            self.waiting.remove(job)
+            self._lines.remove(job)
+            self._count -= 1
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
             elif not job.preemptions:
                 job.cached = job.computed
                 self.cached_tokens += job.cached
-            for key in job.keys[job.computed // self._rows.cache.block_size :]:
-                self._claims.setdefault(key, job)
+            self._claims.claim(job)
         return tuple(copies)
 
     def _next(self) -> tuple[Job, Match | None] | None:
         """The first in the queue who can begin now, and what of its tokens is cached; None if nobody can.
 
-        One whose client has its share, whose fork's prompt or whose next block is being computed by another, lets
-        others pass. One that waits for memory lets nobody pass.
+        One that waits for memory lets nobody pass.
         """
         rows = self._rows
-        if not self.waiting or len(rows.jobs) >= rows.limit or self._nobody_at == rows.changes:
+        if not self._count or len(rows.jobs) >= rows.limit or self._nobody_at == rows.changes:
             return None
-        held = self._held_by_clients()
-        awaited: set[Key] = set()
-        for job in islice(self.waiting, _LOOKED_AT):
-            if not self._within_share(job, held) or _waits_for_parent(job) or not awaited.isdisjoint(job.keys):
+        try:
+            return self._look()
+        finally:
+            self._lines.bring_back()
+
+    def _look(self) -> tuple[Job, Match | None] | None:
+        rows, tokens = self._rows, self._tokens_of_clients()
+        looked: Counter[str | None] = Counter()
+        while (job := self._lines.first) is not None:
+            if not self._within_share(job, tokens):
+                self._lines.pass_over(job.client)
                 continue
+            if looked[job.client] == _LOOKED_AT and rows.jobs:
+                self._lines.pass_over(job.client)
+                continue
+            looked[job.client] += 1
             match = rows.match(job)
-            key = self._claimed(job, match)
-            if key is not None:
-                awaited.add(key)
-                continue
-            if rows.fits(job, match):
+            gate = job.fork_of if _waits_for_parent(job) else self._claims.awaited(job, match) if match else None
+            if gate is not None:
+                self._lines.remove(job)
+                self._hold(job, gate)
+            elif rows.fits(job, match):
                 return job, match
-            break
-        self._nobody_at = rows.changes
+            else:
+                break
+        if _LOOKED_AT not in looked.values():
+            self._nobody_at = rows.changes
         return None
 
-    def _held_by_clients(self) -> dict[str, int]:
+    def _hold(self, job: Job, gate: Gate) -> None:
+        """A job waits for something, and lets others pass."""
+        self._gates[job] = gate
+        self._held.setdefault(gate, {})[job] = None
+
+    def _let_go(self, gates: Iterable[Gate]) -> None:
+        """What some jobs waited for has happened, or never will: they are back in line."""
+        for gate in gates:
+            for job in self._held.pop(gate, ()):
+                del self._gates[job]
+                self._lines.add(job)
+        self._nobody_at = _NEVER
+
+    def _tokens_of_clients(self) -> dict[str, int]:
         """The tokens that each client has running, prompts and answers."""
-        held: dict[str, int] = {}
+        tokens: dict[str, int] = {}
         for job in self._rows.jobs if self.client_tokens is not None else ():
             if job.client is not None:
-                held[job.client] = held.get(job.client, 0) + job.most_tokens
-        return held
+                tokens[job.client] = tokens.get(job.client, 0) + job.most_tokens
+        return tokens
 
-    def _within_share(self, job: Job, held: Mapping[str, int]) -> bool:
+    def _within_share(self, job: Job, tokens: Mapping[str, int]) -> bool:
         """Whether the job's client may have it running; one request is always allowed."""
-        if self.client_tokens is None or job.client is None or not held.get(job.client):
+        if self.client_tokens is None or job.client is None or not tokens.get(job.client):
             return True
-        return held[job.client] + job.most_tokens <= self.client_tokens
-
-    def _claimed(self, job: Job, match: Match | None) -> Key | None:
-        """The next block of a job's tokens, if another is computing it."""
-        if match is None or len(match.entries) >= len(job.keys):
-            return None
-        key = job.keys[len(match.entries)]
-        return key if key in self._claims else None
+        return tokens[job.client] + job.most_tokens <= self.client_tokens
 
 
 def _waits_for_parent(job: Job) -> bool:

@@ -22,6 +22,7 @@ from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.admission import Admission
+from cortexmlx.scheduling.claims import WORTH_WAITING
 from cortexmlx.scheduling.job import Committed, Job, Lane, Window
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.placement import flush_of
@@ -39,8 +40,8 @@ class Scheduler:
     A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
     `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
     its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
-    have in common among that client's, and with `share_between_clients` among all. `pipeline` False plans a step only
-    when nothing is in flight.
+    have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see `Claims`.
+    `pipeline` False plans a step only when nothing is in flight.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Scheduler:
         headroom: int = 128,
         share_prefixes: bool = True,
         share_between_clients: bool = False,
+        worth_waiting: int = WORTH_WAITING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache = cache
@@ -71,7 +73,7 @@ class Scheduler:
         self.preemptions = 0
         self._clock = clock
         self._rows = Rows(cache, max_rows, headroom, share_prefixes)
-        self._admission = Admission(self._rows, client_tokens)
+        self._admission = Admission(self._rows, client_tokens, worth_waiting)
         self._builder = StepBuilder(cache)
         self._jobs: dict[int, Job] = {}
         self._window = Window()
@@ -233,7 +235,7 @@ class Scheduler:
     @property
     def rows_waiting(self) -> int:
         """Requests that wait for one."""
-        return len(self._admission.waiting)
+        return len(self._admission)
 
     @property
     def steps(self) -> int:
@@ -257,7 +259,7 @@ class Scheduler:
 
     def _wants_drain(self) -> bool:
         window = self._window
-        if self._rows.prefilling or (self._leaving and self._admission.waiting):
+        if self._rows.prefilling or (self._leaving and self._admission):
             return True
         if self._admission.possible:
             return True
@@ -331,7 +333,9 @@ class Scheduler:
             self.cache.append(job.id, count)
             if plan.kind is StepKind.DRAINED:
                 self._rows.store(job, job.computed)
-            if job.computed >= len(job.tokens):
+            if job.computed < len(job.tokens):
+                self._admission.stored(job)
+            else:
                 if job.state is RequestState.PREFILLING:
                     self._admission.unclaim(job)
                 job.state = RequestState.DECODING

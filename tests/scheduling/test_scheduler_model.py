@@ -43,6 +43,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         share=st.booleans(),
         token_target=st.sampled_from([None, 0.01]),
         client_tokens=st.sampled_from([None, 40]),
+        between=st.booleans(),
+        worth_waiting=st.sampled_from([1, 1, 5, 64]),
     )
     def begin(
         self,
@@ -57,8 +59,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         share: bool,
         token_target: float | None,
         client_tokens: int | None,
+        between: bool,
+        worth_waiting: int,
     ) -> None:
         self.now = 0.0
+        self.worth_waiting = worth_waiting
+        self.client_tokens = client_tokens
         cache = KVCache(groups(count), first, block_size, limit=first + more, prefix=PrefixCache(block_size))
         self.scheduler = Scheduler(
             cache,
@@ -70,6 +76,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             share_prefixes=share,
             token_target=token_target,
             client_tokens=client_tokens,
+            share_between_clients=between,
+            worth_waiting=worth_waiting,
             clock=lambda: self.now,
         )
         self.shadow = Shadow(self.scheduler, VOCAB)
@@ -161,31 +169,44 @@ class SchedulerMachine(RuleBasedStateMachine):
             if pressed:
                 self.scheduler.relieve(True)
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
-            held = {job for job, _ in waiting if self.cannot_begin(job)}
+            computing = [job for job in self.open if job.state is RequestState.PREFILLING]
+            held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
             self.shadow.step()
-            self.nobody_jumped_the_queue(waiting, held)
+            self.nobody_jumped_the_queue(waiting, computing, held)
 
-    def cannot_begin(self, job: Job) -> bool:
-        """Whatever memory there is: its prefix or its parent's prompt is being computed by one that comes before it,
-        or its client has its share already.
+    def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
+        """Whatever memory there is: its parent's prompt is not there yet, another computes what it can begin with, or
+        its client has its share, or has it with one that comes before.
         """
         parent_computes = job.fork_of is not None and job.fork_of.finish_reason is None
-        claims = self.scheduler._admission._claims
-        prefix_computes = any(key in claims and claims[key].order < job.order for key in job.keys)
-        share = self.scheduler._admission.client_tokens
-        held = sum(j.most_tokens for j in self.open if j.running and j.client == job.client)
-        share_taken = job.client is not None and share is not None and held > 0 and held + job.most_tokens > share
-        return parent_computes or prefix_computes or share_taken
+        prefix_computes = any(self.shared(job, other) >= self.worth_waiting for other in computing)
+        before = [j for j in self.open if j.state in WAITS and j.client == job.client and j.order <= job.order]
+        return parent_computes or prefix_computes or any(map(self.share_is_taken, before))
 
-    def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], held: set[Job]) -> None:
-        """Who begins comes before all who wait on, but for those who cannot begin. As the order is that of arrival
+    def shared(self, job: Job, other: Job) -> int:
+        """How many tokens `job` can begin with when `other` has computed its prompt."""
+        if job.salt != other.salt or job is other:
+            return 0
+        size = self.scheduler.cache.block_size
+        pairs = enumerate(zip(job.tokens, other.tokens, strict=False))
+        common = next((i for i, (a, b) in pairs if a != b), min(len(job.tokens), len(other.tokens)))
+        return min(common // size * size, len(job.tokens) - 1)
+
+    def share_is_taken(self, job: Job) -> bool:
+        held = sum(j.most_tokens for j in self.open if j.running and j.client == job.client)
+        bounded = job.client is not None and self.client_tokens is not None
+        return bounded and held > 0 and held + job.most_tokens > self.client_tokens
+
+    def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], computing: list[Job], held: set[Job]) -> None:
+        """Who begins comes before all who wait on, but for those who let others pass. As the order is that of arrival
         up to a bounded head start, waiting is bounded.
         """
         begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
         for job, preemptions in waiting:
             if job.state in WAITS and job.preemptions == preemptions and job not in held:
                 passed = [b.id for b in begun if b.order > job.order]
-                assert not passed or self.cannot_begin(job), f"job {job.id} was passed by {passed}"
+                computes = computing + [b for b in begun if b.order < job.order]
+                assert not passed or self.lets_others_pass(job, computes), f"job {job.id} was passed by {passed}"
 
     @precondition(lambda self: self.shadow.in_flight)
     @rule()

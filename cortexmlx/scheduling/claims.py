@@ -1,0 +1,76 @@
+"""Claims: which blocks of prompts are being computed, and whether to wait for one or compute it, too. No mlx."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.scheduling.job import Job
+
+WORTH_WAITING = 32
+"""Prompt tokens that cost about as much as a step that computes nothing: what a GPU multiplies while it reads a weight.
+"""
+
+
+class Claims:
+    """A running job *claims* the blocks of its prompt until they are stored. One that would compute the same blocks
+    may wait for them.
+
+    Waiting saves the tokens that are shared, and costs a step: the row, empty meanwhile, ends one step later than if
+    its whole prompt had been in the other's. Its own tokens are computed either way. A step has a price whatever it
+    computes, for it reads all weights; so a job waits if that saves it at least `worth_waiting` tokens, which cost as
+    much. The bar is low on purpose: all who wait pay for one step together, but save the tokens each.
+    """
+
+    def __init__(self, block_size: int, worth_waiting: int) -> None:
+        self._block_size = block_size
+        self._worth_waiting = max(1, worth_waiting)
+        self._owners: dict[Key, Job] = {}
+        self._open: dict[Job, int] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._owners
+
+    @property
+    def owners(self) -> set[Job]:
+        """Who claims something."""
+        return {*self._owners.values(), *self._open}
+
+    def claim(self, job: Job) -> None:
+        """A job begins: it will compute what it has not found."""
+        self._open[job] = job.computed // self._block_size
+        for key in job.keys[self._open[job] :]:
+            self._owners.setdefault(key, job)
+
+    def release(self, job: Job, blocks: int | None = None) -> list[Key]:
+        """A job's first `blocks` blocks are stored (None: it claims nothing any more). Returns the keys that nobody
+        claims from now on.
+        """
+        begin = self._open.pop(job, len(job.keys))
+        if blocks is not None and blocks < len(job.keys):
+            self._open[job] = blocks
+        freed = [key for key in job.keys[begin:blocks] if self._owners.get(key) is job]
+        for key in freed:
+            self._owners.pop(key, None)
+        return freed
+
+    def awaited(self, job: Job, match: Match) -> Key | None:
+        """The last of the blocks behind `match` that another is computing for this job, too; None if it should not
+        wait for them.
+        """
+        begin = len(match.entries)
+        owner = self._owners.get(job.keys[begin]) if begin < len(job.keys) else None
+        if owner is None:
+            return None
+        both = range(min(len(job.keys), len(owner.keys)))
+        end = bisect_left(both, True, lo=begin + 1, key=lambda i: job.keys[i] != owner.keys[i])
+        shared = min(end * self._block_size, len(job.tokens) - 1)
+        if shared - begin * self._block_size - match.partial_tokens < self._worth_waiting:
+            return None
+        last = job.keys[end - 1]
+        return last if last in self._owners else job.keys[begin]
+
+    def clear(self) -> None:
+        """Forget all claims."""
+        self._owners.clear()
+        self._open.clear()

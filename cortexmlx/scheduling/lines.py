@@ -1,0 +1,110 @@
+"""Lines: who waits, one line per client, and the lines by who is first in them. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from cortexmlx.scheduling.job import Job
+
+T = TypeVar("T")
+Order = tuple[float, int]
+
+_FEW = 16
+"""Things that have left a heap which are not worth a look at all of it."""
+
+
+class Ordered(Generic[T]):
+    """Things by their order, the first of them at hand. No two have the same order.
+
+    A heap in which what has left stays until it comes to the top, or until half of the heap is such: `add` and `remove`
+    cost O(log n) in the mean, wherever the thing stands, and `first` O(1).
+    """
+
+    def __init__(self) -> None:
+        self._orders: dict[T, Order] = {}
+        self._heap: list[tuple[Order, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def __iter__(self) -> Iterator[T]:
+        """All things, in no order."""
+        return iter(self._orders)
+
+    @property
+    def first(self) -> T:
+        """The thing that comes first. There must be one."""
+        return self._heap[0][1]
+
+    def add(self, order: Order, thing: T) -> None:
+        """Put a thing in its place; one that is here already moves there."""
+        self._orders[thing] = order
+        heappush(self._heap, (order, thing))
+        self._tidy()
+
+    def remove(self, thing: T) -> None:
+        """Take a thing out."""
+        del self._orders[thing]
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 2 * len(self._orders) + _FEW:
+            self._heap = [(order, thing) for thing, order in self._orders.items()]
+            heapify(self._heap)
+        while self._heap and self._orders.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+
+
+class Lines:
+    """The jobs that wait, in order, and those of one client in a line of their own: it can be passed over as a whole,
+    however long it is.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str | None, Ordered[Job]] = {}
+        self._heads: Ordered[Ordered[Job]] = Ordered()
+        self._passed: list[Ordered[Job]] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        """All jobs, in no order."""
+        return (job for line in self._lines.values() for job in line)
+
+    @property
+    def first(self) -> Job | None:
+        """The first of all jobs whose client is not passed over; None if there is none."""
+        return self._heads.first.first if self._heads else None
+
+    def add(self, job: Job) -> None:
+        """To its place in its client's line."""
+        line = self._lines.setdefault(job.client, Ordered())
+        line.add(job.order, job)
+        if line.first is job:
+            self._heads.add(job.order, line)
+
+    def remove(self, job: Job) -> None:
+        """Out of its line, which need not be its first."""
+        line = self._lines[job.client]
+        was_first = line.first is job
+        line.remove(job)
+        if not line:
+            self._heads.remove(line)
+            del self._lines[job.client]
+        elif was_first:
+            self._heads.add(line.first.order, line)
+
+    def pass_over(self, client: str | None) -> None:
+        """Leave a client's whole line out until `bring_back`; O(log clients)."""
+        line = self._lines[client]
+        self._heads.remove(line)
+        self._passed.append(line)
+
+    def bring_back(self) -> None:
+        """Nobody is passed over any more."""
+        for line in self._passed:
+            self._heads.add(line.first.order, line)
+        self._passed.clear()
