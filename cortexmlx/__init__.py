@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+import logging
+from typing import TYPE_CHECKING
 
-from cortexmlx.errors import CortexError, KVCacheFull
-from cortexmlx.request import Completion, FinishReason, SamplingParams, TokenEvent, Usage
+from cortexmlx.errors import (
+    CortexError,
+    EngineClosed,
+    InvalidRequest,
+    KernelCompileError,
+    KernelFault,
+    KVBlockError,
+    KVCacheFull,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    PromptTooLong,
+    ToolchainMissing,
+)
+from cortexmlx.request import (
+    Completion,
+    FinishReason,
+    Message,
+    RequestState,
+    SamplingParams,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+from cortexmlx.stats import EngineStats, Latency, ModelInfo, Moment
 
 if TYPE_CHECKING:
-    from cortexmlx.engine import Engine
+    from cortexmlx.engine import Engine, MemoryPressure
     from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.serving.handle import RequestHandle
 
 __version__ = "0.1.0"
 
@@ -17,25 +44,50 @@ __all__ = [
     "Completion",
     "CortexError",
     "Engine",
+    "EngineClosed",
+    "EngineStats",
     "FinishReason",
+    "InvalidRequest",
     "KVBlockAllocator",
+    "KVBlockError",
     "KVCacheFull",
     "KVHandle",
+    "KernelCompileError",
+    "KernelFault",
+    "Latency",
+    "MemoryPressure",
+    "Message",
+    "ModelCorrupt",
+    "ModelInfo",
+    "ModelNotFound",
+    "ModelUnsupported",
+    "Moment",
+    "PromptTooLong",
+    "RequestHandle",
+    "RequestState",
     "SamplingParams",
+    "Timings",
     "TokenEvent",
+    "TokenLogprob",
+    "ToolchainMissing",
     "Usage",
     "__version__",
 ]
 
+# A program that sets up no logging hears nothing: without a handler Python itself prints warnings.
+logging.getLogger("cortexmlx").addHandler(logging.NullHandler())
 
-def __getattr__(name: str) -> Any:
-    """Import the engine (and with it mlx) only when somebody asks for it: `import cortexmlx` does no work."""
-    if name == "Engine":
-        from cortexmlx.engine import Engine
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+    _HOMES = {
+        "Engine": "cortexmlx.engine",
+        "MemoryPressure": "cortexmlx.engine",
+        "KVBlockAllocator": "cortexmlx.kv.allocator",
+        "KVHandle": "cortexmlx.kv.allocator",
+        "RequestHandle": "cortexmlx.serving.handle",
+    }
 
-        return Engine
-    if name in ("KVBlockAllocator", "KVHandle"):
-        from cortexmlx.kv import allocator
-
-        return getattr(allocator, name)
-    raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import the engine only when somebody asks for it: `import cortexmlx` does no work."""
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
