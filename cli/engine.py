@@ -33,9 +33,9 @@ def loading(model: str) -> Iterator[Callable[[str, float], None] | None]:
     if not console.is_terminal(sys.stderr):
         yield None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console.stderr(), transient=True) as progress:
         task = progress.add_task(f"loading {model}", total=None)
 

@@ -1,24 +1,38 @@
-"""Fetching a model from the hub, with its own progress bar, and finding what is in its cache."""
+"""Fetching a model from the hub, and finding what is in its cache. Nothing is printed."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 
+log = logging.getLogger("cortexmlx")
+
 # What mlx-lm reads of a model folder. Code is left out: it is never run.
 NEEDED_FILES = ["*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 
 
-def fetch(repo: str) -> Path:
+Progress = Callable[[str, float], None]
+
+
+def _untold(what: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def fetch(repo: str, on_progress: Progress = _untold) -> Path:
     """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
 
-    A complete copy is used without asking the network. Raises ModelNotFound for an unknown or closed repository or no
-    network.
+    A complete copy is used without asking the network. `on_progress` is told the fraction of bytes that are here, of
+    the files begun so far; the download's threads call it, one at a time. Raises ModelNotFound for an unknown or
+    closed repository or no network.
     """
-    return cached_folder(repo) or _download(repo, NEEDED_FILES)
+    return cached_folder(repo) or _download(repo, NEEDED_FILES, on_progress)
 
 
 def fetch_config(repo: str) -> Path:
@@ -26,7 +40,7 @@ def fetch_config(repo: str) -> Path:
     return cached_folder(repo) or _download(repo, ["config.json"])
 
 
-def _download(repo: str, files: list[str]) -> Path:
+def _download(repo: str, files: list[str], on_progress: Progress = _untold) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -38,7 +52,8 @@ def _download(repo: str, files: list[str]) -> Path:
     )
 
     try:
-        folder = Path(snapshot_download(repo, allow_patterns=files))
+        with _warnings_logged():
+            folder = Path(snapshot_download(repo, allow_patterns=files, tqdm_class=_silent_bar(on_progress)))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"{repo} asks for consent first: accept its terms on https://huggingface.co/{repo}, then `hf auth login`."
@@ -62,6 +77,45 @@ def _download(repo: str, files: list[str]) -> Path:
             f"`hf download {repo} FILE.gguf`."
         )
     return folder
+
+
+def _silent_bar(on_progress: Progress) -> type[Any]:
+    """A progress bar for the hub library that shows nothing and tells `on_progress` instead."""
+    from huggingface_hub.utils import tqdm
+
+    class SilentBar(tqdm):  # type: ignore[misc]
+        """Counts what it is told. The library has one for files, one for bytes received and one for bytes stored."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.stored = options.get("unit") == "B" and not str(options.get("name")).endswith(".transfer")
+            super().__init__(*args, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            with self.get_lock():
+                self.n += n or 0
+                if self.stored and self.total:
+                    on_progress("downloading", min(1.0, self.n / self.total))
+
+    return SilentBar
+
+
+@contextmanager
+def _warnings_logged() -> Iterator[None]:
+    """Meanwhile what the hub library would print (that it tries again, for one) goes to this package's logger."""
+    from huggingface_hub.utils.logging import get_logger
+
+    def pass_on(record: logging.LogRecord) -> bool:
+        log.log(record.levelno, "%s", " ".join(record.getMessage().split()))
+        return False
+
+    printing = [h for h in get_logger("huggingface_hub").handlers if type(h) is logging.StreamHandler]
+    for handler in printing:
+        handler.addFilter(pass_on)
+    try:
+        yield
+    finally:
+        for handler in printing:
+            handler.removeFilter(pass_on)
 
 
 def cached_folder(repo: str) -> Path | None:

@@ -23,7 +23,8 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
 
     `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
     that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
-    `on_progress(what, fraction)` is called on this thread.
+    `on_progress(what, fraction)` is called on this thread, and while a model is downloaded on the download's threads,
+    one at a time.
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx.cpu import blas
@@ -33,9 +34,8 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     enter_mlx_lm()
     report = on_progress or (lambda what, fraction: None)
     source = resolve(name)
-    report("loading weights", 0.0)
     slow_below_float32 = _slow_below_float32()
-    path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True)
+    path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True, report)
     report("loading weights", 0.8)
     notes += _widen(model, slow_below_float32, dequantize)
     report("loading weights", 1.0)
@@ -49,12 +49,15 @@ def _slow_below_float32() -> bool:
     return sys.platform == "linux" and mx.default_device() == mx.cpu
 
 
-def _read(source: ModelSource, float32: bool) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
+def _read(
+    source: ModelSource, float32: bool, report: Progress
+) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
     path = source.path
     if path is None:
         from cortexmlx.models.hub import fetch
 
-        path = fetch(source.name)
+        path = fetch(source.name, report)
+    report("loading weights", 0.0)
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf
 

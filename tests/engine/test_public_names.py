@@ -33,7 +33,9 @@ def test_importing_the_package_imports_neither_mlx_nor_numpy() -> None:
 def test_a_type_checker_refuses_a_name_that_does_not_exist(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     client = tmp_path / "client.py"
-    client.write_text("from cortexmlx import Engine, PromptTooLong, RequestHandle\nfrom cortexmlx import PromptToLong\n")
+    client.write_text(
+        "from cortexmlx import Engine, PromptTooLong, RequestHandle\nfrom cortexmlx import PromptToLong\n"
+    )
     package = tmp_path / "cortexmlx" / "__init__.py"
     package.parent.mkdir()
     package.write_text(Path(cortexmlx.__file__).read_text())
