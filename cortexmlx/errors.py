@@ -33,6 +33,10 @@ class InvalidRequest(CortexError, ValueError):
     """The request itself is wrong: an empty prompt, or sampling parameters out of range."""
 
 
+class LogitsProcessorError(CortexError):
+    """A logits processor of the caller's own raised, or returned no logits; its request failed, and no other."""
+
+
 class EngineClosed(CortexError):
     """The engine was closed, or its thread failed, before the request could finish."""
 

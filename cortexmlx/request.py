@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from numbers import Integral, Rational, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError, InvalidRequest
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+LogitsProcessor = Callable[["mx.array", "mx.array"], "mx.array"]
+"""A function of the tokens so far, `[n] int32`, and the next one's logits, `[1, vocab] float32`: the logits to choose
+from. See `SamplingParams`.
+"""
 
 
 class FinishReason(str, Enum):
@@ -72,6 +80,12 @@ class SamplingParams:
     and of the n likeliest (0: only the chosen one). `n` answers are wanted, the likeliest of `best_of` (None: any);
     a higher `priority` goes first.
 
+    `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
+    bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with
+    its tokens growing by one, also when it was preempted in between, and once more than it has tokens if a stop ended
+    it. Answers of one request share them (`n`), so one that keeps state should do so by its tokens. What one raises
+    fails its request with LogitsProcessorError.
+
     Any iterable serves for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
     Python's. Nothing else is checked before `validate`, which raises InvalidRequest naming the parameter, its value
     and the range. The ranges keep all arithmetic finite in float32.
@@ -87,6 +101,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
+    logits_processors: Sequence[LogitsProcessor] = ()
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -101,7 +116,7 @@ class SamplingParams:
             value = getattr(self, each.name)
             if each.name == "logit_bias":
                 plain = TokenBiases(value) if isinstance(value, Mapping) else value
-            elif each.name in ("stop", "stop_token_ids"):
+            elif each.name in ("stop", "stop_token_ids", "logits_processors"):
                 plain = _plain_list(value)
             else:
                 plain = _plain(value)
@@ -126,6 +141,8 @@ class SamplingParams:
         self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         self._check("stop", texts, "a list of non-empty strings")
+        functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
+        self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
         self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
 
     def _check_tokens(self, top: int) -> None:

@@ -110,7 +110,8 @@ class ModelRunner:
             if rows is not None:
                 self._sampler = BatchSampler(rows, self._vocab_size)
             assert self._sampler is not None
-            pending = Pending(plan, self._sampler(logits, plan.places), started)
+            live = [segment.live for segment in plan.sampled]
+            pending = Pending(plan, self._sampler(logits, plan.places, live), started)
         else:
             pending = Pending(plan, None, started)
         self._last = pending

@@ -8,8 +8,8 @@ own logits, seed, history and token index alone, never on its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
+from cortexmlx.errors import CortexError
 from cortexmlx.execution.logits import (
     bits_below_max,
     draw,
@@ -27,6 +28,7 @@ from cortexmlx.execution.logits import (
     uniforms,
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, TokenList
+from cortexmlx.execution.processors import LogitsProcessors
 from cortexmlx.request import SamplingParams
 
 TokenIndex = npt.NDArray[np.integer[Any]]
@@ -51,13 +53,15 @@ class Sampled:
     `tokens [R] int32`. `logprobs [R] float32`: the natural-log probability of each token under the logits as the model
     gave them, before penalties, filters and temperature; None unless some row asked. `top_ids [R, k] int32` and
     `top_logprobs [R, k] float32`: the likeliest tokens, best first, with k the most that any row asked for; None if
-    that is 0. Rows that did not ask hold NaN and -1.
+    that is 0. Rows that did not ask hold NaN and -1. `failures`: what the processors of single rows raised; the
+    tokens of those mean nothing.
     """
 
     tokens: mx.array
     logprobs: mx.array | None = None
     top_ids: mx.array | None = None
     top_logprobs: mx.array | None = None
+    failures: Mapping[int, CortexError] = field(default_factory=dict)
 
     def arrays(self) -> list[mx.array]:
         """What there is, for one `mx.async_eval`."""
@@ -67,8 +71,9 @@ class Sampled:
 class BatchSampler:
     """Chooses the next token of every row, for any number of steps with the same rows in the same order.
 
-    The order is that of mlx-lm: logit bias, repetition penalty, presence and frequency penalties; then top-p, min-p
-    and top-k on the probabilities at temperature 1; then the draw at the row's temperature.
+    The order is that of mlx-lm: logit bias, repetition penalty, presence and frequency penalties, the row's own
+    processors; then top-p, min-p and top-k on the probabilities at temperature 1; then the draw at the row's
+    temperature.
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
@@ -83,24 +88,35 @@ class BatchSampler:
         if any(p.presence_penalty != 0.0 or p.frequency_penalty != 0.0 for p in params):
             presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
             self._histories.append(CountPenalty([row.output for row in rows], presence, frequency))
+        self._processors: LogitsProcessors | None = None
+        if any(p.logits_processors for p in params):
+            tokens = [[*row.prompt, *row.output] if row.params.logits_processors else () for row in rows]
+            self._processors = LogitsProcessors([p.logits_processors for p in params], tokens)
         self._groups = _groups(rows, vocab_size)
         order = np.concatenate([group.rows for group in self._groups])
         self._original_order = mx.array(np.argsort(order).astype(np.int32))
         self._logprobs = _Logprobs(params) if any(p.logprobs is not None for p in params) else None
 
-    def __call__(self, logits: mx.array, token_index: TokenIndex) -> Sampled:
+    def __call__(self, logits: mx.array, token_index: TokenIndex, live: Sequence[bool] | None = None) -> Sampled:
         """Choose one token per row.
 
         `logits [R, V]` of any float dtype, lazy or not; `token_index [R]`: how many tokens each row has generated
-        before this one. The penalties of the next call count the returned tokens too.
+        before this one. The penalties of the next call count the returned tokens too. Nobody wants the tokens of rows
+        that are not `live`: their processors are not called.
         """
-        tokens = self._choose(self._adjusted(logits), token_index)
-        for history in self._histories:
-            history.append(tokens)
-        return Sampled(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
+        adjusted = self._adjusted(logits)
+        failures: Mapping[int, CortexError] = {}
+        if self._processors is not None:
+            adjusted, failures = self._processors.apply(adjusted, live)
+        tokens = self._choose(adjusted, token_index)
+        for history in (*self._histories, self._processors):
+            if history is not None:
+                history.append(tokens)
+        sampled = Sampled(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
+        return replace(sampled, failures=failures) if failures else sampled
 
     def _adjusted(self, logits: mx.array) -> mx.array:
-        if self._bias is None and not self._histories:
+        if self._bias is None and not self._histories and self._processors is None:
             return logits
         logits = logits.astype(mx.float32)
         if self._bias is not None:

@@ -96,7 +96,8 @@ class Job:
     def needs_history(self) -> bool:
         """Its sampling looks at the tokens so far."""
         p = self.params
-        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+        penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+        return penalised or bool(p.logits_processors)
 
 
 @dataclass(frozen=True)

@@ -312,15 +312,14 @@ class Scheduler:
         """One token for every lane of the window; opens a window if none is."""
         opening = self._window.column == 0
         if opening:
+            if any(job.needs_history and job.sampled > job.generated for job in self._rows.jobs):
+                return None  # the sampler must know the tokens in flight
             self._open_window()
         window = self._window
         todo = {i: lane.job for i, lane in enumerate(window.lanes) if lane.live and lane.job.unfinished}
         if not todo:
             return None
         committed = all(job.sampled == job.generated for job in todo.values())
-        if opening and not committed and any(job.needs_history for job in todo.values()):
-            window.lanes = ()  # the sampler must know the tokens in flight
-            return None
         plan = self._builder.decode(window, todo, committed, flush)
         self._planned(plan, [(job, 1) for job in todo.values()])
         window.column += 1

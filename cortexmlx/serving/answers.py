@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cortexmlx.request import (
     Completion,
@@ -19,6 +20,9 @@ from cortexmlx.request import (
 from cortexmlx.scheduling.job import Committed, Job
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text import TextStream
+
+if TYPE_CHECKING:
+    from cortexmlx.execution.runner import StepResult
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,17 @@ class Answer:
             prefill_tokens_per_second=computed / prefilling if prefilling > 0 else 0.0,
             decode_tokens_per_second=(self.job.generated - 1) / decoding if decoding > 0 else 0.0,
         )
+
+
+def logprob_of(news: Committed, result: StepResult) -> TokenLogprob | None:
+    """The log-probability of a new token and of the likeliest at its place, if they were asked for."""
+    asked = news.job.params.logprobs
+    if asked is None or result.logprobs is None:
+        return None
+    top: tuple[tuple[int, float], ...] = ()
+    if asked and result.top_ids is not None and result.top_logprobs is not None:
+        top = tuple(zip(result.top_ids[news.place], result.top_logprobs[news.place], strict=True))[:asked]
+    return TokenLogprob(news.token, result.logprobs[news.place], top)
 
 
 def _likelihood(completion: Completion) -> float:

@@ -24,11 +24,11 @@ from cortexmlx.kv.sizing import bytes_per_token, default_kv_bytes, format_bytes,
 from cortexmlx.kv.spec import LayerGroup, group_layers
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.request import FinishReason, RequestState, SamplingParams, TokenLogprob
+from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.scheduling.job import Committed, Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.serving.answers import Answer, NewRequest, RequestAnswers, scored, seed_of
+from cortexmlx.serving.answers import Answer, NewRequest, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.meter import Meter, Timeline
 from cortexmlx.serving.text import TextStream
@@ -108,7 +108,7 @@ class EngineCore:
         began = time.perf_counter()
         plan = self._timed_plan()
         if plan is not None:
-            self._in_flight.append(self.runner.dispatch(plan, self._sampling_rows(plan)))
+            self._in_flight.append(self._dispatched(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > 1):
             self._commit(self.runner.collect(self._in_flight.popleft()))
         elif plan is None and not self.scheduler.idle:
@@ -160,6 +160,13 @@ class EngineCore:
         for answer in list(answers.open) if answers is not None else ():
             self.scheduler.finish(answer.job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
             self._finish(answer, FinishReason.CANCELLED)
+
+    def _fail(self, request: NewRequest, error: CortexError) -> None:
+        """End one request with an error."""
+        for answer in self._requests.pop(request.id).open:
+            self.scheduler.finish(answer.job.id, FinishReason.ERROR, RequestState.FAILED)
+            del self._answers[answer.job.id]
+        request.handle.fail(error)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""
@@ -260,6 +267,15 @@ class EngineCore:
                 answer.begin(now)
         return plan
 
+    def _dispatched(self, plan: StepPlan) -> Pending:
+        """Start a step. The requests whose own processors failed in it end here."""
+        pending = self.runner.dispatch(plan, self._sampling_rows(plan))
+        for place, error in pending.sampled.failures.items() if pending.sampled is not None else ():
+            answer = self._answers.get(plan.sampled[place].request)
+            if answer is not None:
+                self._fail(answer.request, error)
+        return pending
+
     def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
         """The sampling rows of a step, or None within a decode window, where they stay the same."""
         if plan.groups is None:
@@ -277,7 +293,7 @@ class EngineCore:
         """One new token of an answer, and its end if this was the last."""
         self._generated_tokens += 1
         before = answer.last
-        answer.take(news, _logprob(answer.job.params, news, result))
+        answer.take(news, logprob_of(news, result))
         self._measure(answer, before)
         reason = news.finish_reason
         if answer.stopped:
@@ -354,16 +370,6 @@ class EngineCore:
         counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
         again = f", preempted {job.preemptions} times" if job.preemptions else ""
         return f"{job.state.value}: {counts}{again}{where}"
-
-
-def _logprob(params: SamplingParams, news: Committed, result: StepResult) -> TokenLogprob | None:
-    if params.logprobs is None or result.logprobs is None:
-        return None
-    top: tuple[tuple[int, float], ...] = ()
-    if params.logprobs and result.top_ids is not None and result.top_logprobs is not None:
-        pairs = zip(result.top_ids[news.place], result.top_logprobs[news.place], strict=True)
-        top = tuple(pairs)[: params.logprobs]
-    return TokenLogprob(news.token, result.logprobs[news.place], top)
 
 
 def _vocab_size(loaded: LoadedModel) -> int:

@@ -1,0 +1,93 @@
+"""Logits processors: functions of the caller's own that change a row's logits before its token is chosen.
+
+The signature is mlx-lm's, so that its functions and those written for it serve here:
+
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array
+
+with `tokens [n] int32`, prompt and answer so far, of which the newest may be lazy, and `logits [1, V] float32`. A
+request's functions are called in their order, on the logits that its bias and penalties left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.errors import LogitsProcessorError
+
+if TYPE_CHECKING:
+    from cortexmlx.request import LogitsProcessor
+
+
+class LogitsProcessors:
+    """The processors of the rows of a batch, and the tokens that those rows have."""
+
+    def __init__(self, processors: Sequence[Sequence[LogitsProcessor]], tokens: Sequence[Sequence[int]]) -> None:
+        """What each row wants, and the tokens of the rows that want something."""
+        asking = {index: functions for index, functions in enumerate(processors) if functions}
+        self._rows = {index: _Row(functions, tokens[index]) for index, functions in asking.items()}
+
+    def apply(
+        self, logits: mx.array, live: Sequence[bool] | None = None
+    ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
+        """`logits [R, V] float32` with each live row's own as its processors want them, and what went wrong, by row:
+        such a row keeps its logits. The processors of a row that is not `live` are not called.
+        """
+        # Begun first, so that what a processor's own operations raise leaves nothing of the step half done.
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        parts, failures, end = [], {}, 0
+        for index, row in self._rows.items():
+            if live is not None and not live[index]:
+                continue
+            try:
+                processed = row.processed(logits[index : index + 1])
+            except LogitsProcessorError as error:
+                failures[index] = error
+                continue
+            parts += [logits[end:index], processed]
+            end = index + 1
+        return mx.concatenate([*parts, logits[end:]]), failures
+
+    def append(self, tokens: mx.array) -> None:
+        """Take the tokens `[R] int32` that were just sampled into the rows' tokens."""
+        for index, row in self._rows.items():
+            row.newer.append(tokens[index : index + 1])
+
+
+class _Row:
+    """One row: its functions, the tokens that were known at first, and those sampled since, each `[1]`."""
+
+    def __init__(self, functions: Sequence[LogitsProcessor], tokens: Sequence[int]) -> None:
+        self.functions = functions
+        self.known = mx.array(np.array(tokens, np.int32))
+        self.newer: list[mx.array] = []
+
+    def processed(self, logits: mx.array) -> mx.array:
+        """`logits [1, V] float32` after all functions. Raises LogitsProcessorError."""
+        for function in self.functions:
+            name = getattr(function, "__qualname__", None) or type(function).__qualname__
+            before = self.known.size + len(self.newer)
+            try:
+                # An array of its own for each call, which it may change.
+                result = function(mx.concatenate([self.known, *self.newer]), logits[:])
+                _check(result, logits.shape)
+                result = result.astype(mx.float32)
+                mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
+            except Exception as error:
+                raise LogitsProcessorError(
+                    f"logits processor {name} failed after {before} tokens: {type(error).__name__}: {error}"
+                ) from error
+            logits = result
+        return logits
+
+
+def _check(result: object, shape: tuple[int, ...]) -> None:
+    wanted = f"it must return float logits of shape {list(shape)}, as it was given"
+    if not isinstance(result, mx.array):
+        raise TypeError(f"{wanted}, but returned {type(result).__name__}")
+    if result.shape != shape or not mx.issubdtype(result.dtype, mx.floating):
+        kind = str(result.dtype).removeprefix("mlx.core.")
+        raise ValueError(f"{wanted}, but returned {kind} of shape {list(result.shape)}")
