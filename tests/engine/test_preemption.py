@@ -10,6 +10,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.core_driver import Driver, assert_nothing_lost
 from support.shadow import Shadow, Story
@@ -36,9 +37,9 @@ class Crowd:
         self.shadow = Shadow(self.scheduler, VOCAB)
         self.jobs: list[Job] = []
 
-    def add(self, prompt: list[int], tokens: int, priority: int = 0) -> Job:
+    def add(self, prompt: list[int], tokens: int, priority: int = 0, **sampling: Any) -> Job:
         self.now += 0.01
-        params = SamplingParams(max_tokens=tokens, priority=priority)
+        params = SamplingParams(max_tokens=tokens, priority=priority, **sampling)
         job = self.scheduler.add(len(self.jobs), prompt, params, len(self.jobs), frozenset())
         self.shadow.stories[job.id] = Story(job, VOCAB)
         self.jobs.append(job)
@@ -67,6 +68,32 @@ def test_the_oldest_is_never_preempted_and_the_youngest_goes_first(headroom: int
         assert all(a.order < b.order for a in stayed for b in lost if b in running)
     assert crowd.scheduler.preemptions > 0 and crowd.jobs[0].preemptions == 0
     assert [len(j.output) for j in crowd.jobs] == [60] * 4
+
+
+def test_no_token_of_a_row_that_looks_back_is_chosen_twice() -> None:
+    """A row is not preempted while its newest token is on its way: that would be thrown away, and chosen again. What
+    chooses it, a processor of the caller's own perhaps, sees every token once.
+    """
+    crowd = Crowd(blocks=20, max_rows=2, headroom=0)
+    plan = crowd.scheduler.plan
+    places: dict[int, list[int]] = {0: [], 1: []}
+
+    def noting(in_flight: int) -> StepPlan | None:
+        step = plan(in_flight)
+        for segment, place in zip(step.sampled, step.places, strict=True) if step is not None else ():
+            if segment.live:
+                places[segment.request].append(int(place))
+        return step
+
+    crowd.scheduler.plan = noting  # type: ignore[method-assign]
+    for i, (length, tokens) in enumerate([(4, 40), (18, 39)]):
+        crowd.add(prompt_of(length, i), tokens, presence_penalty=0.5)
+        crowd.step()
+        crowd.step()
+    while not all(job.finish_reason for job in crowd.jobs):
+        crowd.step()
+    assert crowd.scheduler.preemptions > 0
+    assert places == {0: list(range(40)), 1: list(range(39))}
 
 
 def test_low_priority_goes_before_youth() -> None:
