@@ -17,7 +17,7 @@ from cortexmlx.request import Message, SamplingParams
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
-REFUSED = ("tools", "functions", "response_format", "stream")
+REFUSED = ("tools", "functions", "response_format", "stream", "logits_processors")
 """What would change the answer, and is not served: better an error than an answer to another question."""
 KNOWN = {f.name for f in fields(SamplingParams)} - {"logits_processors"} | set(ALIASES) | {"top_logprobs"}
 

@@ -36,7 +36,7 @@ class LogitsProcessors:
         """`logits [R, V] float32` with each live row's own as its processors want them, and what went wrong, by row:
         such a row keeps its logits. The processors of a row that is not `live` are not called.
         """
-        # Begun first, so that what a processor's own operations raise leaves nothing of the step half done.
+        # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         parts, failures, end = [], {}, 0
         for index, row in self._rows.items():

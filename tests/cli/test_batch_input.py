@@ -125,6 +125,13 @@ def test_keys_without_meaning_are_counted() -> None:
     assert len(list(reader)) == 2 and reader.ignored == {"max_token": 2}
 
 
+def test_functions_are_nothing_that_a_line_can_name() -> None:
+    [bad] = read({"prompt": "a", "logits_processors": ["print"]})
+    assert isinstance(bad, BadLine) and bad.message == "'logits_processors' is not supported"
+    [request] = read({"prompt": "a", "logits_processors": []})
+    assert isinstance(request, BatchRequest) and request.params == DEFAULTS
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -49,6 +49,11 @@ def test_only_what_is_missing_is_asked_and_a_torn_line_is_repaired(files: tuple[
     assert files[1].read_bytes() == whole
 
 
+def test_functions_are_no_part_of_what_a_run_was() -> None:
+    params = IDENTITY.as_json()["params"]
+    assert "temperature" in params and "logits_processors" not in params
+
+
 def test_a_finished_run_asks_nothing(files: tuple[Path, Path], fakes: Fakes) -> None:
     batch(files)
     before = files[1].read_bytes()

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from types import MappingProxyType
@@ -24,7 +26,7 @@ from cortexmlx.execution.sampling import BatchSampler, SamplingRow
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("max_tokens", "top_k", "repetition_context", "seed", "logprobs", "n", "best_of", "priority")
 OPTIONAL = ("max_tokens", "seed", "logprobs", "best_of")
-LISTS = ("stop", "stop_token_ids")
+LISTS = ("stop", "stop_token_ids", "logits_processors")
 # The range that a message must name.
 RANGES = {
     "max_tokens": "an integer in 1..2147483647 or None",
@@ -44,9 +46,14 @@ RANGES = {
     "ignore_eos": "true or false",
     "stop": "a list of non-empty strings",
     "stop_token_ids": "a list of token ids in 0..999",
+    "logits_processors": "a list of functions of (tokens, logits)",
     "logit_bias": "a map from token ids in 0..999 to numbers in -1e+09..1e+09",
 }
 HUGE = 10**400
+
+
+def no_change(tokens: mx.array, logits: mx.array) -> mx.array:
+    return logits
 
 
 def refusal(**params: Any) -> str:
@@ -77,6 +84,7 @@ WRONG: list[tuple[str, Any]] = [
     *((name, value) for name in LISTS for value in (None, 5, "text", b"text", {"a": 1}, [None], [[]], [True], [1.5])),
     *(("stop", value) for value in ("", [""], ["ok", ""], [1], [b"bytes"])),
     *(("stop_token_ids", value) for value in ([-1], [1000], ["1"], [HUGE])),
+    *(("logits_processors", value) for value in (abs, ["abs"], [abs, 1])),
     *(
         ("logit_bias", value)
         for value in (None, 5, "text", [(1, 1.0)], {-1: 1.0}, {1000: 1.0}, {"1": 1.0}, {True: 1.0})
@@ -133,6 +141,7 @@ EXTREMES: list[dict[str, Any]] = [
     {"logprobs": 100},
     {"stop": ["\x00", "\ud800", "x" * 100_000]},
     {"stop_token_ids": [0, 999]},
+    {"logits_processors": [lambda tokens, logits: logits * 1e6], "repetition_penalty": 0.01},
     {"n": 128, "priority": -(2**31) + 1},
 ]
 
@@ -177,6 +186,23 @@ def test_lists_and_maps_of_any_kind_are_read_once_and_copied() -> None:
     params.validate(10)
     params.validate(10)
     assert params.stop == ("a", "b") and params.stop_token_ids == (3,) and dict(params.logit_bias) == {1: 2.0}
+
+
+def test_functions_are_what_they_are() -> None:
+    """Compared and hashed as the objects they are, copied and replaced along."""
+    params = SamplingParams(logits_processors=[max, no_change])  # type: ignore[list-item]
+    assert params.logits_processors == (max, no_change)
+    for twin in (copy.deepcopy(params), pickle.loads(pickle.dumps(params)), dataclasses.replace(params, n=1)):
+        assert twin == params and hash(twin) == hash(params)
+    assert dataclasses.replace(params, logits_processors=[no_change]) != params
+
+
+def test_parameters_know_functions_of_arrays_without_importing_mlx() -> None:
+    program = (
+        "import sys; from cortexmlx.request import SamplingParams; SamplingParams(logits_processors=[max]).validate()"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{program}; sys.exit('mlx' in sys.modules)"], check=False)
+    assert done.returncode == 0
 
 
 def test_nobody_can_change_parameters_behind_the_engine() -> None:

@@ -59,7 +59,7 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write_tiny(folder, "one layer", max_position_embeddings=SMALL, **shape)
 
 
-def decoding(folder: Any, tokens: int) -> Driver:
+def decoding(folder: Any, tokens: int, **params: Any) -> Driver:
     """A crowd of decoding rows on an arena of `tokens` tokens that does not grow any more. Their contexts are long, so
     that attention is still in flight when the next step is built.
     """
@@ -67,7 +67,7 @@ def decoding(folder: Any, tokens: int) -> Driver:
     body = driver.core.loaded.model.model
     body.layers[0] = OnlyAttention(body.layers[0])
     driver.core.cache.grow(driver.core.cache.limit)
-    handles = [driver.add(tokens_of(1750 + 9 * i, seed=i), 200) for i in range(ROWS)]
+    handles = [driver.add(tokens_of(1750 + 9 * i, seed=i), 200, **params) for i in range(ROWS)]
     while any(handle.state is not RequestState.DECODING for handle in handles):
         driver.step()
     assert driver.core.arena.nbytes >= tokens * 2 * HEADS * DIM * 4
@@ -80,6 +80,30 @@ def test_decode_across_many_drains_copies_nothing_of_the_arena(one_layer: Any, t
     drains = driver.core.scheduler.steps
     assert growth(lambda: driver.step(90)) <= 3 * TAIL_BYTES + SLACK
     assert driver.core.scheduler.steps - drains > 5 * TAIL_COLUMNS
+
+
+def read_everything(tokens: mx.array, logits: mx.array) -> mx.array:
+    mx.eval(logits, tokens)
+    mx.synchronize()
+    return logits
+
+
+def look_only(tokens: mx.array, logits: mx.array) -> mx.array:
+    return logits * 1.0
+
+
+@pytest.mark.parametrize("processor", [look_only, read_everything])
+def test_logits_processors_copy_nothing_of_the_arena(one_layer: Any, processor: Any) -> None:
+    """Those that evaluate a step's logits while the step is being built run its writes there and then."""
+    driver = decoding(one_layer, LARGE, logits_processors=[processor])
+
+    def more_prompts() -> None:
+        driver.core.cancel(1)
+        for i in range(3):
+            driver.add(tokens_of(100 + i, seed=50 + i), 5, logits_processors=[processor])
+            driver.step(30)
+
+    assert growth(more_prompts) <= 3 * TAIL_BYTES + SLACK
 
 
 def test_prefill_copies_nothing_of_the_arena(one_layer: Any) -> None:
