@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from enum import Enum
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +17,7 @@ from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.request import Completion, FinishReason, SamplingParams, TokenEvent
+from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
@@ -143,22 +143,38 @@ class Engine:
         """The answers to many prompts, computed together, in the order of the prompts. Raises the first error, and
         cancels the others then. Four requests per row are queued ahead, so that others need not wait for all of them.
         """
-        every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        _require(len(every) == len(prompts), f"{len(prompts)} prompts need {len(prompts)} params, not {len(every)}")
-        ahead: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(_AHEAD_PER_ROW * self._max_rows):
-            ahead.put(None)
+        answers: dict[int, Completion] = {}
+        with closing(self.as_completed(prompts, params)) as completed:
+            for index, result in completed:
+                if isinstance(result, CortexError):
+                    raise result
+                answers[index] = result
+        return [answers[index] for index in sorted(answers)]
 
-        def ended(event: TokenEvent) -> None:
-            if event.completion is not None or event.error is not None:
-                ahead.put(None)
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        window: int | None = None,
+    ) -> AsCompleted:
+        """The answers to many prompts as they finish: an iterator of (index of the prompt, its Completion or the
+        CortexError that ended it). An error of one prompt leaves the others alone.
 
-        asked = zip(prompts, every, strict=True)
-        handles: list[RequestHandle] = []
-        with _cancelled_on_error(handles):
-            while group := list(islice(asked, _acquired(ahead))):
-                self._worker.submit([self._checked(prompt, p, ended, patient=True) for prompt, p in group], handles)
-            return [handle.result() for handle in handles]
+        `prompts` may be any iterator, without end too: at most four prompts per row are read and not handed out, and
+        with `window` none that lies so many behind the oldest unfinished one, which bounds what must be kept to put
+        the answers in order. Closing or dropping the iterator cancels the rest, and so does whatever it raises:
+        EngineClosed, InvalidRequest if there are not as many `params` as prompts, an error of the prompts' iterator.
+        """
+        _require(window is None or window >= 1, f"window is {window!r}, but must be at least 1 prompt or None")
+        return AsCompleted(
+            paired(prompts, params),
+            partial(self._checked, patient=True),
+            self._worker.submit,
+            ahead=_AHEAD_PER_ROW * self._max_rows,
+            window=window,
+            together=isinstance(prompts, Sequence),
+        )
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
         """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
@@ -249,14 +265,6 @@ def _cancelled_on_error(handles: Sequence[RequestHandle]) -> Iterator[None]:
         for handle in handles:
             handle.cancel()
         raise
-
-
-def _acquired(permits: queue.SimpleQueue[None]) -> int:
-    """Take all permits that there are, but wait for one. Returns how many. Nobody else takes any."""
-    count = max(1, permits.qsize())
-    for _ in range(count):
-        permits.get()
-    return count
 
 
 def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:

@@ -1,0 +1,160 @@
+"""Many prompts, answered in the order in which they finish: what `Engine.as_completed` returns."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.prompt import Prompt
+from cortexmlx.serving.worker import Submission
+
+Result = tuple[int, Completion | CortexError]
+Listener = Callable[[TokenEvent], None]
+
+
+class AsCompleted(Iterator[Result]):
+    """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
+
+    Prompts are read by whoever iterates: as many that at most `ahead` are read and not handed out, and none that lies
+    `window` or more behind the oldest of these. `together`: the prompts are at hand, so that what is read in one go
+    reaches the scheduler in one go; else each is submitted when it is read. `check` makes a submission or raises what
+    is wrong with it, `submit` queues some and appends their handles.
+
+    Whatever ends the iteration early (`close`, an interrupt, an error of the prompts' iterator, a closed engine)
+    cancels what is not finished, and so does dropping the iterator.
+    """
+
+    def __init__(
+        self,
+        asked: Iterable[tuple[Prompt, SamplingParams | None]],
+        check: Callable[[Prompt, SamplingParams | None, Listener], Submission],
+        submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
+        *,
+        ahead: int,
+        window: int | None = None,
+        together: bool = False,
+    ) -> None:
+        self._open: dict[int, RequestHandle | CortexError | None] = {}  # None: being submitted
+        self._closed = False
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._read = 0
+        self._asked = iter(asked)
+        self._check = check
+        self._submit = submit
+        self._ahead = ahead
+        self._window = sys.maxsize if window is None else window
+        self._together = together
+
+    def __next__(self) -> Result:
+        try:
+            if not self._closed:
+                self._fill()
+            while self._open and not self._closed:
+                index = self._ended.get()
+                if index in self._open:
+                    return self._hand_out(index)
+            raise StopIteration
+        except BaseException:
+            self.close()
+            raise
+
+    def finished(self) -> Iterator[Result]:
+        """Those that have ended and were not handed out yet, without waiting for any; after `close` as well."""
+        while not self._ended.empty():
+            index = self._ended.get()
+            if index in self._open:
+                yield self._hand_out(index)
+
+    def close(self) -> None:
+        """Cancel what is not finished, and read no more. Safe to call again."""
+        self._closed = True
+        for item in self._open.values():
+            if isinstance(item, RequestHandle):
+                item.cancel()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        """Read and submit what there is room for."""
+        group: dict[int, Submission] = {}
+        while self._has_room() and (asked := next(self._asked, None)) is not None:
+            index, self._read = self._read, self._read + 1
+            try:
+                submission = self._check(*asked, _teller(self._ended, index))
+            except EngineClosed:
+                raise
+            except CortexError as error:
+                self._open[index] = error
+                self._ended.put(index)
+                continue
+            self._open[index] = None
+            group[index] = submission
+            if not self._together:
+                self._start(group)
+                group = {}
+        self._start(group)
+
+    def _has_room(self) -> bool:
+        oldest = next(iter(self._open), self._read)
+        return len(self._open) < self._ahead and self._read < oldest + self._window
+
+    def _start(self, group: dict[int, Submission]) -> None:
+        handles: list[RequestHandle] = []
+        try:
+            if group:
+                self._submit(group.values(), handles)
+        finally:  # what an interrupt finds submitted can be cancelled
+            self._open.update(zip(group, handles, strict=False))
+
+    def _hand_out(self, index: int) -> Result:
+        item = self._open.pop(index)
+        if isinstance(item, CortexError):
+            return index, item
+        assert item is not None
+        try:
+            return index, item.result(0)
+        except EngineClosed:
+            raise
+        except CortexError as error:
+            return index, error
+
+
+def paired(
+    prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
+) -> Iterator[tuple[Prompt, SamplingParams | None]]:
+    """Each prompt with its parameters: the same for all, or one each. Raises InvalidRequest if there are not as many,
+    at once where both can be counted, else when one ends before the other.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return ((prompt, params) for prompt in prompts)
+    if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):
+        raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} params, not {len(params)}")
+    return _one_each(prompts, params)
+
+
+def _one_each(
+    prompts: Iterable[Prompt], params: Iterable[SamplingParams]
+) -> Iterator[tuple[Prompt, SamplingParams | None]]:
+    each, count = iter(params), 0
+    for count, prompt in enumerate(prompts, 1):
+        own = next(each, None)
+        if own is None:
+            raise InvalidRequest(f"there are params for {count - 1} prompts only: give as many params as prompts")
+        yield prompt, own
+    if next(each, None) is not None:
+        raise InvalidRequest(f"{count} prompts need {count} params, not more")
+
+
+def _teller(ended: queue.SimpleQueue[int], index: int) -> Listener:
+    """A listener that says that the request has ended. It does not hold the iterator, which can so be dropped."""
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None or event.error is not None:
+            ended.put(index)
+
+    return listen

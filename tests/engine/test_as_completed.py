@@ -1,0 +1,184 @@
+"""`engine.as_completed`: answers as they finish, a bounded number of prompts read ahead, and every way of ending."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
+from cortexmlx.request import Completion, SamplingParams
+from support.core_driver import assert_nothing_lost
+from support.tiny import tokens_of
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(tiny: Any) -> Iterator[Engine]:
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as opened:
+        yield opened
+
+
+def assert_ends(engine: Engine) -> None:
+    """Soon nothing runs any more, and nothing was lost."""
+    deadline = time.monotonic() + 20
+    while engine.stats().rows_running + engine.stats().rows_waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert_nothing_lost(engine.stats())
+
+
+def endless(read: list[int]) -> Iterator[list[int]]:
+    for number in itertools.count():
+        read.append(number)
+        yield tokens_of(4, seed=number)
+
+
+def test_answers_come_in_the_order_of_finishing_and_are_the_right_ones(tiny: Any, theirs: Any) -> None:
+    prompts, limits = [tokens_of(5, seed=i) for i in range(4)], [60, 4, 90, 25]
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=4) as engine:
+        results = list(engine.as_completed(prompts, (SamplingParams(max_tokens=n) for n in limits)))
+    expected = {i: theirs("llama", p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))}
+    assert [index for index, _ in results] == sorted(expected, key=lambda i: len(expected[i]))
+    answers = dict(results)
+    assert all(isinstance(a, Completion) and list(a.token_ids) == expected[i] for i, a in answers.items())
+
+
+def test_prompts_are_read_no_further_ahead_than_four_per_row(engine: Engine) -> None:
+    read: list[int] = []
+    completed = engine.as_completed(endless(read), SHORT)
+    assert read == []
+    for handed_out in range(30):
+        next(completed)
+        assert len(read) == handed_out + 8
+    completed.close()
+    assert list(completed) == [] and len(read) == 37
+    assert_ends(engine)
+
+
+def test_a_window_bounds_what_lies_behind_the_oldest_unfinished(engine: Engine) -> None:
+    read: list[int] = []
+    completed = engine.as_completed(endless(read), itertools.chain([LONG], itertools.repeat(SHORT)), window=12)
+    handed_out = [next(completed)[0] for _ in range(12)]
+    assert sorted(handed_out[:11]) == list(range(1, 12)) and handed_out[11] == 0
+    assert len(read) == 12
+    next(completed)
+    assert len(read) > 12
+
+
+def test_an_error_of_one_prompt_leaves_the_others_alone(engine: Engine) -> None:
+    room = engine.stats().total_blocks * engine.stats().block_size
+    prompts: list[Any] = [tokens_of(4), [], tokens_of(5), [10**6], tokens_of(room + 1), tokens_of(6)]
+    results = dict(engine.as_completed(prompts, SHORT))
+    assert sorted(results) == list(range(6))
+    assert [type(results[i]) for i in range(6)] == [
+        Completion,
+        InvalidRequest,
+        Completion,
+        InvalidRequest,
+        PromptTooLong,
+        Completion,
+    ]
+    assert_ends(engine)
+
+
+def test_a_request_that_fails_while_it_runs_is_an_error_of_its_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = engine._worker.core.add
+
+    def broken(request: Any) -> None:
+        if len(request.prompt) == 7:
+            raise RuntimeError("a bug")
+        add(request)
+
+    monkeypatch.setattr(engine._worker.core, "add", broken)
+    results = dict(engine.as_completed([tokens_of(6), tokens_of(7), tokens_of(8)], SHORT))
+    assert isinstance(results[0], Completion) and isinstance(results[2], Completion)
+    assert "a bug" in str(results[1])
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_closing_or_dropping_the_iterator_cancels_the_rest(engine: Engine, how: str) -> None:
+    completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], LONG)
+    next(completed)
+    assert engine.stats().rows_running >= 1
+    if how == "close":
+        completed.close()
+        assert list(completed) == []
+    del completed
+    assert_ends(engine)
+    assert engine.stats().generated_tokens < 19 * 400
+
+
+def test_an_interrupt_while_waiting_cancels_the_rest(engine: Engine) -> None:
+    completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], LONG)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in completed:
+            pass
+    assert list(completed) == []
+    assert_ends(engine)
+    assert engine.stats().generated_tokens < 20 * 400
+
+
+def test_an_error_of_the_prompts_iterator_comes_out_and_cancels_the_rest(engine: Engine) -> None:
+    def broken() -> Iterator[list[int]]:
+        yield tokens_of(4)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(engine.as_completed(broken(), LONG))
+    assert_ends(engine)
+
+
+def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -> None:
+    answered = threading.Event()
+
+    def slow() -> Iterator[list[int]]:
+        yield tokens_of(4)
+        deadline = time.monotonic() + 20
+        while not engine.stats().requests_finished and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if engine.stats().requests_finished:
+            answered.set()
+
+    assert len(list(engine.as_completed(slow(), SHORT))) == 1
+    assert answered.is_set()
+
+
+def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
+        completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], [SHORT, *[LONG] * 19])
+        next(completed)
+    with pytest.raises(EngineClosed):
+        list(completed)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "says"),
+    [
+        (iter([[1], [2]]), [SHORT], "params for 1 prompts only"),
+        (iter([[1]]), iter([SHORT, SHORT]), "1 prompts need 1 params, not more"),
+        ([[1], [2]], [SHORT], "2 prompts need 2 params, not 1"),
+    ],
+)
+def test_there_are_as_many_params_as_prompts(engine: Engine, prompts: Any, params: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        list(engine.as_completed(prompts, params))
+    assert_ends(engine)
+
+
+def test_a_window_holds_at_least_one(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="window is 0"):
+        engine.as_completed([[1]], window=0)
