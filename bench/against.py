@@ -9,7 +9,7 @@ from functools import cached_property
 from cortexmlx.bench.mlxlm import BatchSettings, MlxLm
 from cortexmlx.bench.pairs import Better, Case, Measure
 from cortexmlx.bench.prompts import Prompts
-from cortexmlx.bench.subject import Cortex, loaded_model
+from cortexmlx.bench.subject import Cortex
 from cortexmlx.bench.trace import Trace, Work
 from cortexmlx.engine import Engine
 
@@ -52,7 +52,7 @@ class Contest:
 
     def mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLm:
         """mlx-lm on the engine's weights."""
-        return MlxLm(loaded_model(self.engine), settings, prompt_cache=prompt_cache)
+        return MlxLm(self.engine.inspect(lambda core: core.loaded), settings, prompt_cache=prompt_cache)
 
     def case(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from cortexmlx.bench.prompts import Prompts
-from cortexmlx.bench.subject import Cortex, on_engine_thread
+from cortexmlx.bench.subject import Cortex
 from cortexmlx.bench.trace import Figure, Stamp, Work, per_second
 from cortexmlx.engine import Engine
 from cortexmlx.request import SamplingParams, TokenEvent
@@ -137,8 +137,7 @@ def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:
-        run: _Run = on_engine_thread(engine, lambda core: _prefill_behind(core, test, prompts))
-        return run
+        return engine.inspect(lambda core: _prefill_behind(core, test, prompts))
     before = engine.stats()
     length, tokens = (test.prompt, 2) if test.prompt else (test.depth or 1, test.generate + 1)
     flight = subject.start([Work(prompts.take(length), tokens) for _ in range(test.batch)])
@@ -156,8 +155,8 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
 
     first: list[tuple[Stamp, int]] = []
 
-    def listen(event: TokenEvent | None) -> None:
-        if event is not None and not first:
+    def listen(event: TokenEvent) -> None:
+        if event.error is None and not first:
             first.append((Stamp.now(), core.kv_bytes_in_use))
 
     budget = core.scheduler.prefill_budget

@@ -14,7 +14,6 @@ from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.report import Report
 from cortexmlx.bench.rows import Row, measure, tests
 from cortexmlx.bench.serving import CONTEXTS, DECODED, serving_sections
-from cortexmlx.bench.subject import kv_limit
 from cortexmlx.bench.trace import Work
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
@@ -152,8 +151,9 @@ def _engine(
         )
 
     engine = opened(plan.kv_memory)
-    if plan.kv_memory is None and kv_limit(engine) < tokens:
-        needed = (tokens + block_size) * engine.info.kv_bytes_per_token
+    per_token = engine.info.kv_bytes_per_token
+    if plan.kv_memory is None and engine.stats().kv_bytes_limit < tokens * per_token:
+        needed = (tokens + block_size) * per_token
         engine.close()
         engine = opened(needed)
     with engine:

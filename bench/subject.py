@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cortexmlx.bench.trace import Recorder, Stamp, Trace, Work
 from cortexmlx.engine import Engine
@@ -12,36 +12,26 @@ from cortexmlx.request import SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 
 if TYPE_CHECKING:
-    from cortexmlx.models import LoadedModel
     from cortexmlx.serving.core import EngineCore
 
 
-def loaded_model(engine: Engine) -> LoadedModel:
-    """The engine's own model and tokenizer, for a peer that runs on the very same weights while the engine is idle."""
-    return engine._worker.core.loaded
-
-
-def on_engine_thread(engine: Engine, work: Callable[[EngineCore], Any]) -> Any:
-    """Run `work(core)` on the engine's thread, between two steps."""
-    return engine._worker.ask(work)
-
-
-def kv_limit(engine: Engine) -> int:
-    """Tokens that the engine's KV cache can hold when it is fully grown."""
-    return engine._worker.core.cache.capacity_tokens
-
-
 def submit_together(
-    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent | None], None]]], patient: bool
+    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], patient: bool
 ) -> list[RequestHandle]:
     """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
-    checked = []
-    for work, listener in requests:
-        params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
-        checked.append(engine._checked(work.prompt, params, listener, patient=patient))
-    handles: list[RequestHandle] = []
-    engine._worker.submit(checked, handles)
-    return handles
+
+    def submit(core: EngineCore) -> list[RequestHandle]:
+        return [
+            engine.submit(
+                work.prompt,
+                SamplingParams(max_tokens=work.max_tokens, ignore_eos=True),
+                listener=listener,
+                patient=patient,
+            )
+            for work, listener in requests
+        ]
+
+    return engine.inspect(submit)
 
 
 class Cortex:
@@ -80,6 +70,7 @@ class Flight:
         self._engine = engine
         self._patient = patient
         self._work = work
+        self._core = engine.inspect(lambda core: core)
         self._watch_kv = watch_kv
         self._handles: list[RequestHandle] = []
         self._waiting_for_first = len(work)
@@ -118,13 +109,13 @@ class Flight:
         self._handles += submit_together(self._engine, listened, self._patient)
         self._arrivals.pop(after, None)
 
-    def _listener(self, request: int) -> Callable[[TokenEvent | None], None]:
-        def listen(event: TokenEvent | None) -> None:
-            if event is not None and event.token_id is not None:
+    def _listener(self, request: int) -> Callable[[TokenEvent], None]:
+        def listen(event: TokenEvent) -> None:
+            if event.token_id is not None:
                 self._take(request, event.token_id)
-            if event is None or event.completion is not None:
+            if event.error is not None or event.completion is not None:
                 self._running -= 1
-                if event is None or not self._running:
+                if event.error is not None or not self._running:
                     self._all_have_tokens.set()
                     self._all_done.set()
 
@@ -139,4 +130,4 @@ class Flight:
         if request == 0 and (arrival := self._arrivals.get(count)) is not None:
             arrival.set()
         if self._watch_kv:
-            self._recorder.kv_bytes = max(self._recorder.kv_bytes, self._engine._worker.core.kv_bytes_in_use)
+            self._recorder.kv_bytes = max(self._recorder.kv_bytes, self._core.kv_bytes_in_use)

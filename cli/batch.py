@@ -88,8 +88,8 @@ def batch(
             ordered=ordered,
         )
         try:
-            with Progress(engine, run, total=count_lines(source, done), live=output is not None) as progress:
-                run.run(progress.tick)
+            with Progress(engine, run, total=count_lines(source, done), live=output is not None):
+                run.run()
         finally:
             writer.close()
             report(run, writer, reader)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli import console
+from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Shows `run` on stderr: done of total, running, waiting, tok/s, KV use, time left.
+    """Shows `run` on stderr from a thread of its own: done of total, running, waiting, tok/s, KV use, time left.
 
     `live` False: the results go to the same terminal, so nothing is drawn over them.
     """
@@ -34,29 +35,33 @@ class Progress:
 
             self._status = Status("starting", console=console.stderr())
         self._every = LIVE_SECONDS if self._status else LOG_SECONDS
-        self._shown = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cortexmlx-progress", daemon=True)
 
     def __enter__(self) -> Progress:
         if self._status:
             self._status.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
+        self._thread.join()
         if self._status:
             self._status.stop()
 
-    def tick(self) -> None:
-        """Show the state of things, if it is time to."""
-        now = time.monotonic()
-        if now - self._shown < self._every:
-            return
-        self._shown = now
-        if self._status:
-            self._status.update(self._line())
-        else:
-            console.note(self._line())
+    def _watch(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                line = self._line()
+            except CortexError:  # the engine has ended, which the run itself will say
+                return
+            if self._status:
+                self._status.update(line)
+            else:
+                console.note(line)
 
     def _line(self) -> str:
         stats, run = self._engine.stats(), self._run

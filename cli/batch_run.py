@@ -1,41 +1,26 @@
-"""Running a batch: a bounded number of requests in flight, records in input order or as they finish."""
+"""Running a batch: requests through the engine, records in input order or as they finish."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from itertools import tee
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest
 from cortexmlx.cli.batch_output import Record, answer_record, error_record
-from cortexmlx.errors import CortexError, EngineClosed
-from cortexmlx.request import FinishReason, Message, RequestState
+from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.serving.prompt import Prompt
 
-FINAL = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
-POLL_SECONDS = 0.005
-IN_FLIGHT_PER_ROW = 4
-"""Requests submitted per row of the engine: enough that a row which frees finds the next prompt ready."""
 HELD_PER_ROW = 64
 """Requests per row that may be in memory in all: in input order, finished ones wait for the slowest before them."""
 
-
-@dataclass(frozen=True)
-class Submitted:
-    """A request in the engine."""
-
-    request: BatchRequest
-    handle: RequestHandle
-
-    @property
-    def finished(self) -> bool:
-        """All of its answers are there, or have failed."""
-        return self.handle.state in FINAL
+NOTHING: Prompt = ()
+"""A bad line goes to the engine as a prompt without tokens: it ends at once, in its place among the others."""
 
 
 class BatchRun:
@@ -56,17 +41,15 @@ class BatchRun:
     ) -> None:
         self.done = 0
         self.tokens = 0
-        self.in_flight: dict[int, Submitted] = {}
         self._engine = engine
-        self._items = enumerate(items)
+        self._items = items
         self._write = write
         self._prepare = prepare
         self._ordered = ordered
-        self._most_in_flight = rows * IN_FLIGHT_PER_ROW
         self._most_held = rows * HELD_PER_ROW
+        self._asked: dict[int, BatchRequest | BadLine] = {}
         self._records: dict[int, Record] = {}
         self._next = 0
-        self._exhausted = False
         self._started = time.monotonic()
 
     @property
@@ -74,73 +57,47 @@ class BatchRun:
         """Time since the run was made."""
         return time.monotonic() - self._started
 
-    def run(self, tick: Callable[[], None]) -> None:
-        """Run to the end, calling `tick` between steps. An interrupt cancels what runs and keeps what has finished."""
-        try:
-            while not self._exhausted or self.in_flight or self._records:
-                submitted, collected = self._submit(), self._collect()
-                self._emit(in_order=self._ordered)
-                tick()
-                if not submitted and not collected:
-                    time.sleep(POLL_SECONDS)
-        except BaseException:
-            with suppress(EngineClosed):
-                self._collect()
-            self._emit(in_order=False)
-            for unfinished in self.in_flight.values():
-                unfinished.handle.cancel()
-            raise
-
-    def _submit(self) -> bool:
-        """Take items while there is room. True if one was taken."""
-        taken = False
-        while (
-            not self._exhausted
-            and len(self.in_flight) < self._most_in_flight
-            and len(self.in_flight) + len(self._records) < self._most_held
-        ):
-            place, item = next(self._items, (-1, None))
-            if item is None:
-                self._exhausted = True
-            elif isinstance(item, BadLine):
-                self._records[place] = error_record(item, item.message)
-            else:
-                self._start(place, item)
-            taken = True
-        return taken
-
-    def _start(self, place: int, request: BatchRequest) -> None:
-        prompt = (
-            self._prepare(request.prompt) if isinstance(request.prompt, str) and not request.raw else request.prompt
+    def run(self) -> None:
+        """Run to the end. An interrupt cancels what runs and keeps what has finished."""
+        prompts, params = tee(self._read())
+        completed = self._engine.as_completed(
+            map(self._prompt, prompts), map(_params, params), window=self._most_held if self._ordered else None
         )
         try:
-            handle = self._engine.submit(prompt, request.params, patient=True)
-        except EngineClosed:
+            for place, result in completed:
+                self._records[place] = self._record(place, result)
+                self._emit(in_order=self._ordered)
+        except BaseException:
+            completed.close()
+            for place, result in completed.finished():
+                if not _cancelled(result):
+                    self._records[place] = self._record(place, result)
+            self._emit(in_order=False)
             raise
-        except CortexError as error:
-            self._records[place] = error_record(request, str(error))
-        else:
-            self.in_flight[place] = Submitted(request, handle)
 
-    def _collect(self) -> bool:
-        """Turn finished requests into records. True if there was one."""
-        finished = [place for place, submitted in self.in_flight.items() if submitted.finished]
-        for place in finished:
-            self._records[place] = self._record(self.in_flight.pop(place))
-        return bool(finished)
+    def _read(self) -> Iterator[BatchRequest | BadLine]:
+        for place, item in enumerate(self._items):
+            self._asked[place] = item
+            yield item
 
-    def _record(self, submitted: Submitted) -> Record:
-        try:
-            first = submitted.handle.result()
-        except EngineClosed:
-            raise
-        except CortexError as error:
-            return error_record(submitted.request, str(error), code=type(error).__name__)
-        answers = (first, *first.others)
+    def _prompt(self, item: BatchRequest | BadLine) -> Prompt:
+        if isinstance(item, BadLine):
+            return NOTHING
+        return self._prepare(item.prompt) if isinstance(item.prompt, str) and not item.raw else item.prompt
+
+    def _record(self, place: int, result: Completion | CortexError) -> Record:
+        item = self._asked.pop(place)
+        if isinstance(item, BadLine):
+            return error_record(item, item.message)
+        if isinstance(result, (InvalidRequest, PromptTooLong)):
+            return error_record(item, str(result))
+        if isinstance(result, CortexError):
+            return error_record(item, str(result), code=type(result).__name__)
+        answers = (result, *result.others)
         self.tokens += sum(len(answer.token_ids) for answer in answers)
-        if any(answer.finish_reason is FinishReason.CANCELLED for answer in answers):
-            return error_record(submitted.request, "cancelled before it could finish", code="cancelled")
-        return answer_record(submitted.request, answers, self._engine.info.name)
+        if _cancelled(result):
+            return error_record(item, "cancelled before it could finish", code="cancelled")
+        return answer_record(item, answers, self._engine.info.name)
 
     def _emit(self, *, in_order: bool) -> None:
         """Write the records that may be written: in order up to the first that is missing, or all."""
@@ -152,3 +109,14 @@ class BatchRun:
             self._write(self._records.pop(self._next))
             self._next += 1
             self.done += 1
+
+
+def _params(item: BatchRequest | BadLine) -> SamplingParams:
+    return SamplingParams() if isinstance(item, BadLine) else item.params
+
+
+def _cancelled(result: Completion | CortexError) -> bool:
+    """Whether an answer was cut short; one of several counts."""
+    if isinstance(result, CortexError):
+        return False
+    return any(answer.finish_reason is FinishReason.CANCELLED for answer in (result, *result.others))

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -25,6 +26,11 @@ from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.stats import EngineStats, ModelInfo
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.core import EngineCore
+
+T = TypeVar("T")
 
 log = logging.getLogger("cortexmlx")
 
@@ -115,18 +121,19 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         on_event: Callable[[TokenEvent], None] | None = None,
+        listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
         patient: bool = False,
     ) -> RequestHandle:
-        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own; the last
-        one has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
-        beginnings of their prompts. Nobody watches the tokens of a `patient` one come: others' prompts are computed in
-        large pieces beside it, others go first for up to a minute, and of the patient ones those with the longest
-        `max_tokens` begin first.
+        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own, `listener`
+        on the engine's, which waits for it; the last event has a `completion` or an `error`. Requests of one `client`
+        share what `client_tokens` allows, and the beginnings of their prompts. Nobody watches the tokens of a `patient`
+        one come: others' prompts are computed in large pieces beside it, others go first for up to a minute, and of
+        the patient ones those with the longest `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(self._checked(prompt, params, None, client, patient))
+        handle = self._submit(self._checked(prompt, params, listener, client, patient))
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
@@ -198,6 +205,14 @@ class Engine:
         """Counters and gauges of this moment. Raises EngineClosed."""
         stats: EngineStats = self._worker.ask(lambda core: core.stats())
         return stats
+
+    def inspect(self, look: Callable[[EngineCore], T]) -> T:
+        """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.
+        Requests that are submitted meanwhile begin together. What is in the core may change with every version.
+        Raises what `look` raises, and EngineClosed.
+        """
+        seen: T = self._worker.ask(look)
+        return seen
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's books of requests and blocks disagree: for tests and when in doubt.

@@ -15,7 +15,7 @@ from cortexmlx.bench import scheduler, session
 from cortexmlx.bench.mlxlm import BatchSettings, MlxLm
 from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.random_model import write_random_model
-from cortexmlx.bench.subject import Cortex, loaded_model
+from cortexmlx.bench.subject import Cortex
 from cortexmlx.bench.trace import Trace, Work
 from cortexmlx.cli.start import run
 
@@ -111,7 +111,7 @@ def test_wrong_usage_is_explained(
 
 def test_both_sides_run_the_same_work_to_the_same_tokens(engine: Engine) -> None:
     prompts = Prompts(512, 0)
-    theirs = MlxLm(loaded_model(engine), BatchSettings(prefill_batch_size=2))
+    theirs = MlxLm(engine.inspect(lambda core: core.loaded), BatchSettings(prefill_batch_size=2))
     for lengths in ([20], [5, 40, 17, 9, 30]):
         work = [Work(prompts.take(n), 6 + i) for i, n in enumerate(lengths)]
         mine, other = Cortex(engine).run(work), theirs.run(work)
@@ -122,7 +122,7 @@ def test_both_sides_run_the_same_work_to_the_same_tokens(engine: Engine) -> None
 def test_a_late_request_arrives_when_the_first_has_its_tokens(engine: Engine) -> None:
     prompts = Prompts(512, 1)
     work = [Work(prompts.take(8), 30), Work(prompts.take(8), 4, after=10)]
-    for side in (Cortex(engine), MlxLm(loaded_model(engine))):
+    for side in (Cortex(engine), MlxLm(engine.inspect(lambda core: core.loaded))):
         trace = side.run(work)
         first, late = trace.requests
         assert len(late.tokens) == 4
@@ -137,8 +137,8 @@ def test_chat_turns_continue_the_conversation(engine: Engine) -> None:
         side.chat(turns).tokens
         for side in (
             Cortex(engine),
-            MlxLm(loaded_model(engine), prompt_cache=True),
-            MlxLm(loaded_model(engine), prompt_cache=False),
+            MlxLm(engine.inspect(lambda core: core.loaded), prompt_cache=True),
+            MlxLm(engine.inspect(lambda core: core.loaded), prompt_cache=False),
         )
     ]
     assert answers[0] == answers[1] == answers[2]
@@ -149,7 +149,7 @@ def test_padded_batches_hold_more_kv_memory_than_blocks(engine: Engine) -> None:
     work = [Work(prompts.take(n), 4) for n in (400, 16, 16, 16)]
     settings = BatchSettings(completion_batch_size=4, prefill_batch_size=4, watch_kv=True)
     mine: Trace = Cortex(engine, watch_kv=True).run(work)
-    other = MlxLm(loaded_model(engine), settings).run(work)
+    other = MlxLm(engine.inspect(lambda core: core.loaded), settings).run(work)
     per_token = engine.info.kv_bytes_per_token
     assert 448 * per_token <= mine.kv_bytes < (448 + 4 * 40) * per_token
     assert other.kv_bytes >= 4 * 400 * per_token

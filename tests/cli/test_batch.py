@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch_progress import duration
+from cortexmlx.cli.batch_run import HELD_PER_ROW, BatchRun
 from cortexmlx.cli.start import run
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
 from support import cli_fakes
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import FakeEngine, Fakes, fake_engines  # noqa: F401  (a fixture)
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -98,14 +103,16 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
 def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(fakes: Fakes, source: Path, out: Path) -> None:
     source.write_text(
         '{"prompt": "a"}\n{oops\n{"id": 7, "prompt": "!fail"}\n{"id": "", "prompt": ""}\n{"prompt": "b"}\n'
+        '{"prompt": "!full"}\n'
     )
     assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
-    first, broken, failed, empty, last = records(out)
+    first, broken, failed, empty, last, full = records(out)
     assert (first["text"], last["text"]) == ("You said: a", "You said: b")
     assert broken["error"]["line"] == 2 and broken["error"]["message"].startswith("not JSON")
     message = "prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"
-    assert failed == {"id": 7, "error": {"code": "PromptTooLong", "message": message, "line": 3}}
+    assert failed == {"id": 7, "error": {"code": "invalid_request", "message": message, "line": 3}}
     assert empty["error"] == {"code": "invalid_request", "message": "the prompt is empty", "line": 4}
+    assert full["error"]["code"] == "KVCacheFull"
 
 
 def test_unordered_writes_whatever_finishes_first(fakes: Fakes, source: Path, out: Path) -> None:
@@ -181,3 +188,38 @@ def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -
 
 def test_duration_is_short() -> None:
     assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]
+
+
+def test_in_order_no_more_is_held_than_the_window_bad_lines_included() -> None:
+    written: list[Any] = []
+
+    def items() -> Iterator[BatchRequest | BadLine]:
+        yield BatchRequest(1, 1, Style.SIMPLE, "!slow", SamplingParams(max_tokens=4))
+        for line in range(2, 400):
+            assert (written == []) == (line <= 2 * HELD_PER_ROW)
+            yield BadLine(line, line, Style.SIMPLE, "no request")
+
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=2))
+    BatchRun(engine, items(), written.append, lambda text: text, rows=2, ordered=True).run()
+    assert [record["id"] for record in written] == list(range(1, 400))
+
+
+def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
+    written: list[Any] = []
+
+    def write(record: Any) -> None:
+        if not written:
+            deadline = time.monotonic() + 10
+            while engine.in_flight > 1 and time.monotonic() < deadline:
+                time.sleep(0.005)
+        written.append(record)
+        if len(written) == 1:
+            raise KeyboardInterrupt
+
+    prompts = ["quick", "!slow and more", *(f"question {i}" for i in range(5))]
+    items = [BatchRequest(i, i, Style.SIMPLE, prompt, SamplingParams()) for i, prompt in enumerate(prompts, 1)]
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    run = BatchRun(engine, items, write, lambda text: text, rows=4, ordered=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert {record["id"] for record in written} == {1, 3, 4, 5, 6, 7}

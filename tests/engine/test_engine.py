@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import InvalidRequest, ModelUnsupported, PromptTooLong
-from cortexmlx.request import FinishReason
+from cortexmlx.errors import EngineClosed, InvalidRequest, ModelUnsupported, PromptTooLong
+from cortexmlx.request import FinishReason, TokenEvent
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE
 from support.tiny import EOS, VOCAB, tokens_of
@@ -288,3 +289,23 @@ def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
         while engine.stats().rows_running + engine.stats().rows_waiting:
             assert time.monotonic() < deadline
         assert_nothing_lost(engine.stats())
+
+
+def test_what_is_submitted_while_the_core_is_looked_at_begins_together(tiny: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=4) as engine:
+        prompts = [tokens_of(5, seed=i) for i in range(4)]
+        told: list[tuple[int, str]] = []
+
+        def listen(event: TokenEvent) -> None:
+            if event.token_id is not None:
+                told.append((len(told), threading.current_thread().name))
+
+        before = engine.stats().steps
+        handles = engine.inspect(lambda core: [engine.submit(p, SamplingParams(1), listener=listen) for p in prompts])
+        assert [len(h.result().token_ids) for h in handles] == [1] * 4
+        assert engine.stats().steps - before == 1
+        assert engine.inspect(lambda core: core.info) == engine.info
+        engine_thread = engine.inspect(lambda core: threading.current_thread().name)
+        assert told == [(i, engine_thread) for i in range(4)]
+    with pytest.raises(EngineClosed):
+        engine.inspect(lambda core: None)

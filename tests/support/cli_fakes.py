@@ -1,8 +1,8 @@
 """An engine without a model, for tests of the command line: it answers at once, in words, as the real one would.
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
-make it do what a test needs: `!fail` fails the request, `!slow` takes 50 ms per word, `!long` talks for 200 words,
-`!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word.
+make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
+words, `!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli import engine as engines
-from cortexmlx.errors import EngineClosed, InvalidRequest, ModelNotFound, PromptTooLong
+from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.stats import EngineStats, Latency, Moment
@@ -91,24 +92,43 @@ class FakeEngine:
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, patient: bool = False
     ) -> RequestHandle:
+        handles: list[RequestHandle] = []
+        self._start([self._checked(prompt, params, on_event)], handles)
+        return handles[0]
+
+    def as_completed(self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None) -> AsCompleted:
+        start: Any = self._start
+        return AsCompleted(
+            paired(prompts, params), self._checked, start, ahead=4 * self.options.max_rows, window=window
+        )
+
+    def _checked(self, prompt: Prompt, params: SamplingParams | None, listener: Any) -> Any:
         params = params or SamplingParams()
         params.validate()
-        text = text_of(prompt)
-        if not text:
+        if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
-        with self.lock:
-            self.seen.append((prompt, params))
-            self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            handle = RequestHandle(len(self.seen), self.cancelled.add, on_event)
-        threading.Thread(target=self._answer, args=(handle, prompt, text, params), daemon=True).start()
-        return handle
+        return prompt, params, listener
+
+    def _start(self, checked: Iterable[Any], handles: list[RequestHandle]) -> None:
+        for prompt, params, listener in checked:
+            with self.lock:
+                self.seen.append((prompt, params))
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                handle = RequestHandle(len(self.seen), self.cancelled.add, listener)
+            handles.append(handle)
+            asked = (handle, prompt, text_of(prompt), params)
+            threading.Thread(target=self._answer, args=asked, daemon=True).start()
 
     def _answer(self, handle: RequestHandle, prompt: Prompt, text: str, params: SamplingParams) -> None:
         if "!fail" in text:
             time.sleep(0.002)
             self._left()
             handle.fail(PromptTooLong("prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it"))
+            return
+        if "!full" in text:
+            self._left()
+            handle.fail(KVCacheFull("the cache is full: raise --kv-memory"))
             return
         words = answer_to(text)
         limit = len(words) if params.max_tokens is None else params.max_tokens
