@@ -1,0 +1,114 @@
+"""The page docs/cli.md, made from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
+
+It reads the functions and their annotations, which are ours, and not what typer makes of them, which changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, get_args
+
+from typer.models import ArgumentInfo, OptionInfo
+
+from cortexmlx.cli.app import COMMANDS, EXAMPLES, top
+from cortexmlx.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED
+
+HEAD = """\
+# The command line
+
+Results go to stdout, everything else to stderr. `-h` or `--help` after a command says what stands here. Made by
+`python -m cortexmlx.cli.reference > docs/cli.md`.
+
+`cortexmlx [options] command`
+"""
+
+COMPLETION = """\
+`--install-completion` and `--show-completion` are for the completion of commands and options in a shell."""
+
+EXIT_CODES = f"""\
+## Exit codes
+
+| code | |
+|---:|---|
+| 0 | all is well |
+| {FAILED} | it failed: one line on stderr says why and what to do; `--debug` shows where |
+| 2 | wrong usage |
+| {INTERRUPTED} | Ctrl-C |
+| {BROKEN_PIPE} | nobody reads the output any more |"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    parts = [HEAD, *_options(top), "", COMPLETION, "", *_text(EXAMPLES)]
+    for name, command, _ in COMMANDS:
+        parts += ["", f"## cortexmlx {name}", "", *_command(name, command)]
+    return "\n".join([*parts, "", EXIT_CODES]) + "\n"
+
+
+def _command(name: str, command: Callable[..., None]) -> Iterator[str]:
+    arguments = [(p, info) for p, info in _parameters(command) if isinstance(info, ArgumentInfo)]
+    shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
+    yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
+    yield ""
+    yield from _text(command.__doc__ or "")
+    yield ""
+    for shape, (_, info) in zip(shapes, arguments, strict=True):
+        yield f"`{shape}`: {info.help}"
+        yield ""
+    yield from _options(command)
+
+
+def _options(command: Callable[..., None]) -> Iterator[str]:
+    yield "| option | default | |"
+    yield "|---|---|---|"
+    for parameter, info in _parameters(command):
+        if isinstance(info, OptionInfo):
+            yield f"| {_names(parameter, info)} | {_default(parameter, info)} | {_meaning(parameter, info)} |"
+
+
+def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """The parameters of a command, each with what its annotation says about it."""
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        yield parameter, get_args(parameter.annotation)[1]
+
+
+def _text(text: str) -> list[str]:
+    """Paragraphs as they are; one that begins with a `\\b` keeps its lines."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        body = paragraph.removeprefix("\b\n").strip("\n").splitlines()
+        lines += ["", *(["```", *body, "```"] if paragraph.startswith("\b") else body)]
+    return lines[1:]
+
+
+def _names(parameter: inspect.Parameter, info: Any) -> str:
+    first = [info.default] if isinstance(info.default, str) else []  # of what an annotation's `typer.Option` was given
+    names = sorted([*first, *(info.param_decls or ())], key=len) or [f"--{parameter.name.replace('_', '-')}"]
+    if info.metavar:
+        names[-1] += f" {info.metavar}"
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _default(parameter: inspect.Parameter, info: Any) -> str:
+    value = parameter.default
+    if isinstance(value, bool):
+        yes, _, no = _names(parameter, info).strip("`").partition("/")
+        return f"`{yes if value else no}`" if no else ""
+    return "" if value is None else f"`{value.value if isinstance(value, Enum) else value}`"
+
+
+def _meaning(parameter: inspect.Parameter, info: Any) -> str:
+    parts = [info.help]
+    annotated = get_args(parameter.annotation)[0]
+    for kind in (annotated, *get_args(annotated)):
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            parts.append(f"One of {', '.join(f'`{choice.value}`' for choice in kind)}.")
+    if info.min is not None:
+        parts.append(f"At least {info.min}.")
+    return " ".join(parts).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,80 @@
+"""docs/batch.md: what it shows is what the reader accepts and what the writer writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.batch_input import ENDPOINTS, KNOWN, REFUSED, BatchReader, BatchRequest, Style
+from cortexmlx.cli.start import run
+from cortexmlx.request import SamplingParams
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
+INPUT, OUTPUT = PAGE.partition("\n## Output\n")[::2]
+
+
+def examples(text: str, kind: str) -> list[str]:
+    blocks = re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def shape(value: Any) -> Any:
+    """The names of a JSON value and the kinds of what they hold."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+def test_every_example_of_a_request_is_accepted_whole() -> None:
+    lines = examples(INPUT, "jsonl")
+    reader = BatchReader([line.encode() for line in lines], SamplingParams(), jsonl=None, raw=False)
+    read = list(reader)
+    assert len(read) == len(lines) == 6 and all(isinstance(item, BatchRequest) for item in read)
+    assert {item.style for item in read} == set(Style) and reader.ignored == {}
+    plain = [line.encode() for line in examples(INPUT, "text")]
+    assert [item.prompt for item in BatchReader(plain, SamplingParams(), jsonl=None, raw=False)] == [  # type: ignore[union-attr]
+        line.decode() for line in plain
+    ]
+
+
+def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None:
+    fields = {"id", "custom_id", "prompt", "messages", "method", "url", "body", "model", "user"}
+    first_cells = re.findall(r"^\| (`.*?) \|", INPUT, re.MULTILINE)
+    assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == (KNOWN | fields) - {
+        "top_logprobs"
+    }
+    assert all(f"`{name}`" in INPUT for name in (*REFUSED, "top_logprobs", *ENDPOINTS))
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN - {"top_logprobs"}))
+def test_every_parameter_reaches_the_request(name: str) -> None:
+    values: dict[str, Any] = {
+        "stop": "x",
+        "stop_token_ids": [5],
+        "logit_bias": {"5": 1},
+        "ignore_eos": True,
+        "top_p": 0.5,
+    }
+    line = json.dumps({"prompt": "a", "n": 1, name: values.get(name, 0.5 if name in ("min_p",) else 2)})
+    (item,) = BatchReader([line.encode()], SamplingParams(), jsonl=True, raw=False)
+    assert isinstance(item, BatchRequest) and item.params != SamplingParams()
+
+
+def test_the_records_on_the_page_have_the_shape_of_those_that_are_written(fakes: Fakes, tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    asked = [
+        {"id": "q2", "prompt": "hi"},
+        {"custom_id": "a", "url": ENDPOINTS[0], "body": chat},
+        {"id": "q9", "prompt": ""},
+        {"custom_id": "q9", "url": ENDPOINTS[0], "body": {}},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    assert run(["batch", "fake", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]) == 1
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    shown = [json.loads(line) for line in examples(OUTPUT, "jsonl")]
+    assert [shape(record) for record in shown] == [shape(record) for record in written]

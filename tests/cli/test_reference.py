@@ -1,0 +1,39 @@
+"""docs/cli.md is what the commands say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli import reference
+from cortexmlx.cli.app import COMMANDS
+from cortexmlx.cli.start import run
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference.page(), (
+        "docs/cli.md is out of date: run `python -m cortexmlx.cli.reference > docs/cli.md`"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_the_page_has_the_options_and_defaults_that_help_shows(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer's own help is the judge: it reads the annotations in its own way."""
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    assert run([name, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("Options:\n")[2]
+    section = PAGE.read_text(encoding="utf-8").partition(f"## cortexmlx {name}\n")[2].partition("\n## ")[0]
+    table = section.partition("|---|---|---|\n")[2]
+    flag = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+    helped = {f for line in shown.splitlines() if line.startswith("  -") for f in flag.findall(line.split("   ")[0])}
+    written = {f for line in table.splitlines() if line for f in flag.findall(line.split("|")[1])}
+    assert written == helped - {"-h", "--help"}
+    defaults = re.findall(r"\[default: ([^\];]+)", re.sub(r"\s+", " ", shown))
+    cells = [line.split("|")[2].strip().strip("`") for line in table.splitlines() if line]
+    assert [c.removeprefix("--") for c in cells if c] == defaults
