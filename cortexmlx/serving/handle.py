@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from cortexmlx.errors import CortexError
 from cortexmlx.request import Completion, FinishReason, RequestState, TokenEvent
+
+log = logging.getLogger("cortexmlx")
 
 _TELLINGS = 3
 """How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
@@ -125,10 +128,16 @@ class RequestHandle:
             self._state = RequestState.FAILED
 
     def _tell(self, event: TokenEvent) -> None:
-        """Tell the listener. It is told of the end until it has listened once without being interrupted."""
-        if event is self._end:
+        """Tell the listener; of the end until it has listened once without being interrupted, but not for ever."""
+        if event is not self._end:
+            if self._listener is not None:
+                self._listener(event)
+            return
+        while self._listener is not None and self._tellings:
             self._tellings -= 1
-        if self._listener is not None and self._tellings >= 0:
-            self._listener(event)
-        if event is self._end:
-            self._listener = self._owner = None
+            try:
+                self._listener(event)
+                break
+            except BaseException:
+                log.exception("the listener of request %d raised when it was told of the end", self.id)
+        self._listener = self._owner = None
