@@ -34,6 +34,7 @@ class RequestHandle:
         self.id = request
         self._cancel = cancel
         self._listener = listener
+        self._listener_raised = False
         self._tellings = _TELLINGS
         self._owner = owner
         # `with` takes a plain lock and enters in one go, whatever exception is thrown at the thread; a condition's not.
@@ -128,10 +129,16 @@ class RequestHandle:
             self._state = RequestState.FAILED
 
     def _tell(self, event: TokenEvent) -> None:
-        """Tell the listener; of the end until it has listened once without being interrupted, but not for ever."""
+        """Tell the listener. One that raises is told only of the end, and harms nobody else. An interrupt that lands
+        in it ends the step, but not the telling of the end.
+        """
         if event is not self._end:
-            if self._listener is not None:
-                self._listener(event)
+            if self._listener is not None and not self._listener_raised:
+                try:
+                    self._listener(event)
+                except Exception:
+                    self._listener_raised = True
+                    log.exception("the listener of request %d raised, so it is told only of the end", self.id)
             return
         while self._listener is not None and self._tellings:
             self._tellings -= 1

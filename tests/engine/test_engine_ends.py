@@ -225,6 +225,20 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         assert_nothing_lost(engine.stats())
 
 
+def test_a_listener_on_the_engines_thread_that_raises_ends_no_request(engine: Engine) -> None:
+    heard: list[TokenEvent] = []
+
+    def listen(event: TokenEvent) -> None:
+        heard.append(event)
+        raise ZeroDivisionError("the listener's own mistake")
+
+    other = engine.submit(PROMPT, LONG)
+    handle = engine.submit(PROMPT, SHORT, listener=listen)
+    assert len(handle.result(30).token_ids) == 12
+    assert len(other.result(30).token_ids) == 400
+    assert heard[0].token_id is not None and {event.completion for event in heard[1:]} == {handle.result()}
+
+
 def told(seen: list[TokenEvent]) -> TokenEvent:
     """The event that ends what a callback is told."""
     for _ in range(1000):
