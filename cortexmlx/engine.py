@@ -125,11 +125,12 @@ class Engine:
         client: str | None = None,
         patient: bool = False,
     ) -> RequestHandle:
-        """Queue a request and return at once. `on_event` is called for every event, on a thread of its own, `listener`
-        on the engine's, which waits for it; the last event has a `completion` or an `error`. Requests of one `client`
-        share what `client_tokens` allows, and the beginnings of their prompts. Nobody watches the tokens of a `patient`
-        one come: others' prompts are computed in large pieces beside it, others go first for up to a minute, and of
-        the patient ones those with the longest `max_tokens` begin first.
+        """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
+        is called for every event, on a thread of its own, `listener` on the engine's, which waits for it; the last
+        event has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
+        beginnings of their prompts. Nobody watches the tokens of a `patient` one come: others' prompts are computed in
+        large pieces beside it, others go first for up to a minute, and of the patient ones those with the longest
+        `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """

@@ -33,6 +33,7 @@ class RequestHandle:
     ) -> None:
         self.id = request
         self._cancel = cancel
+        self._cancelling = False
         self._listener = listener
         self._listener_raised = False
         self._tellings = _TELLINGS
@@ -58,7 +59,9 @@ class RequestHandle:
 
     def cancel(self) -> None:
         """Stop the request at the next step. Its result is the text so far, with finish_reason "cancelled"."""
-        self._cancel(self.id)
+        if not (self.ended or self._cancelling):
+            self._cancelling = True
+            self._cancel(self.id)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`

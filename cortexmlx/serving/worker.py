@@ -8,6 +8,7 @@ import os
 import queue
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("cortexmlx")
 
 _Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
+
+_CALLS_SHARE = 0.1
+"""Of the time that a step took, how much goes to what other threads ask for before the next one."""
+
+_CALLS_SECONDS = 0.0005
+"""And no less than this, in seconds."""
+
+_AHEAD = 64
+"""Submissions that the engine's thread has not seen yet, at most: who comes then waits until it has taken one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,8 @@ class Worker:
         self._loaded = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._ahead = threading.Semaphore(_AHEAD)
+        self._step_seconds = 0.0
         self._asking: set[_Answer] = set()
         self._stopping = self._closing = False
         self._forked = False
@@ -78,8 +90,18 @@ class Worker:
 
     def submit(self, submissions: Iterable[Submission], handles: list[RequestHandle]) -> None:
         """Queue requests and append their handles to `handles`. Those of one call reach the scheduler together, so
-        that their prompts share the first step.
+        that their prompts share the first step. Waits while the engine's thread is behind with submissions: who
+        submits in a loop would take the interpreter from it, and cancels wait behind submissions.
         """
+        counted = self._ahead.acquire(blocking=not self._task.here())
+        try:
+            self._submit(submissions, handles, counted)
+        except BaseException:
+            if counted:
+                self._ahead.release()  # an engine that is closed wakes all who wait, one after the other
+            raise
+
+    def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
         from cortexmlx.serving.answers import NewRequest
 
         with self._lock:
@@ -94,7 +116,7 @@ class Worker:
                 requests.append(
                     NewRequest(handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient)
                 )
-            self._calls.put(lambda core: _add(core, requests))
+            self._calls.put(lambda core: self._add(core, requests, counted))
 
     def cancel(self, request: int) -> None:
         self._calls.put(lambda core: core.cancel(request))
@@ -144,6 +166,7 @@ class Worker:
         """Close the engine in a forked child, where its thread is not. Other threads may have had the locks."""
         self._lock = threading.Lock()
         self._calls = queue.SimpleQueue()
+        self._ahead = threading.Semaphore(_AHEAD)
         self._forked = self._stopping = True
         self._task.abandon()
         for handle in list(self._handles.values()):
@@ -201,30 +224,50 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out what others asked for; wait for something if the core is idle. False: stop."""
-        block = self.core.idle
-        while True:
-            if block and self._calls.empty():
+        """Carry out what others asked for, as long as the step that is due may wait; wait for something if the core
+        is idle. False: stop.
+        """
+        wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
+        until = time.perf_counter() + wait
+        while (idle := self.core.idle) or time.perf_counter() < until:
+            if idle and self._calls.empty():
                 self.core.tidy()
             try:
-                call = self._calls.get(block=block)
+                call = self._calls.get(block=idle)
             except queue.Empty:
                 return True
             if call is None:
                 return False
+            if idle:
+                until = time.perf_counter() + wait
             call(self.core)
-            block = self.core.idle
+        return True
+
+    def _add(self, core: EngineCore, requests: Iterable[NewRequest], counted: bool) -> None:
+        if counted:
+            self._ahead.release()
+        for request in requests:
+            if request.handle.ended:
+                continue
+            try:
+                core.add(request)
+            except Exception as error:
+                log.exception("request %d could not be queued", request.id)
+                request.handle.fail(_as_cortex_error("the request could not be queued", error))
 
     def _step(self) -> None:
+        began = time.perf_counter()
         try:
             self.core.step()
         except Exception as error:
             log.exception("a step failed; its requests fail with it")
             self.core.fail_all(_as_cortex_error("the step failed", error))
+        self._step_seconds = time.perf_counter() - began
 
     def _shut_down(self) -> None:
         with self._lock:
             self._stopping = True
+        self._ahead.release()
         self._tried.put(None)
         self._fail_all(EngineClosed("the engine was closed before the request could finish"))
         if hasattr(self, "core"):
@@ -247,17 +290,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def _add(core: EngineCore, requests: Iterable[NewRequest]) -> None:
-    for request in requests:
-        if request.handle.ended:
-            continue
-        try:
-            core.add(request)
-        except Exception as error:
-            log.exception("request %d could not be queued", request.id)
-            request.handle.fail(_as_cortex_error("the request could not be queued", error))
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:

@@ -1,0 +1,143 @@
+"""The engine's thread between two steps, with a core that computes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import EngineClosed
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.worker import Submission, Worker
+
+ENOUGH = 20
+"""Steps that are seen while calls never end."""
+
+PATIENCE = 5.0
+"""Seconds until a test gives up waiting for them."""
+
+
+class FakeCore:
+    """A core that counts. It has work for ever once a request has come, and answers none."""
+
+    def __init__(self, config: Any) -> None:
+        self.idle = True
+        self.steps = 0
+        self.cancelled: list[int] = []
+        self.enough = threading.Event()
+
+    def add(self, request: Any) -> None:
+        self.idle = False
+
+    def cancel(self, request: int) -> None:
+        self.cancelled.append(request)
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps >= ENOUGH:
+            self.enough.set()
+
+    def tidy(self) -> None:
+        """Nothing to tidy."""
+
+    def fail_all(self, error: Exception) -> None:
+        """Nothing to fail: the worker fails the handles."""
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    monkeypatch.setattr("cortexmlx.serving.core.EngineCore", FakeCore)
+    worker = Worker(EngineConfig("none"))
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+def submit(worker: Worker) -> RequestHandle:
+    handles: list[RequestHandle] = []
+    worker.submit([Submission((1,), SamplingParams(), time.perf_counter())], handles)
+    return handles[0]
+
+
+def test_steps_are_taken_while_calls_never_end(worker: Worker) -> None:
+    """Each call leaves another one behind, so the queue is never empty."""
+    core: Any = worker.core
+    end = time.monotonic() + PATIENCE
+
+    def call(core: Any) -> None:
+        if not core.enough.is_set() and time.monotonic() < end:
+            worker._calls.put(call)
+
+    submit(worker)
+    worker._calls.put(call)
+    worker.ask(lambda core: None)
+    assert core.enough.wait(2 * PATIENCE)
+    assert time.monotonic() < end, "the steps came after the calls"
+
+
+def test_who_submits_in_a_loop_waits_for_the_engine_and_a_cancel_is_never_far(worker: Worker) -> None:
+    core: Any = worker.core
+    submit(worker)
+    stop = threading.Event()
+    refused: list[EngineClosed] = []
+
+    def flood() -> None:
+        try:
+            while not stop.is_set():
+                submit(worker)
+        except EngineClosed as error:
+            refused.append(error)
+
+    core.step = lambda: time.sleep(0.01)
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    longest = 0
+    for _ in range(ENOUGH):
+        time.sleep(0.01)
+        longest = max(longest, worker._calls.qsize())
+    wanted = submit(worker)
+    wanted.cancel()
+    wanted.cancel()
+    deadline = time.monotonic() + PATIENCE
+    while wanted.id not in core.cancelled and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert core.cancelled == [wanted.id]
+    assert longest <= 64
+
+    worker.stop()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(refused) == 4, "closing wakes everybody who waits to submit"
+
+
+@pytest.fixture
+def half_a_second_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortexmlx.serving.worker._CALLS_SECONDS", 0.5)
+
+
+def test_a_burst_at_an_idle_engine_is_taken_before_its_first_step(
+    half_a_second_for_calls: None, worker: Worker
+) -> None:
+    """The time for calls begins when the first has come, not when the engine began to wait for it."""
+    time.sleep(0.6)
+    core: Any = worker.core
+    burst_is_here, left = threading.Event(), []
+    core.step = lambda: left.append(worker._calls.qsize())
+    worker._calls.put(lambda core: burst_is_here.wait(PATIENCE))
+    for _ in range(5):
+        submit(worker)
+    burst_is_here.set()
+    worker.ask(lambda core: None)
+    end = time.monotonic() + 2 * PATIENCE
+    while not left and time.monotonic() < end:
+        time.sleep(0.01)
+    assert left and left[0] == 0
