@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Completion, FinishReason, SamplingParams, TokenEvent
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
@@ -110,8 +111,7 @@ class Engine:
         self._finalizer.atexit = False
         self._worker.start()
         self.info = self._worker.core.info
-        self._tokenizer = self._worker.core.loaded.tokenizer
-        self._tokenizing = threading.Lock()
+        self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -197,8 +197,7 @@ class Engine:
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
         self._worker.check_process()
-        with self._tokenizing:
-            return tokenize(self._tokenizer, prompt)
+        return tokenize(self._tokenizer, prompt)
 
     # -- looking and ending -------------------------------------------------------------------------------------------
 
@@ -259,11 +258,13 @@ class Engine:
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         submitted = time.perf_counter()
-        tokens = self.tokenize(prompt)
+        self._worker.check_process()
+        scheduler = self._worker.core.scheduler
+        tokens = tokenize(self._tokenizer, prompt, lambda least: scheduler.check_prompt(least, at_least=True))
         _require(bool(tokens), "the prompt is empty: give it at least one token")
+        scheduler.check_prompt(len(tokens))
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
-        self._worker.core.scheduler.check_prompt(len(tokens))
         return Submission(tuple(tokens), params, submitted, listener, client, patient, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:

@@ -83,22 +83,22 @@ class Scheduler:
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
-    def check_prompt(self, prompt_tokens: int) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of that length can never be answered."""
+    def check_prompt(self, prompt_tokens: int, at_least: bool = False) -> None:
+        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
+        count = f"at least {prompt_tokens}" if at_least else prompt_tokens
         capacity = self.cache.capacity_tokens
         if prompt_tokens + 1 > self.context_length:
             raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens and the model's context is {self.context_length}: "
-                "shorten the prompt"
+                f"the prompt has {count} tokens and the model's context is {self.context_length}: shorten the prompt"
             )
         if prompt_tokens > capacity:
             raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens and the KV cache holds {capacity}: "
+                f"the prompt has {count} tokens and the KV cache holds {capacity}: "
                 "raise the KV memory (--kv-memory) or shorten the prompt"
             )
         if prompt_tokens + 1 > self._longest:
             raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens and a request may have {self._longest} with its answer: "
+                f"the prompt has {count} tokens and a request may have {self._longest} with its answer: "
                 "shorten the prompt or raise max_request_tokens"
             )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Message
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -15,15 +16,21 @@ Prompt = str | Sequence[int] | Sequence[Message]
 _PROMPT_KINDS = "a prompt is a text, a list of token ids or a list of messages"
 
 
-def tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """The prompt's token ids. Raises InvalidRequest for what is none, or what the chat template cannot render."""
+_LONG = 1 << 16
+"""Characters from which on a text is first looked at as a whole, before the time is spent to tokenize it."""
+
+
+def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], None] | None = None) -> list[int]:
+    """The prompt's token ids. `fits` is asked whether a prompt may have so many tokens at least, before a long one is
+    tokenized; it raises if not. Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
+    """
     if isinstance(prompt, str):
         try:
             prompt.encode("utf-8")
         except UnicodeEncodeError:
             prompt = prompt.encode("utf-8", "replace").decode("utf-8")
         bos = tokenizer.bos_token
-        return list(tokenizer.encode(prompt, add_special_tokens=bos is None or not prompt.startswith(bos)))
+        return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
     listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
     if not listed:
         raise InvalidRequest(_PROMPT_KINDS)
@@ -33,8 +40,17 @@ def tokenize(tokenizer: Any, prompt: Prompt) -> list[int]:
     if not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest(_PROMPT_KINDS)
     try:
-        return list(tokenizer.apply_chat_template(items, add_generation_prompt=True))
+        rendered = tokenizer.render(items)
+        return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
     except CortexError:
         raise
     except Exception as error:
         raise InvalidRequest(f"the chat template cannot render these messages: {error}") from error
+
+
+def _encode(
+    tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, fits: Callable[[int], None] | None
+) -> list[int]:
+    if fits is not None and len(text) >= _LONG:
+        fits(tokenizer.least_tokens.of(text))
+    return tokenizer.encode(text, add_special_tokens)

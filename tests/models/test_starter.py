@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.gguf.file import GGUFHeader, read_header
 from cortexmlx.models.resolve import starter_path
-from cortexmlx.models.tokenizers.bytelevel import byte_of_char
+from cortexmlx.models.tokenizers.alphabet import byte_of_char
 from support.gguf_models import logits
 from support.gguf_writer import decode
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.prompt import tokenize
 
 
@@ -19,14 +20,18 @@ class BosTokenizer:
 
 
 def test_a_prompt_that_begins_with_the_bos_text_gets_one_bos_only() -> None:
-    assert tokenize(BosTokenizer(), "<s>ab") == [1, 10, 10]
-    assert tokenize(BosTokenizer(), "ab") == [1, 10, 10]
+    assert tokenize(SharedTokenizer(BosTokenizer()), "<s>ab") == [1, 10, 10]
+    assert tokenize(SharedTokenizer(BosTokenizer()), "ab") == [1, 10, 10]
 
 
 def test_broken_text_becomes_question_marks_and_not_an_error() -> None:
-    assert tokenize(BosTokenizer(), "a\udcff") == [1, 10, 10]
+    assert tokenize(SharedTokenizer(BosTokenizer()), "a\udcff") == [1, 10, 10]
 
 
 def test_what_is_no_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        tokenize(BosTokenizer(), [{"role": "user"}, 3])
+        tokenize(SharedTokenizer(BosTokenizer()), [{"role": "user"}, 3])
+
+
+def test_token_ids_need_no_tokenizer() -> None:
+    assert tokenize(SharedTokenizer(object()), [3, 1, 2]) == [3, 1, 2]

@@ -13,6 +13,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.detokenize import Detokenizer
+from cortexmlx.models.tokenizers.least_tokens import LeastTokens
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to token ids (plain ints) and back; special tokens that are written in the text are recognised."""
+    """Text to token ids (plain ints) and back; special tokens that are written in the text are recognised. Any number
+    of threads may use one at once.
+    """
 
     def __init__(self, tokens: Sequence[str], special: SpecialTokens, chat_template: str | None) -> None:
         self._tokens = tokens
@@ -56,6 +59,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
         """Ids of `text` with nothing added around it."""
+
+    @property
+    @abstractmethod
+    def least_tokens(self) -> LeastTokens:
+        """How many tokens a text has at least."""
 
     @abstractmethod
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.messages import one_line
+from cortexmlx.models.tokenizers.alphabet import token_bytes
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer
+from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core
 from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType
 
 if TYPE_CHECKING:
@@ -78,23 +80,10 @@ def pre_tokenizer(name: str, file: str) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-@lru_cache(maxsize=1)
-def byte_of_char() -> dict[str, int]:
-    """The byte-level alphabet: printable bytes stand for themselves, the other 68 for the characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return table
-
-
-def token_bytes(token: str) -> bytes:
-    """The bytes that a byte-level token stands for; a token outside the alphabet (an added one) is its own UTF-8."""
-    table = byte_of_char()
-    try:
-        return bytes([table[char] for char in token])
-    except KeyError:
-        return token.encode("utf-8")
+def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Ids of `text`. Unlike the library's `encode`, this lets other threads run Python meanwhile."""
+    ids: list[int] = core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 class ByteLevelTokenizer(Tokenizer):
@@ -118,8 +107,11 @@ class ByteLevelTokenizer(Tokenizer):
         self._pieces = [token_bytes(token) for token in tokens]
 
     def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode_with(self._core, text, add_special_tokens=False)
+
+    @cached_property
+    def least_tokens(self) -> LeastTokens:
+        return least_of_core(self._core)
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         wanted = [ids] if isinstance(ids, int) else ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortexmlx.models.tokenizers.bytelevel import token_bytes
+from cortexmlx.models.tokenizers.alphabet import token_bytes
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.detokenize import Detokenizer, LeadingSpace, Piece, PieceDetokenizer
-from cortexmlx.models.tokenizers.sentencepiece_proto import leading_space_flags, without_dummy_prefix
+from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_by_characters, no_bound
+from cortexmlx.models.tokenizers.sentencepiece_proto import keeps_bytes, leading_space_flags, without_dummy_prefix
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -62,6 +64,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._leading = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
         if no_extra_spaces:
             self._leading = LeadingSpace.DROP_ALL
+        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not no_extra_spaces
 
     def _piece(self, index: int) -> Piece:
         core = self._first
@@ -88,6 +91,10 @@ class SentencePieceTokenizer(Tokenizer):
     @staticmethod
     def _encode_run(core: SentencePieceProcessor, text: str) -> list[int]:
         return list(core.encode(text)) if text else []
+
+    @cached_property
+    def least_tokens(self) -> LeastTokens:
+        return least_by_characters(self._tokens, self._keeps_spaces) if self._keeps_bytes else no_bound()
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         detokenizer = PieceDetokenizer(self._pieces, self._leading)

@@ -101,3 +101,17 @@ def leading_space_flags(model: bytes) -> tuple[bool, bool]:
         if field == 3 and isinstance(value, bytes):
             flags |= {number: bool(inner) for number, inner in _fields(value) if number in flags}
     return flags[3], flags[4]
+
+
+def keeps_bytes(model: bytes) -> bool:
+    """Every byte of a text is in one of its pieces: no rules change it, and unknown characters become byte pieces."""
+    rules: int | bytes = b""
+    fallback: int | bytes = 0
+    for field, value in _fields(model):
+        if isinstance(value, bytes) and field in (2, 3):
+            inner = dict(_fields(value))
+            if field == 2:
+                fallback = inner.get(35, fallback)
+            else:
+                rules = inner.get(2, rules)
+    return bool(fallback) and not rules

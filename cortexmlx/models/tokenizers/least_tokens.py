@@ -1,0 +1,149 @@
+"""How many tokens a text has at least, found without tokenizing it: a text that can never fit is refused in time.
+
+Every byte of a text ends up in exactly one token. Let m(b) be the length of the longest token that has byte b, and let
+b be worth 1/m(b). The bytes of a token t are worth at most 1 together, because each of them has m(b) >= len(t). So a
+text has at least as many tokens as its bytes are worth. Bytes that a tokenizer may drop, or take many of for one
+token, are worth nothing, and a tokenizer whose parts are not all known here has no bound (0 for every text).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cortexmlx.models.tokenizers.alphabet import token_bytes
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPACE = "\u2581"
+"""How tokens that are not byte-level write a space."""
+
+_CHUNK = 1 << 16
+"""Characters that are looked at together."""
+
+_COMPOSED = 16
+"""Bytes that composing (NFC) may take from the end of one chunk and the beginning of the next: four characters become
+one at most.
+"""
+
+_WHITESPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
+_WHITESPACE += "\u2028\u2029\u202f\u205f\u3000"
+
+
+class LeastTokens:
+    """The bound for one tokenizer. `tokens` are the bytes of every token that can occur; bytes of `uncounted` are
+    worth nothing. `spaces`: a space is written as U+2581 in them. `composed`: text is composed (NFC) before it is cut.
+    """
+
+    def __init__(
+        self, tokens: Iterable[bytes], uncounted: Iterable[int] = (), spaces: bool = False, composed: bool = False
+    ) -> None:
+        longest = [0] * 256
+        for token in tokens:
+            length = len(token)
+            for byte in token:
+                if longest[byte] < length:
+                    longest[byte] = length
+        if spaces:
+            longest[ord(" ")] = max(longest[byte] for byte in (ord(" "), *SPACE.encode()))
+        self._composed = composed
+        self._worth = np.array([1 / most if most else 0.0 for most in longest])
+        self._worth[list(uncounted)] = 0.0
+
+    def of(self, text: str) -> int:
+        """A number of tokens that `text` has at least."""
+        worth = sum(map(self._worth_of, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
+        return math.floor(worth * (1 - 1e-9))  # rounding must not make it one more
+
+    def _worth_of(self, chunk: str) -> float:
+        if self._composed and not unicodedata.is_normalized("NFC", chunk):
+            return 0.0
+        counts = np.bincount(np.frombuffer(chunk.encode("utf-8", "replace"), np.uint8), minlength=256)
+        worth = float(counts @ self._worth)
+        return max(0.0, worth - _COMPOSED) if self._composed else worth
+
+
+def no_bound() -> LeastTokens:
+    """For a tokenizer that is not understood: every text may have no token."""
+    return LeastTokens(())
+
+
+def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
+    """For byte-level tokens: bytes that are no token of their own may be dropped."""
+    known = list(tokens)
+    single = {token[0] for token in known if len(token) == 1}
+    uncounted = set(range(256)) - single
+    if not whitespace_counts:
+        uncounted |= set(_WHITESPACE.encode())
+    return LeastTokens(known, uncounted, composed=composed)
+
+
+def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
+    """For tokens of characters, with U+2581 for a space. Characters that are in no token must become byte tokens
+    `<0x..>`: without all 256 of these any number of them may become one unknown token, so there is no bound.
+    """
+    known = set(tokens)
+    if any(f"<0x{byte:02X}>" not in known for byte in range(256)):
+        return no_bound()
+    pieces = [token.encode("utf-8", "replace") for token in known]
+    single = [bytes([byte]) for byte in range(256)]
+    uncounted = () if whitespace_counts else set(_WHITESPACE.encode()) | set(SPACE.encode())
+    return LeastTokens([*pieces, *single], uncounted, spaces=True, composed=composed)
+
+
+def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
+    """For a tokenizer of the tokenizers library, as far as its parts are understood."""
+    normalizers, cutters = list(_parts(core.normalizer)), list(_parts(core.pre_tokenizer))
+    model = core.model
+    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return no_bound()
+    if not all(map(_keeps_bytes, normalizers)) or not all(map(_drops_nothing, cutters)):
+        return no_bound()
+    composed = any(part["type"] == "NFC" for part in normalizers)
+    added = core.get_added_tokens_decoder().values()
+    whitespace_counts = not any(token.lstrip or token.rstrip for token in added)
+    tokens = core.get_vocab(with_added_tokens=True)
+    written = [unicodedata.normalize(form, token.content) for form in ("NFC", "NFD") for token in added]
+    written += [token.content for token in added]
+    if not any(part["type"] == "ByteLevel" for part in cutters):
+        spaced = [SPACE + text.replace(" ", SPACE) for text in written]
+        known = [*tokens, *spaced]
+        return least_by_characters(known, whitespace_counts, composed) if model.byte_fallback else no_bound()
+    if any(part["type"] in ("Replace", "Metaspace", "Prepend") for part in (*normalizers, *cutters)):
+        return no_bound()
+    pieces = [*map(token_bytes, tokens), *(text.encode() for text in written)]
+    return least_by_bytes(pieces, whitespace_counts, composed)
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """A normalizer or pre-tokenizer as plain data, sequences taken apart."""
+    waiting = [] if part is None else [json.loads(part.__getstate__())]
+    while waiting:
+        data = waiting.pop()
+        inner = data.get("normalizers", data.get("pretokenizers"))
+        if data["type"] == "Sequence" and inner is not None:
+            waiting += inner
+        else:
+            yield data
+
+
+def _keeps_bytes(part: dict[str, Any]) -> bool:
+    """A normalizer that composes, puts something in front, or writes spaces in the way of the tokens."""
+    if part["type"] == "Replace":
+        return bool(part["pattern"] == {"String": " "} and part["content"] == SPACE)
+    return part["type"] in ("NFC", "Prepend")
+
+
+def _drops_nothing(part: dict[str, Any]) -> bool:
+    """A pre-tokenizer that only cuts."""
+    if part["type"] in ("Split", "Punctuation"):
+        return bool(part["behavior"] != "Removed")
+    if part["type"] == "Metaspace":
+        return bool(part["replacement"] == SPACE)
+    return part["type"] in ("ByteLevel", "Digits")

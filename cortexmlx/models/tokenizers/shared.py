@@ -1,0 +1,80 @@
+"""A model's tokenizer for prompts, which any number of threads may use at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from cortexmlx.models.tokenizers.base import Tokenizer
+from cortexmlx.models.tokenizers.bytelevel import encode_with
+from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
+
+_UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
+
+
+class SharedTokenizer:
+    """Texts and messages to token ids, through our own tokenizers or what mlx-lm's loader gives.
+
+    Ours and the tokenizers library's are safe to share. transformers' classes around the latter are not: on the way
+    they set up truncation in the object that others are using. So that object is asked itself, where the class does
+    nothing more than that. Everything else takes turns.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._core = None if isinstance(tokenizer, Tokenizer) else _rust_core(tokenizer)
+        self._turns = threading.Lock()
+        self._alone = self._core is None and not isinstance(tokenizer, Tokenizer)
+
+    @property
+    def bos_token(self) -> str | None:
+        """The text of the token that texts begin with, if there is one."""
+        bos: str | None = self._tokenizer.bos_token
+        return bos
+
+    @cached_property
+    def least_tokens(self) -> LeastTokens:
+        """How many tokens a text has at least. The first use takes some 100 ms for a large vocabulary."""
+        if self._core is not None:
+            return least_of_core(self._core)
+        return no_bound() if self._alone else self._tokenizer.least_tokens
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`."""
+        if self._core is not None:
+            return encode_with(self._core, text, add_special_tokens)
+        if not self._alone:
+            return list(self._tokenizer.encode(text, add_special_tokens))
+        with self._turns:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
+        """Messages through the chat template, with the beginning of the answer: text whose special tokens are all
+        written out, or its ids where the tokenizer does both in one.
+        """
+        if not self._alone:
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return text
+        with self._turns:
+            return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+
+def _rust_core(wrapper: Any) -> Any:
+    """The tokenizers library's object inside mlx-lm's wrapper, if transformers does nothing to a text but hand it over;
+    else None.
+    """
+    inner = getattr(wrapper, "_tokenizer", None)
+    if inner is None:
+        return None
+    from transformers import PreTrainedTokenizerFast as Plain
+
+    same = isinstance(inner, Plain) and all(getattr(type(inner), n) is getattr(Plain, n) for n in _UNCHANGED)
+    if not same:
+        return None
+    core = inner.backend_tokenizer
+    core.no_truncation()
+    core.no_padding()
+    core.encode_special_tokens = inner.split_special_tokens
+    return core

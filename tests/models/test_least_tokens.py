@@ -1,0 +1,146 @@
+"""The bound on a text's tokens is never above what the tokenizer makes of it, and near enough to be of use."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from cortexmlx.models.tokenizers import least_tokens
+from cortexmlx.models.tokenizers.base import SpecialTokens
+from cortexmlx.models.tokenizers.least_tokens import least_of_core
+from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from support.sentencepieces import CORPUS, KINDS, trained
+
+_WORDS = r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SPACES = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+
+
+def byte_level(normalizer: Any = None, complete: bool = True, *added: AddedToken, **options: Any) -> Tokenizer:
+    core = Tokenizer(models.BPE(**options))
+    core.normalizer = normalizer
+    split = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if complete else []
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<|end|>"], initial_alphabet=alphabet, vocab_size=420, show_progress=False
+    )
+    core.train_from_iterator(CORPUS, trainer)
+    core.add_tokens(list(added))
+    return core
+
+
+def by_characters(normalizer: Any, cutter: Any, *added: AddedToken, bytes_too: bool = True) -> Tokenizer:
+    core = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    core.normalizer, core.pre_tokenizer = normalizer, cutter
+    special = ["<unk>", *(BYTES if bytes_too else [])]
+    core.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(special_tokens=special, vocab_size=500, show_progress=False, max_token_length=12)
+    )
+    data = core.to_str()
+    plain = Tokenizer.from_str(data)
+    plain.add_tokens([AddedToken("<|end|>", special=True, normalized=False), *added])
+    return plain
+
+
+CORES: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": byte_level,
+    "bytes, composed": lambda: byte_level(normalizers.NFC()),
+    "bytes, some missing": lambda: byte_level(None, False),
+    "bytes, some missing, unknown fused": lambda: byte_level(None, False, unk_token="<|end|>", fuse_unk=True),
+    "bytes, added take spaces": lambda: byte_level(None, True, AddedToken("<a>", lstrip=True, rstrip=True)),
+    "bytes, added are composed": lambda: byte_level(normalizers.NFC(), True, AddedToken("e\u0301t\u0915\u093c")),
+    "bytes, case lost": lambda: byte_level(normalizers.Lowercase()),
+    "bytes, ends lost": lambda: byte_level(normalizers.Strip()),
+    "characters": lambda: by_characters(SPACES, None),
+    "characters, added with space": lambda: by_characters(SPACES, None, AddedToken("a b", normalized=True)),
+    "characters, spaces in front": lambda: by_characters(None, pre_tokenizers.Metaspace()),
+    "characters, composed": lambda: by_characters(normalizers.Sequence([normalizers.NFC(), SPACES]), None),
+    "characters, no bytes": lambda: by_characters(SPACES, None, bytes_too=False),
+    "characters, spaces dropped": lambda: by_characters(None, pre_tokenizers.WhitespaceSplit()),
+    "words": lambda: Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")),
+}
+NO_BOUND = {
+    "bytes, case lost",
+    "bytes, ends lost",
+    "characters, no bytes",
+    "characters, spaces dropped",
+    "words",
+}
+core_of = cache(lambda name: CORES[name]())
+bound_of = cache(lambda name: least_of_core(core_of(name)))
+
+texts = st.lists(
+    st.one_of(
+        st.text(max_size=8),
+        st.text("e\u0301\u0323\u0338\u212a\u1100\u1161\u11a8\u0915\u093c<>| ▁\n", max_size=12),
+        st.sampled_from(["<|end|>", "<a>", "a b", "a▁b", "e\u0301t", "<0x41>", "    ", "The quick brown fox", "世界"]),
+        st.sampled_from(CORPUS),
+        st.sampled_from(["<a>" + " " * 400, "e\u0301" * 40]),
+    ).flatmap(lambda piece: st.integers(1, 12).map(lambda times: piece * times)),
+    max_size=6,
+).map("".join)
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 16])
+@pytest.mark.parametrize("name", CORES)
+@settings(max_examples=60)
+@given(text=texts)
+def test_no_text_has_fewer_tokens_than_the_bound(name: str, chunk: int, text: str) -> None:
+    core = core_of(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(least_tokens, "_CHUNK", chunk)
+        assert bound_of(name).of(text) <= len(core.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("prefix_after_added", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(text=texts)
+def test_no_text_has_fewer_pieces_than_the_bound(kind: str, prefix_after_added: bool, text: str) -> None:
+    tokenizer = pieces(kind, prefix_after_added)
+    assert tokenizer.least_tokens.of(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@cache
+def pieces(kind: str, prefix_after_added: bool) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(
+        trained(kind), SpecialTokens(), None, {"<|end|>": 600, "a b": 601}, prefix_after_added
+    )
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_bound_is_of_use_where_the_tokenizer_is_understood(name: str) -> None:
+    core, text = core_of(name), "".join(CORPUS) * 100
+    least, most = bound_of(name).of(text), len(core.encode(text).ids)
+    if name in NO_BOUND:
+        assert least == 0
+    else:
+        assert least > most / 8
+
+
+@pytest.mark.parametrize(("kind", "known"), [(kind, kind in ("llama", "user symbols")) for kind in KINDS])
+def test_a_sentencepiece_model_with_rules_or_without_bytes_has_no_bound(kind: str, known: bool) -> None:
+    text = "".join(CORPUS) * 100
+    tokenizer = pieces(kind, True)
+    least = tokenizer.least_tokens.of(text)
+    assert least > len(tokenizer.encode(text)) / 8 if known else least == 0
+
+
+def test_what_python_finds_composed_the_tokenizers_library_leaves_alone() -> None:
+    """Each has its own tables: every character alone, and before and after one that composes with many."""
+    every = [c for c in map(chr, range(sys.maxunicode + 1)) if not "\ud800" <= c <= "\udfff"]
+    normalizer = normalizers.NFC()
+    for form in ("{}", "e{}", "{}\u0301"):
+        composed = [t for t in map(form.format, every) if unicodedata.is_normalized("NFC", t)]
+        text = "\n".join(composed)
+        assert normalizer.normalize_str(text) == text

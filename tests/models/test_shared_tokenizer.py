@@ -1,0 +1,106 @@
+"""A tokenizer that many threads use at once gives what it gives to one; a short text waits for no long one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.models import load_model
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from support.gguf_models import write_model
+from support.sentencepieces import CORPUS
+from support.tiny import write_tiny
+
+MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "and the end"}]
+LONG = "".join(CORPUS) * 400
+
+
+def folder(path: Path) -> Any:
+    """A folder whose tokenizer.json cuts texts short, which transformers does not."""
+    write_tiny(path / "m")
+    file = path / "m" / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps(settings))
+    return load_model(path / "m").tokenizer
+
+
+def gguf(path: Path) -> Any:
+    path.mkdir(exist_ok=True)
+    return load_model(write_model(path / "m.gguf")).tokenizer
+
+
+@pytest.mark.parametrize("make", [folder, gguf])
+def test_many_threads_get_what_one_gets(make: Any, tmp_path: Path) -> None:
+    shared, alone = SharedTokenizer(make(tmp_path / "a")), make(tmp_path / "b")
+    texts = [text * times for times in (1, 50) for text in sorted(set(CORPUS))]
+    expected = [alone.encode(text, add_special_tokens=False) for text in texts]
+    assert max(map(len, expected)) > 1000
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda text: shared.encode(text, False), texts)) == expected
+    assert shared.encode("and the", True) == list(alone.encode("and the", add_special_tokens=True))
+
+
+def test_messages_are_rendered_to_the_text_of_the_same_tokens(tmp_path: Path) -> None:
+    shared, alone = SharedTokenizer(folder(tmp_path / "a")), folder(tmp_path / "b")
+    rendered = shared.render(MESSAGES)
+    assert isinstance(rendered, str)
+    assert shared.encode(rendered, False) == list(alone.apply_chat_template(MESSAGES, add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("make", [folder, gguf])
+def test_a_short_text_does_not_wait_for_a_long_one(make: Any, tmp_path: Path) -> None:
+    """Nor does Python: the long text is cut outside of the interpreter's lock."""
+    shared = SharedTokenizer(make(tmp_path))
+    inside, short = threading.Event(), 0
+
+    def tokenize_long() -> None:
+        inside.set()
+        shared.encode(LONG)
+        inside.clear()
+
+    thread = threading.Thread(target=tokenize_long)
+    thread.start()
+    inside.wait()
+    while inside.is_set():
+        shared.encode("the")
+        short += inside.is_set()
+        time.sleep(0.001)
+    thread.join()
+    assert short >= 5
+
+
+class Unknown:
+    """A tokenizer of which nothing is known."""
+
+    bos_token = None
+
+    def __init__(self) -> None:
+        self.at_once = self.most = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        time.sleep(0.002)
+        self.at_once -= 1
+        return [len(text)]
+
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool) -> list[int]:
+        return self.encode("")
+
+
+def test_threads_take_turns_at_a_tokenizer_that_is_not_known_to_be_safe() -> None:
+    unknown = Unknown()
+    shared = SharedTokenizer(unknown)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(shared.encode, ["a"] * 10)) == [[1]] * 10
+        assert list(pool.map(shared.render, [MESSAGES] * 10)) == [[0]] * 10
+    assert unknown.most == 1
+    assert shared.least_tokens.of("a" * 1000) == 0
