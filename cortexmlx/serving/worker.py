@@ -64,7 +64,7 @@ class Worker:
         self._loaded = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._ahead = threading.Semaphore(_AHEAD)
+        self._permits = _permits()
         self._step_seconds = 0.0
         self._asking: set[_Answer] = set()
         self._stopping = self._closing = False
@@ -93,12 +93,14 @@ class Worker:
         that their prompts share the first step. Waits while the engine's thread is behind with submissions: who
         submits in a loop would take the interpreter from it, and cancels wait behind submissions.
         """
-        counted = self._ahead.acquire(blocking=not self._task.here())
+        counted = not self._task.here()  # which would wait for itself
+        if counted:
+            self._permits.get()
         try:
             self._submit(submissions, handles, counted)
         except BaseException:
             if counted:
-                self._ahead.release()  # an engine that is closed wakes all who wait, one after the other
+                self._permits.put(None)  # an engine that is closed wakes all who wait, one after the other
             raise
 
     def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
@@ -166,7 +168,7 @@ class Worker:
         """Close the engine in a forked child, where its thread is not. Other threads may have had the locks."""
         self._lock = threading.Lock()
         self._calls = queue.SimpleQueue()
-        self._ahead = threading.Semaphore(_AHEAD)
+        self._permits = _permits()
         self._forked = self._stopping = True
         self._task.abandon()
         for handle in list(self._handles.values()):
@@ -211,6 +213,7 @@ class Worker:
             log.exception("the engine cannot begin anew, and closes")
             self._closing = True
         self._fail_all(CortexError(f"the engine's thread was interrupted by {raised!r}: ask again"))
+        self._permits.put(None)  # it may have been interrupted before it gave one back
         if self._stopping:
             self._calls.put(None)
 
@@ -245,7 +248,7 @@ class Worker:
 
     def _add(self, core: EngineCore, requests: Iterable[NewRequest], counted: bool) -> None:
         if counted:
-            self._ahead.release()
+            self._permits.put(None)
         for request in requests:
             if request.handle.ended:
                 continue
@@ -267,7 +270,7 @@ class Worker:
     def _shut_down(self) -> None:
         with self._lock:
             self._stopping = True
-        self._ahead.release()
+        self._permits.put(None)
         self._tried.put(None)
         self._fail_all(EngineClosed("the engine was closed before the request could finish"))
         if hasattr(self, "core"):
@@ -290,6 +293,14 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def _permits() -> queue.SimpleQueue[None]:
+    """A semaphore of `_AHEAD` that an exception thrown at the engine's thread cannot leave locked, as Python's own."""
+    permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(_AHEAD):
+        permits.put(None)
+    return permits
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:
