@@ -9,6 +9,10 @@ class KVCacheFull(CortexError):
     """The KV arena has no room for what was asked: shorten the prompt, raise the KV memory, or wait."""
 
 
+class MemoryRefused(KVCacheFull):
+    """The system does not give the memory that the KV arena needs: free some, or ask for a smaller KV memory."""
+
+
 class KVBlockError(CortexError, ValueError):
     """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, bad count."""
 

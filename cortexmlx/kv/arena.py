@@ -19,15 +19,23 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.errors import KVBlockError
+from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.memory import obtainable
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup
 
 Slab = tuple[mx.array, ...]
 
+_SPARE = 256 << 20
+"""The arena takes bytes only if as many again, up to so many, are left for the steps: logits, activations, copies."""
+
 
 class KVArena:
-    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out, in each layer group."""
+    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out, in each layer group.
+
+    Raises MemoryRefused if the system does not give that much.
+    """
 
     def __init__(self, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
         self.groups = tuple(groups)
@@ -35,6 +43,9 @@ class KVArena:
         self.blocks = blocks
         self.group_of: dict[int, int] = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._slabs: dict[int, Slab] = {}
+        size = sum(group.bytes_per_token for group in self.groups) * self.slots
+        if not obtainable(size + min(size, _SPARE)):
+            raise _refused(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
         for group in self.groups:
             spec = group.spec
             dtype = getattr(mx, spec.dtype)
@@ -110,21 +121,47 @@ class KVArena:
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
+    def can_resize(self, blocks: int) -> bool:
+        """Whether the system has the memory now that bringing the arena to `blocks` blocks takes on the way."""
+        if blocks == self.blocks:
+            return True
+        slots = (min(blocks, self.blocks) + 2) * self.block_size
+        slab = max(group.bytes_per_token // len(group.layers) for group in self.groups) * slots
+        growth = self._growth(blocks)
+        return obtainable(slab + growth + min(growth, _SPARE))
+
     def resize(self, blocks: int) -> None:
         """Bring the arena to `blocks` blocks; what lies in blocks that stay is kept. Waits for whatever is in flight.
 
-        Layer by layer, so that at most one slab exists twice.
+        Layer by layer, so that at most one slab exists twice. Raises MemoryRefused if the system does not give the
+        memory for all layers; then the arena is as it was.
         """
         mx.synchronize()
-        keep = min(blocks, self.blocks) * self.block_size
+        if not self.can_resize(blocks):
+            raise self._stays(blocks)
+        try:
+            self._bring_slabs_to(blocks)
+        except (RuntimeError, MemoryError) as error:
+            self._bring_slabs_to(self.blocks)
+            raise self._stays(blocks) from error
         self.blocks = blocks
+
+    def _bring_slabs_to(self, blocks: int) -> None:
+        """Give every slab the slots of `blocks` blocks, if it has not, keeping what lies in the first of them."""
+        slots, keep = (blocks + 2) * self.block_size, min(blocks, self.blocks) * self.block_size
         for layer, slab in self._slabs.items():
-            grown = tuple(
-                mx.concatenate([a[:, :keep], mx.zeros((a.shape[0], self.slots - keep, a.shape[2]), a.dtype)], axis=1)
-                for a in slab
-            )
-            mx.eval(grown)
-            self._slabs[layer] = grown
+            self._slabs[layer] = tuple(a if a.shape[1] == slots else _resized(a, slots, keep) for a in slab)
+
+    def _growth(self, blocks: int) -> int:
+        """Bytes that `blocks` blocks take more than the arena has, or 0."""
+        tokens = max(blocks - self.blocks, 0) * self.block_size
+        return tokens * sum(group.bytes_per_token for group in self.groups)
+
+    def _stays(self, blocks: int) -> MemoryRefused:
+        return _refused(
+            self._growth(blocks),
+            f"it stays at {self.blocks} blocks of {self.block_size} tokens; free memory and make a new engine",
+        )
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy whole blocks within every layer of a group. Must be drained.
@@ -153,3 +190,15 @@ class KVArena:
     def _block_slots(self, blocks: np.ndarray) -> mx.array:
         offsets = np.arange(self.block_size, dtype=np.int32)
         return mx.array((blocks.astype(np.int32)[:, None] * self.block_size + offsets).reshape(-1))
+
+
+def _resized(array: mx.array, slots: int, keep: int) -> mx.array:
+    """A copy with so many slots: the first `keep` of the array, then zeros."""
+    copy = mx.zeros((array.shape[0], slots, array.shape[2]), array.dtype)
+    copy[:, :keep] = array[:, :keep]
+    mx.eval(copy)
+    return copy
+
+
+def _refused(size: int, then: str) -> MemoryRefused:
+    return MemoryRefused(f"the system refuses {format_bytes(size)} for the KV cache: {then}")

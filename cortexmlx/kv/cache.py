@@ -7,7 +7,7 @@ written: `fork` shares full blocks and gives the child its own copy of the parti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cortexmlx.arrays import IntArray
@@ -34,8 +34,9 @@ class BlockCopy:
 class KVCache:
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
-    `blocks` blocks of `block_size` tokens are available in each group. Sequences are named by an integer of the
-    caller's choice.
+    `blocks` blocks of `block_size` tokens are available in each group, and more on demand up to `limit`, while
+    `may_resize(blocks)` says that the arena can follow; once it cannot, the cache's limit is what it has. Sequences
+    are named by an integer of the caller's choice.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class KVCache:
         *,
         limit: int | None = None,
         prefix: PrefixCache | None = None,
+        may_resize: Callable[[int], bool] = lambda blocks: True,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = blocks
         self.limit = max(blocks, limit or blocks)
         self.prefix = prefix or PrefixCache(block_size)
+        self._may_resize = may_resize
         self._pools = [BlockPool(blocks) for _ in groups]
         self._sequences: dict[int, SequenceBlocks] = {}
 
@@ -238,12 +241,19 @@ class KVCache:
         the next step.
         """
         less = min(self.blocks - least, *(p.allocator.free_blocks_at_end for p in self._pools))
-        if less <= 0:
+        if less <= 0 or not self._may_resize(self.blocks - less):
             return 0
         for pool in self._pools:
             pool.shrink(less)
         self.blocks -= less
         return less
+
+    def stay(self, blocks: int) -> None:
+        """The arena could not follow: have its `blocks` blocks, and no more later. Nobody may have any."""
+        if blocks > self.blocks:
+            self.grow(blocks)
+        self.shrink(blocks)
+        self.limit = self.blocks
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all blocks that hold something to the front, in their order, so that runs stay runs and what is free
@@ -370,9 +380,9 @@ class KVCache:
         """
         allocator = pool.allocator
         short = blocks - allocator.free_blocks
-        if short <= self.prefix.unused + self.limit - self.blocks:
-            if short > 0 and self.blocks < self.limit:
-                self.grow(min(self.limit, max(2 * self.blocks, self.blocks + short)))
+        if 0 < short <= self.prefix.unused + self.limit - self.blocks:
+            self._grow_by(short)
+        if blocks - allocator.free_blocks <= self.prefix.unused:
             while allocator.free_blocks < blocks and self.drop_cached(1):
                 pass
         if allocator.free_blocks < blocks:
@@ -381,3 +391,12 @@ class KVCache:
                 f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
                 "raise the KV memory (--kv-memory) or run fewer requests at once"
             )
+
+    def _grow_by(self, least: int) -> None:
+        """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
+        for wanted in (max(2 * self.blocks, self.blocks + least), self.blocks + least):
+            blocks = min(wanted, self.limit)
+            if blocks > self.blocks and self._may_resize(blocks):
+                self.grow(blocks)
+                return
+        self.limit = self.blocks

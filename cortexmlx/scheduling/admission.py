@@ -80,6 +80,10 @@ class Admission:
         """A job has stored part of its prompt, which others may begin with now."""
         self._let_go(self._claims.release(job, job.stored // self._rows.cache.block_size))
 
+    def ask_again(self) -> None:
+        """Answers have become shorter: who could not begin may be able to."""
+        self._nobody_at = _NEVER
+
     def unclaim(self, job: Job) -> None:
         """A job has computed its prompt, or will not: nobody waits for it any more."""
         self._let_go([*self._claims.release(job), job])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cortexmlx.kv.prefix import Key
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
@@ -58,6 +58,14 @@ class Job:
     cached: int = 0
     preemptions: int = 0
     finish_reason: FinishReason | None = None
+    order: tuple[float, int] = field(init=False)
+    """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by what is
+    left of `PATIENCE`. It stays what it was at the beginning.
+    """
+
+    def __post_init__(self) -> None:
+        waits = PATIENCE * (0.5 + 0.5 / (1 + self.limit / LONG_ANSWER)) if self.patient else 0.0
+        self.order = (self.arrival - SECONDS_PER_PRIORITY * self.params.priority + waits, self.number)
 
     @property
     def output(self) -> list[int]:
@@ -73,14 +81,6 @@ class Job:
     def most_tokens(self) -> int:
         """How many tokens it may have in the end."""
         return self.prompt_length + self.limit
-
-    @property
-    def order(self) -> tuple[float, int]:
-        """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by
-        what is left of `PATIENCE`.
-        """
-        waits = PATIENCE * (0.5 + 0.5 / (1 + self.limit / LONG_ANSWER)) if self.patient else 0.0
-        return (self.arrival - SECONDS_PER_PRIORITY * self.params.priority + waits, self.number)
 
     @property
     def running(self) -> bool:

@@ -9,6 +9,7 @@ from cortexmlx.kv.cache import BlockCopy, KVCache
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.shortage import fit
 
 
 class Rows:
@@ -82,16 +83,21 @@ class Rows:
         return copies
 
     def reserve(self, job: Job, tokens: int) -> bool:
-        """Make room for `tokens` tokens of a running job, dropping headroom if there is too little. False if another
-        row must go first; raises KVCacheFull if there is none.
+        """Make room for `tokens` tokens of a running job, dropping headroom if there is too little. If the system
+        refuses memory, the job gets what the cache can have, and ends there. False if another row must go first;
+        raises KVCacheFull if there is none.
         """
-        job.reserved = max(job.reserved, tokens)
         while True:
+            capacity = self.cache.capacity_tokens
+            if tokens > capacity:
+                fit(job, capacity)
+                tokens = capacity
+            job.reserved = max(job.reserved, tokens)
             try:
                 self.cache.reserve(job.id, tokens)
                 return True
             except KVCacheFull:
-                if self.drop_headroom():
+                if self.cache.capacity_tokens < capacity or self.drop_headroom():
                     continue
                 if len(self.jobs) == 1:
                     raise

@@ -28,6 +28,7 @@ from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.placement import flush_of
 from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
 from cortexmlx.scheduling.running import Rows
+from cortexmlx.scheduling.shortage import fit_all
 from cortexmlx.scheduling.steps import StepBuilder
 
 _LEAST_PIECE = 16
@@ -41,7 +42,8 @@ class Scheduler:
     `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
     its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
     have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see `Claims`.
-    `pipeline` False plans a step only when nothing is in flight.
+    `pipeline` False plans a step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
+    that ended without a new token, because the system refused memory for the cache.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Scheduler:
         self.share_between_clients = share_between_clients
         self.costs = CostModel()
         self.preemptions = 0
+        self.ended: list[Job] = []
         self._clock = clock
         self._rows = Rows(cache, max_rows, headroom, share_prefixes)
         self._admission = Admission(self._rows, client_tokens, worth_waiting)
@@ -251,6 +254,24 @@ class Scheduler:
 
     def plan(self, in_flight: int) -> StepPlan | None:
         """The next step; None if there is nothing to compute, or nothing before the `in_flight` steps are committed."""
+        limit = self.cache.limit
+        plan = self._plan(in_flight)
+        if self.cache.limit < limit:
+            self._fit_cache()
+            plan = plan or self._plan(in_flight)
+        return plan
+
+    def _fit_cache(self) -> None:
+        """The cache may not grow as it was promised: end who cannot go on in what it has."""
+        for job in fit_all(self._jobs.values(), self.cache.capacity_tokens):
+            if job.generated:
+                self.finish(job.id, FinishReason.LENGTH)
+            else:
+                self.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
+            self.ended.append(job)
+        self._admission.ask_again()
+
+    def _plan(self, in_flight: int) -> StepPlan | None:
         if in_flight and not self.pipeline:
             return None
         if self._wants_drain():

@@ -14,7 +14,7 @@ import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.seam import probe
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull, MemoryRefused
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.kv.arena import KVArena
@@ -86,8 +86,10 @@ class EngineCore:
         config = self.config
         first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
         prefix = PrefixCache(config.block_size, str(self.loaded.path))
-        self.cache = KVCache(groups, first, config.block_size, limit=blocks, prefix=prefix)
         self.arena = KVArena(groups, first, config.block_size)
+        self.cache = KVCache(
+            groups, first, config.block_size, limit=blocks, prefix=prefix, may_resize=self.arena.can_resize
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_rows=config.max_rows,
@@ -107,6 +109,8 @@ class EngineCore:
         """Plan and start the next step, then take the results of the one before it."""
         began = time.perf_counter()
         plan = self._timed_plan()
+        while self.scheduler.ended:
+            self._end_for_memory(self.scheduler.ended.pop())
         if plan is not None:
             self._in_flight.append(self._dispatched(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > 1):
@@ -173,6 +177,8 @@ class EngineCore:
         self._in_flight.clear()
         self.runner.reset()
         self.scheduler.forget_all()
+        if isinstance(error, MemoryRefused):
+            self.cache.stay(self.arena.blocks)
         self._answers.clear()
         while self._requests:
             self._requests.popitem()[1].request.handle.fail(error)
@@ -317,6 +323,20 @@ class EngineCore:
         if not answers.open:
             del self._requests[answer.request.id]
             self._finished += 1
+
+    def _end_for_memory(self, job: Job) -> None:
+        """An answer has all that the cache may hold; or not even its prompt fits, and the request fails."""
+        answer = self._answers.get(job.id)
+        if answer is None:
+            return  # it failed with another answer
+        if job.generated:
+            self._finish(answer, FinishReason.LENGTH)
+            return
+        error = KVCacheFull(
+            f"the prompt has {job.prompt_length} tokens and the KV cache holds {self.cache.capacity_tokens}, for "
+            "the system refuses it more memory: free some and make a new engine, or shorten the prompt"
+        )
+        self._fail(answer.request, error)
 
     @property
     def kv_bytes_in_use(self) -> int:

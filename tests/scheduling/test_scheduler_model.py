@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from cortexmlx.kv.cache import KVCache
@@ -35,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         count=st.integers(1, 2),
         block_size=st.sampled_from([1, 2, 4, 8]),
         first=st.one_of(st.integers(2, 12), st.integers(20, 60)),
-        more=st.sampled_from([0, 0, 1, 9]),
+        more=st.sampled_from([0, 0, 1, 9, 40]),
         max_rows=st.integers(1, 5),
         prefill_budget=st.integers(1, 40),
         pipeline=st.booleans(),
@@ -65,7 +65,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.worth_waiting = worth_waiting
         self.client_tokens = client_tokens
-        cache = KVCache(groups(count), first, block_size, limit=first + more, prefix=PrefixCache(block_size))
+        self.allowed = first + more
+        cache = KVCache(
+            groups(count),
+            first,
+            block_size,
+            limit=first + more,
+            prefix=PrefixCache(block_size),
+            may_resize=lambda blocks: blocks <= self.allowed,
+        )
         self.scheduler = Scheduler(
             cache,
             max_rows=max_rows,
@@ -110,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         alike=st.one_of(st.integers(0, 6), st.integers(0, 70)),
         rest=st.lists(st.integers(0, VOCAB - 1), max_size=12),
         max_tokens=st.one_of(st.none(), st.integers(1, 40)),
-        answers=st.sampled_from([1, 1, 2, 3]),
+        answers=st.sampled_from([1, 1, 1, 2, 3]),
         equal=st.booleans(),
         seed=st.integers(0, 1000),
         stop=st.booleans(),
@@ -150,8 +158,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
     def another_answer(self, job: Job, seed: int) -> Job:
         """A fork of whatever has become of the first answer meanwhile."""
+        assume(job.prompt_length <= self.scheduler.cache.capacity_tokens)
         prompt = job.tokens[: job.prompt_length]
         return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.patient)
+
+    @rule(
+        target=jobs,
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 30),
+        answers=st.integers(2, 3),
+        seed=st.integers(0, 1000),
+        before=st.integers(0, 20),
+        after=st.integers(0, 20),
+    )
+    def press_equal_answers(
+        self, prompt: list[int], max_tokens: int, answers: int, seed: int, before: int, after: int
+    ) -> object:
+        """Answers that compute the same: the blocks of one are doubles of another's, and free when they end."""
+        prompt = prompt[: self.scheduler.cache.capacity_tokens]
+        params = SamplingParams(max_tokens=max_tokens, n=answers)
+        first = self.submit(prompt, params, seed, False, None, None, False)
+        others = [self.submit(prompt, params, seed, False, first, None, False) for _ in range(1, answers)]
+        self.steps(before)
+        self.scheduler.relieve(True)
+        self.steps(after)
+        return multiple(first, *others)
 
     @rule(job=jobs)
     def cancel(self, job: Job) -> None:
@@ -163,11 +194,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if job.generated:
             self.scheduler.finish(job.id, FinishReason.STOP)
 
-    @rule(count=st.integers(1, 20), pressed=st.booleans())
-    def steps(self, count: int, pressed: bool) -> None:
+    @rule(count=st.integers(1, 20))
+    def steps(self, count: int) -> None:
         for _ in range(count):
-            if pressed:
-                self.scheduler.relieve(True)
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
             computing = [job for job in self.open if job.state is RequestState.PREFILLING]
             held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
@@ -222,6 +251,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def memory_pressure(self, critical: bool) -> None:
         self.scheduler.relieve(critical)
 
+    @rule(share=st.sampled_from([0.0, 0.5, 1.0]))
+    def the_system_refuses(self, share: float) -> None:
+        """More than the arena has, or all but a part of what it may still grow by."""
+        cache = self.scheduler.cache
+        self.allowed = cache.blocks + int(share * (cache.limit - cache.blocks))
+
     @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
     @rule()
     def compact(self) -> None:
@@ -242,6 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert job.output == answer[: len(job.output)]
                 assert job.finish_reason is not None
+                assert job.finish_reason is not FinishReason.ERROR or job in self.scheduler.ended
         stats = self.scheduler.cache.stats()
         assert stats.free_blocks == stats.total_blocks and stats.sequences == 0
         assert self.scheduler.rows_running == self.scheduler.rows_waiting == 0
