@@ -8,14 +8,23 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from support.tiny import write_tiny
+import cortexmlx.kv.arena as arena_module
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import KVCacheFull, MemoryRefused
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.request import FinishReason
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of, write_tiny
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is not enforced there")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is not enforced there")
 
 HEAD = """
 import json, resource, sys
@@ -41,7 +50,7 @@ with Engine(wide, kv_memory="4GB", max_rows=16, token_target=None) as engine:
     engine.generate(tokens_of(500, seed=99), asked)
     before = engine.stats()
     leave(200)
-    lengths = [400] * 10 + [3000]
+    lengths = [3000] + [400] * 10
     handles = [engine.submit(tokens_of(n, seed=i), asked) for i, n in enumerate(lengths)]
     outcomes = [outcome(h) for h in handles]
     outcomes.append(outcome(engine.submit(tokens_of(50), asked)))
@@ -83,17 +92,131 @@ def run(program: str, *models: Path) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@LINUX
 def test_an_arena_that_may_not_grow_stays_and_every_request_has_an_end(tiny: Any, wide: Path) -> None:
     [[outcomes, before, after, limit, size]] = run(GROWING, wide, tiny("one layer"))
-    assert outcomes[:10] == [12] * 10, "those that fit one after another are answered"
-    assert outcomes[10].startswith("KVCacheFull: the prompt has 3000 tokens") and "2048" in outcomes[10]
+    assert outcomes[0].startswith("KVCacheFull: the prompt has 3000 tokens and the KV cache holds 2048"), outcomes[0]
+    assert outcomes[1:11] == [12] * 10, "those that fit one after another are answered"
     assert outcomes[11] == 12, "the engine goes on"
-    assert outcomes[12].startswith("PromptTooLong: the prompt has 3000 tokens") and "2048" in outcomes[12]
+    assert outcomes[12].startswith("PromptTooLong: the prompt has 3000 tokens and the KV cache holds 2048")
     assert before == after == 64
     assert limit <= size
 
 
+@LINUX
 def test_a_first_arena_that_is_refused_is_an_error_with_the_numbers(tiny: Any, wide: Path) -> None:
     error, tokens = run(BEGINNING, wide, tiny("one layer"))
     assert error.startswith("MemoryRefused: the system refuses 264 MiB"), error
     assert tokens == 12, "a smaller one can be had"
+
+
+# -- what a core makes of it, with a system that refuses at will ------------------------------------------------------
+
+
+@pytest.fixture
+def generous(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """What the system answers from now on: its last element."""
+    answers = [True]
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: answers[-1])
+    yield answers
+
+
+def test_a_lone_answer_that_outgrows_the_arena_ends_where_it_is_full(
+    tiny: Any, theirs: Any, generous: list[bool]
+) -> None:
+    driver = Driver(tiny("one layer"), tokens=4096, max_request_tokens=400)
+    driver.core.relieve(True)
+    prompt = tokens_of(20, seed=3)
+    handle = driver.add(prompt, 300)
+    driver.step(30)
+    generous.append(False)
+    driver.finish()
+    result, held = driver.result(handle), driver.core.cache.capacity_tokens
+    assert result.finish_reason is FinishReason.LENGTH
+    assert len(result.token_ids) == held + 1 - len(prompt) < 300
+    assert list(result.token_ids) == theirs("one layer", prompt, 300)[: len(result.token_ids)]
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8, 20])
+def test_rows_go_on_or_are_preempted_when_memory_is_refused(
+    tiny: Any, theirs: Any, generous: list[bool], steps: int
+) -> None:
+    driver = Driver(tiny("llama"), tokens=4096, max_rows=4)
+    driver.core.relieve(True)
+    prompts = [tokens_of(n, seed=n) for n in (30, 9, 50, 21)]
+    handles = [driver.add(p, 60) for p in prompts]
+    driver.step(steps)
+    generous.append(False)
+    driver.finish()
+    held = driver.core.cache.capacity_tokens
+    for prompt, handle in zip(prompts, handles, strict=True):
+        if len(prompt) > held:
+            with pytest.raises(KVCacheFull, match=f"{len(prompt)} tokens and the KV cache holds {held}"):
+                driver.result(handle)
+            continue
+        answer = list(driver.result(handle).token_ids)
+        assert answer == theirs("llama", prompt, 60)[: min(60, held + 1 - len(prompt))]
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, layer: int
+) -> None:
+    """A Metal allocation that fails raises, where the CPU build would crash."""
+    driver = Driver(tiny("llama"), tokens=4096)
+    arena, resized, calls = driver.core.arena, arena_module._resized, []
+
+    def failing(array: mx.array, slots: int, keep: int) -> mx.array:
+        calls.append(slots)
+        if len(calls) == 2 * layer + 2:
+            raise RuntimeError("[metal::malloc] Unable to allocate")
+        return resized(array, slots, keep)
+
+    short = tokens_of(30, seed=1)
+    assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
+    before = arena.blocks
+    monkeypatch.setattr(arena_module, "_resized", failing)
+    with pytest.raises(MemoryRefused, match=f"stays at {before} blocks"):
+        arena.resize(2 * before)
+    assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots}
+    assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
+
+
+def test_a_refusal_in_the_middle_of_a_step_fails_its_requests_and_the_engine_goes_on(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(tiny("llama"), kv_memory="16MB", max_rows=8) as engine:
+        real = KVArena.can_resize
+        asked = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.0)
+        size = engine.stats().total_blocks
+        inside = threading.local()
+
+        def promised_and_not_kept(arena: KVArena, blocks: int) -> bool:
+            """Whoever plans hears yes, and the step that follows is refused."""
+            return real(arena, blocks) if not getattr(inside, "resize", False) else blocks <= arena.blocks
+
+        def resize(arena: KVArena, blocks: int) -> None:
+            inside.resize = True
+            try:
+                resized(arena, blocks)
+            finally:
+                inside.resize = False
+
+        resized = KVArena.resize
+        monkeypatch.setattr(KVArena, "can_resize", promised_and_not_kept)
+        monkeypatch.setattr(KVArena, "resize", resize)
+        handles = [engine.submit(tokens_of(480, seed=i), asked) for i in range(8)]
+        ends = []
+        for handle in handles:
+            try:
+                ends.append(len(handle.result(60).token_ids))
+            except KVCacheFull as error:
+                assert f"stays at {size} blocks" in str(error)
+                ends.append(0)
+        assert 0 in ends and len(ends) == 8
+        prompt = tokens_of(40, seed=4)
+        assert list(engine.generate(prompt, asked).token_ids) == theirs("llama", prompt, 5)
+        engine.check_invariants()
+        assert engine.stats().total_blocks == size

@@ -200,8 +200,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
             computing = [job for job in self.open if job.state is RequestState.PREFILLING]
             held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
+            limit = self.scheduler.cache.limit
             self.shadow.step()
-            self.nobody_jumped_the_queue(waiting, computing, held)
+            if self.scheduler.cache.limit == limit:  # shorter answers change who has its share
+                self.nobody_jumped_the_queue(waiting, computing, held)
 
     def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
         """Whatever memory there is: its parent's prompt is not there yet, another computes what it can begin with, or
