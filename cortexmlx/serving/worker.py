@@ -28,10 +28,10 @@ log = logging.getLogger("cortexmlx")
 
 _Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
-_CALLS_SHARE = 0.1
+_CALLS_SHARE = 0.05
 """Of the time that a step took, how much goes to what other threads ask for before the next one."""
 
-_CALLS_SECONDS = 0.0005
+_CALLS_SECONDS = 0.0002
 """And no less than this, in seconds."""
 
 _AHEAD = 64
