@@ -1,4 +1,6 @@
-"""The work list of a decode step: which tokens of which row each threadgroup attends to. NumPy only."""
+"""What the kernels read of a decode step: the work list (which tokens of which row each threadgroup attends to) and the
+padded block tables. NumPy only.
+"""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ from cortexmlx.errors import KernelCompileError
 
 from . import settings
 from .buffers import BufferSpec
+from .built import build
 from .entry import PREAMBLE, attribute_value, entry_point
 from .launch import Launched, Triple, run
 from .rewrite import blank_comments, to_cpp
-from .toolchain import SHIM, build, mlx_headers
+from .toolchain import SHIM, mlx_headers
 
 KERNEL_FOLDER = "mlx/backend/metal/kernels/"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)

@@ -12,13 +12,13 @@ from cortexmlx.errors import KernelFault
 
 from . import settings
 from .buffers import BufferSpec
+from .built import build
 from .entry import PREAMBLE, translation_unit
 from .launch import run
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .sparse import SparseArray
 from .static_pass import check
-from .toolchain import build
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray

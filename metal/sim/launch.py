@@ -12,11 +12,11 @@ from cortexmlx.errors import KernelFault
 
 from . import abi
 from .buffers import BufferSpec
+from .built import load
 from .memory import MAX_THREADS, STACK_BYTES, device_memory
 from .messages import describe, limit_finding, unwritten_finding
 from .report import BufferReport, Fault, Finding, LaunchReport
 from .settings import Settings, record
-from .toolchain import load
 
 MAX_BUFFERS = 31
 SENTINEL = 0xFF

@@ -1,6 +1,6 @@
 """The kernel text that MLX generates for `mx.fast.metal_kernel`: signature, address spaces, attributes, instantiation.
 
-Compared character by character with what MLX itself prints (tests/test_sim_source.py).
+Compared character by character with what MLX itself prints (tests/sim/test_source.py).
 """
 
 import re

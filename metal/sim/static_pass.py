@@ -16,9 +16,10 @@ from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
 
+from .built import cache_folder, content_key
 from .rewrite import blank_comments, to_cpp
 from .scopes import threadgroup_outside_kernel, without_constant
-from .toolchain import cache_folder, content_key, syntax_command
+from .toolchain import syntax_command
 
 SPACES = ("device", "constant", "threadgroup", "thread")
 _ERROR = re.compile(r"^kernel:(\d+):\d+: error: (.*)$")

@@ -1,7 +1,5 @@
-"""The C++ compiler behind the simulator, and a cache of what it built, addressed by content."""
+"""The C++ compiler behind the simulator, and its flags."""
 
-import ctypes
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -14,12 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cortexmlx.errors import KernelCompileError, ToolchainMissing
+from cortexmlx.errors import ToolchainMissing
 
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
 RUNTIME = HERE / "runtime"
-MAX_CACHED = 4000
 
 _COMMON = [
     "-std=c++17",
@@ -33,6 +30,7 @@ _COMMON = [
     "-ffp-contract=off",
     "-fno-sanitize=all",
 ]
+RUNTIME_FLAGS = [*_COMMON, "-O2", "-g0"]
 _KERNEL = [
     *_COMMON,
     "-nostdinc",
@@ -127,24 +125,6 @@ def find_compiler() -> Compiler:
     raise ToolchainMissing("no clang 18 or later on the PATH: install one, or the wheel with `pip install ziglang`")
 
 
-def cache_folder() -> Path:
-    """Where built kernels are kept: `$CORTEXMLX_SIM_CACHE`, or the user's cache folder."""
-    if override := os.environ.get("CORTEXMLX_SIM_CACHE"):
-        return Path(override)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "cortexmlx" / "sim"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cortexmlx" / "sim"
-
-
-@cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
 @cache
 def mlx_headers() -> Path:
     """The folder of Metal headers inside the installed MLX, to be put on the include path."""
@@ -155,67 +135,13 @@ def mlx_headers() -> Path:
     raise ToolchainMissing("the installed mlx brings no Metal headers (mlx/include): install mlx 0.32 from its wheel")
 
 
-@cache
-def _own_files() -> str:
-    digest = hashlib.sha256()
-    for path in sorted([*SHIM.rglob("*"), *RUNTIME.iterdir()]):
-        if path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def content_key(*parts: str) -> str:
-    """A name for what these parts, this compiler, this processor and the simulator's own files give."""
-    compiler = find_compiler()
-    everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
-    return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
-
-
-def _execute(command: list[str], text: str = "") -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise KernelCompileError(_readable(done.stderr, text))
-
-
-def _readable(diagnostics: str, text: str) -> str:
-    """The first errors of the compiler's output, each with the line of kernel text it is about."""
-    kept = [line for line in diagnostics.splitlines() if line.strip() and " generated." not in line]
-    return "the kernel does not compile:\n" + "\n".join(kept[:40])
-
-
-def _store(built: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(built, target)
-    prune(target.parent)
-
-
-def prune(folder: Path, most: int = MAX_CACHED) -> None:
-    """When the cache holds more than `most` files, the quarter that has not been used for longest goes."""
-    files = [path for path in folder.iterdir() if path.is_file()]
-    if len(files) > most:
-        files.sort(key=lambda path: path.stat().st_mtime)
-        for path in files[: len(files) - most * 3 // 4]:
-            path.unlink(missing_ok=True)
-
-
-@cache
-def _runtime_object() -> Path:
-    compiler = find_compiler()
-    sources = sorted(RUNTIME.glob("*.cpp"))
-    target = cache_folder() / f"runtime-{content_key('runtime')}.o"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            unit = Path(folder, "runtime.cpp")
-            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
-            built = Path(folder, "runtime.o")
-            _execute([*compiler.compile, *_COMMON, "-O2", "-g0", "-c", str(unit), "-o", str(built)])
-            _store(built, target)
-    return target
-
-
 def _includes() -> list[str]:
     return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
+
+
+def kernel_flags(checked: bool) -> list[str]:
+    """The flags that compile a kernel; `checked`, so that every access calls a hook."""
+    return [*_KERNEL, *([*_CHECKED, *_hook_flags()] if checked else _UNCHECKED), *_includes()]
 
 
 def syntax_command() -> list[str]:
@@ -224,33 +150,3 @@ def syntax_command() -> list[str]:
     quiet = [flag for flag in _KERNEL if flag != "-w"]
     strict = ["-c", "-fsyntax-only", "-ferror-limit=0", "-Wno-everything", "-Wvla", "-Werror=vla"]
     return [*find_compiler().compile, *quiet, *_includes(), *strict]
-
-
-def build(text: str, checked: bool) -> Path:
-    """Compile C++ `text` (rewritten kernel and entry point) with the runtime into a shared library; cached.
-
-    Raises:
-        KernelCompileError: the compiler refused it; the message has its first diagnostics.
-        ToolchainMissing: no usable compiler.
-    """
-    compiler = find_compiler()
-    flags = [*_KERNEL, *(_CHECKED if checked else _UNCHECKED), *(_hook_flags() if checked else [])]
-    flags += _includes()
-    target = cache_folder() / f"{content_key(text, *flags)}.so"
-    if target.exists():
-        os.utime(target)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            source, unit, library = (Path(folder, name) for name in ("kernel.cpp", "kernel.o", "kernel.so"))
-            source.write_text(text)
-            _execute([*compiler.compile, *flags, "-c", str(source), "-o", str(unit)], text)
-            _execute([*compiler.link, str(unit), str(_runtime_object()), "-o", str(library)])
-            _store(library, target)
-    return target
-
-
-@cache
-def load(path: Path) -> ctypes.CDLL:
-    """The built library in this process."""
-    return ctypes.CDLL(str(path))

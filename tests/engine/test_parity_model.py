@@ -1,7 +1,7 @@
 """Parity on real weights: greedy tokens of the starter model equal mlx-lm's, whoever else is in the batch.
 
-`pytest -m "model and not slow" tests/test_parity_model.py` runs a part; all 24 prompts in every configuration:
-`pytest -m model tests/test_parity_model.py`.
+`pytest -m "model and not slow" tests/engine/test_parity_model.py` runs a part; all 24 prompts in every configuration:
+`pytest -m model tests/engine/test_parity_model.py`.
 """
 
 from __future__ import annotations

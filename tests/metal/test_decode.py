@@ -1,7 +1,7 @@
 """The decode kernels against attention in float64, on the simulator by default, on an Apple GPU with `-m metal`
 and on an NVIDIA GPU with `-m cuda`.
 
-The slice that always runs; `test_metal_matrix.py` has the full matrix.
+The slice that always runs; `test_decode_matrix.py` has the full matrix.
 """
 
 from __future__ import annotations

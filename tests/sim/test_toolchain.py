@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError, ToolchainMissing
 from cortexmlx.metal import sim
-from cortexmlx.metal.sim import toolchain
+from cortexmlx.metal.sim import built, toolchain
 from support.sim_tools import launch
 
 find = toolchain.find_compiler.__wrapped__
@@ -39,17 +39,17 @@ def test_cxx_is_taken_first_when_it_is_recent_enough(monkeypatch, tmp_path):
 
 def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path):
     monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    toolchain._runtime_object.cache_clear()
+    built._runtime_object.cache_clear()
     try:
         source = "uint i = thread_position_in_grid.x; y[i] = x[i] + 41;"
         launch(source)
-        built = {path.name for path in tmp_path.iterdir()}
-        monkeypatch.setattr(toolchain.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+        libraries = {path.name for path in tmp_path.iterdir()}
+        monkeypatch.setattr(built.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
         y, _ = launch(source)
         assert y[1].item() == 42
-        assert {path.name for path in tmp_path.iterdir()} == built
+        assert {path.name for path in tmp_path.iterdir()} == libraries
     finally:
-        toolchain._runtime_object.cache_clear()
+        built._runtime_object.cache_clear()
 
 
 def test_nothing_is_left_behind_when_compilation_fails(monkeypatch, tmp_path):
@@ -64,7 +64,7 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
         path = tmp_path / f"{age}.so"
         path.touch()
         os.utime(path, (1000 - age, 1000 - age))
-    toolchain.prune(tmp_path, most=20)
+    built.prune(tmp_path, most=20)
     assert len(list(tmp_path.iterdir())) == 20
-    toolchain.prune(tmp_path, most=16)
+    built.prune(tmp_path, most=16)
     assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}

@@ -1,0 +1,124 @@
+"""Kernels as shared libraries: built with the simulator's runtime, and kept on disk by content."""
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from cortexmlx.errors import KernelCompileError
+
+from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, find_compiler, kernel_flags
+
+MAX_CACHED = 4000
+
+
+def build(text: str, checked: bool) -> Path:
+    """Compile C++ `text` (rewritten kernel and entry point) with the runtime into a shared library; cached.
+
+    Raises:
+        KernelCompileError: the compiler refused it; the message has its first diagnostics.
+        ToolchainMissing: no usable compiler.
+    """
+    compiler = find_compiler()
+    flags = kernel_flags(checked)
+    target = cache_folder() / f"{content_key(text, *flags)}.so"
+    if target.exists():
+        os.utime(target)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            source, unit, library = (Path(folder, name) for name in ("kernel.cpp", "kernel.o", "kernel.so"))
+            source.write_text(text)
+            _execute([*compiler.compile, *flags, "-c", str(source), "-o", str(unit)])
+            _execute([*compiler.link, str(unit), str(_runtime_object()), "-o", str(library)])
+            _store(library, target)
+    return target
+
+
+@cache
+def load(path: Path) -> ctypes.CDLL:
+    """The built library in this process."""
+    return ctypes.CDLL(str(path))
+
+
+def cache_folder() -> Path:
+    """Where built kernels are kept: `$CORTEXMLX_SIM_CACHE`, or the user's cache folder."""
+    if override := os.environ.get("CORTEXMLX_SIM_CACHE"):
+        return Path(override)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "cortexmlx" / "sim"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cortexmlx" / "sim"
+
+
+def content_key(*parts: str) -> str:
+    """A name for what these parts, this compiler, this processor and the simulator's own files give."""
+    compiler = find_compiler()
+    everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
+    return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
+
+
+def prune(folder: Path, most: int = MAX_CACHED) -> None:
+    """When the cache holds more than `most` files, the quarter that has not been used for longest goes."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if len(files) > most:
+        files.sort(key=lambda path: path.stat().st_mtime)
+        for path in files[: len(files) - most * 3 // 4]:
+            path.unlink(missing_ok=True)
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+@cache
+def _own_files() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*SHIM.rglob("*"), *RUNTIME.iterdir()]):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _runtime_object() -> Path:
+    compiler = find_compiler()
+    sources = sorted(RUNTIME.glob("*.cpp"))
+    target = cache_folder() / f"runtime-{content_key('runtime')}.o"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            unit = Path(folder, "runtime.cpp")
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+            built = Path(folder, "runtime.o")
+            _execute([*compiler.compile, *RUNTIME_FLAGS, "-c", str(unit), "-o", str(built)])
+            _store(built, target)
+    return target
+
+
+def _execute(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise KernelCompileError(_readable(done.stderr))
+
+
+def _readable(diagnostics: str) -> str:
+    """The first lines of the compiler's output."""
+    kept = [line for line in diagnostics.splitlines() if line.strip() and " generated." not in line]
+    return "the kernel does not compile:\n" + "\n".join(kept[:40])
+
+
+def _store(built: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(built, target)
+    prune(target.parent)
