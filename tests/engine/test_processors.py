@@ -109,8 +109,15 @@ def test_alone(tiny: Any, judge: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("setting", [{}, {"tokens": TIGHT}, {"tokens": TIGHT, "prefix_cache": False}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("llama", {}),
+        ("llama", {"tokens": TIGHT}),
+        ("gemma3_text", {"tokens": TIGHT, "prefix_cache": False}),
+    ],
+    ids=["roomy", "tight", "tight with windows"],
+)
 def test_beside_rows_with_others_and_none(
     tiny: Any, judge: Any, theirs: Any, kind: str, name: str, setting: dict[str, Any]
 ) -> None:
