@@ -46,9 +46,9 @@ class Contest:
         seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self._seed
         return Prompts(self.engine.info.vocab_size, seed)
 
-    def cortex(self, *, watch_kv: bool = False, patient: bool = False) -> Cortex:
-        """cortexmlx, with a look at the KV memory if `watch_kv`, and with `patient` requests."""
-        return Cortex(self.engine, watch_kv=watch_kv, patient=patient)
+    def cortex(self, *, watch_kv: bool = False, background: bool = False) -> Cortex:
+        """cortexmlx, with a look at the KV memory if `watch_kv`, and with `background` requests."""
+        return Cortex(self.engine, watch_kv=watch_kv, background=background)
 
     def mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLm:
         """mlx-lm on the engine's weights."""
@@ -62,15 +62,15 @@ class Contest:
         measures: Sequence[Measure],
         settings: BatchSettings | None = None,
         *,
-        patient: bool = False,
+        background: bool = False,
     ) -> Case:
         """A case in which both sides run the same work; `settings` watch the KV memory on both sides or on none.
-        `patient`: only the end of all counts, as in `Engine.generate_batch`."""
+        `background`: only the end of all counts, as in `Engine.generate_batch`."""
         watch_kv = settings is not None and settings.watch_kv
         return Case(
             name,
             what,
-            lambda repetition: self.cortex(watch_kv=watch_kv, patient=patient).run(
+            lambda repetition: self.cortex(watch_kv=watch_kv, background=background).run(
                 work(self.prompts(name, repetition))
             ),
             lambda repetition: self.mlx_lm(settings).run(work(self.prompts(name, repetition))),

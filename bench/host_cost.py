@@ -22,8 +22,8 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
+from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
-from cortexmlx.serving.answers import NewRequest  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
 from cortexmlx.serving.core import EngineCore  # noqa: E402
 from cortexmlx.serving.handle import RequestHandle  # noqa: E402
@@ -75,8 +75,8 @@ def measure(model: str, rows: int) -> HostCost:
     core.runner._attend = timed.attend
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
-        handle = RequestHandle(row, core.cancel)
-        core.add(NewRequest(row, tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter(), handle))
+        handle = RequestHandle(RequestId(row), core.cancel)
+        core.add(QueuedRequest(tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter()), handle)
     builds, attentions = [], []
     while not core.idle:
         before = (core.runner.build_seconds, timed.seconds)

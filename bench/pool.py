@@ -15,7 +15,8 @@ import numpy as np
 from cortexmlx.bench.scheduler import StepCost
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
-from cortexmlx.request import SamplingParams
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 
 POOLS = ((1_000, 100), (1_000_000, 100_000), (100_000, 100_000))
@@ -36,18 +37,18 @@ def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
         tokens = random.integers(0, 50_000, TEXT * DEFAULT_BLOCK_SIZE).tolist()
         cache.allocate_for(-1 - text, len(tokens))
         cache.append(-1 - text, len(tokens))
-        cache.retire(-1 - text, tokens, len(tokens))
+        cache.release_blocks(-1 - text, tokens, len(tokens))
     scheduler = Scheduler(cache, max_rows=ROWS, prefill_budget=512, context_length=1 << 20)
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True)
     prompts = [random.integers(0, 50_000, PROMPT).tolist() for _ in range(requests)]
     costs: list[float] = []
     while prompts or not scheduler.idle:
         while prompts and scheduler.rows_waiting < ROWS:
-            scheduler.add(len(prompts), prompts.pop(), params, 0, frozenset())
+            scheduler.add(JobId(len(prompts)), QueuedRequest(tuple(prompts.pop()), params), frozenset())
         started = time.perf_counter()
         plan = scheduler.plan(0)
         if plan is not None:
-            scheduler.commit(plan, [7] * len(plan.sampled))
+            scheduler.commit(plan, [7] * len(plan.logit_segments))
         costs.append(1_000 * (time.perf_counter() - started))
     return StepCost(ROWS, blocks, cached, tuple(costs))
 

@@ -16,7 +16,7 @@ from cortexmlx.bench.prompts import Prompts
 from cortexmlx.bench.subject import Cortex
 from cortexmlx.bench.trace import Figure, Stamp, Work, per_second
 from cortexmlx.engine import Engine
-from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.request import QueuedRequest, RequestId, SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.stats import EngineStats
 
@@ -151,8 +151,6 @@ def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
 
 def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     """Compute `depth` tokens of a prompt, then the rest by the clock. On the engine's thread."""
-    from cortexmlx.serving.answers import NewRequest
-
     first: list[tuple[Stamp, int]] = []
 
     def listen(event: TokenEvent) -> None:
@@ -160,16 +158,16 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
             first.append((Stamp.now(), core.kv_bytes_in_use))
 
     budget = core.scheduler.prefill_budget
-    handle = RequestHandle(-1, lambda _: None, listen)
+    handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.take(test.depth + test.prompt)
-    core.add(NewRequest(handle.id, prompt, params, 0, time.perf_counter(), handle))
+    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle)
     computed = 0
     try:
         while computed < test.depth:
             core.scheduler.prefill_budget = min(budget, test.depth - computed)
             core.step()
-            computed = core.scheduler.jobs[0].computed
+            computed = core.scheduler.jobs[0].num_computed_tokens
     finally:
         core.scheduler.prefill_budget = budget
     core.drain()

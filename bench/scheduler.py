@@ -17,7 +17,8 @@ import numpy as np
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
-from cortexmlx.request import SamplingParams
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 
@@ -72,7 +73,8 @@ def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost
 
 def _add(scheduler: Scheduler, request: int, random: np.random.Generator, prompt: int, tokens: int) -> None:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    scheduler.add(request, random.integers(0, 50_000, prompt).tolist(), params, 0, frozenset())
+    ids = tuple(random.integers(0, 50_000, prompt).tolist())
+    scheduler.add(JobId(request), QueuedRequest(ids, params), frozenset())
 
 
 def _run(scheduler: Scheduler) -> list[float]:
@@ -87,10 +89,10 @@ def _run(scheduler: Scheduler) -> list[float]:
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, tokens[: len(done.sampled)])
+            scheduler.commit(done, tokens[: len(done.logit_segments)])
         spent += time.perf_counter() - started
         if plan is not None:
-            if len(plan.sampled) == scheduler.max_rows == len(plan.positions):
+            if len(plan.logit_segments) == scheduler.max_rows == len(plan.positions):
                 costs.append(1_000 * spent)
             spent = 0.0
     return costs

@@ -52,7 +52,7 @@ def shared_system_prompt(contest: Contest) -> Case:
         return [Work(system + prompts.take(32), 16) for _ in range(16)]
 
     what = "16 questions of 32 tokens behind a shared system prompt of 512 tokens, 16 tokens each"
-    return contest.case("shared system prompt", what, work, [_total(0.35)], together(16), patient=True)
+    return contest.case("shared system prompt", what, work, [_total(0.35)], together(16), background=True)
 
 
 def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> Case:
@@ -133,7 +133,7 @@ def ragged_completions(contest: Contest) -> Case:
 
     what = "64 requests with completions of 16 to 512 tokens (log-uniform) through 16 rows"
     settings = BatchSettings(completion_batch_size=16)
-    return contest.case("ragged completions", what, work, [_total(0.8)], settings, patient=True)
+    return contest.case("ragged completions", what, work, [_total(0.8)], settings, background=True)
 
 
 def _ragged(generate: int) -> Callable[[Prompts], list[Work]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def submit_together(
-    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], patient: bool
+    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], background: bool
 ) -> list[RequestHandle]:
     """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
 
@@ -26,7 +26,7 @@ def submit_together(
                 work.prompt,
                 SamplingParams(max_tokens=work.max_tokens, ignore_eos=True),
                 listener=listener,
-                patient=patient,
+                background=background,
             )
             for work, listener in requests
         ]
@@ -35,15 +35,15 @@ def submit_together(
 
 
 class Cortex:
-    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use; `patient` requests are those of a batch
+    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use; `background` requests are those of a batch
     whose end is what counts."""
 
     name = "cortexmlx"
 
-    def __init__(self, engine: Engine, *, watch_kv: bool = False, patient: bool = False) -> None:
+    def __init__(self, engine: Engine, *, watch_kv: bool = False, background: bool = False) -> None:
         self.engine = engine
         self._watch_kv = watch_kv
-        self._patient = patient
+        self._background = background
 
     def run(self, work: Sequence[Work]) -> Trace:
         """Run the requests to their end."""
@@ -51,7 +51,7 @@ class Cortex:
 
     def start(self, work: Sequence[Work]) -> Flight:
         """Submit the requests; those with `after` come later, by themselves."""
-        return Flight(self.engine, work, self._watch_kv, self._patient)
+        return Flight(self.engine, work, self._watch_kv, self._background)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
         """Run the turns of one conversation one after the other; the trace is that of the last. Each turn's prompt is
@@ -66,9 +66,9 @@ class Cortex:
 class Flight:
     """Requests on their way through the engine. Tokens are stamped on the engine's thread, as they are handed out."""
 
-    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, patient: bool = False) -> None:
+    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, background: bool = False) -> None:
         self._engine = engine
-        self._patient = patient
+        self._background = background
         self._work = work
         self._core = engine.inspect(lambda core: core)
         self._watch_kv = watch_kv
@@ -106,7 +106,7 @@ class Flight:
         for request, _ in requests:
             self._recorder.submitted(request)
         listened = [(work, self._listener(i)) for i, work in requests]
-        self._handles += submit_together(self._engine, listened, self._patient)
+        self._handles += submit_together(self._engine, listened, self._background)
         self._arrivals.pop(after, None)
 
     def _listener(self, request: int) -> Callable[[TokenEvent], None]:

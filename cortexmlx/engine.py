@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Completion, FinishReason, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, FinishReason, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
@@ -123,18 +124,18 @@ class Engine:
         on_event: Callable[[TokenEvent], None] | None = None,
         listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
-        patient: bool = False,
+        background: bool = False,
     ) -> RequestHandle:
         """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
         is called for every event, on a thread of its own, `listener` on the engine's, which waits for it; the last
         event has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
-        beginnings of their prompts. Nobody watches the tokens of a `patient` one come: others' prompts are computed in
-        large pieces beside it, others go first for up to a minute, and of the patient ones those with the longest
+        beginnings of their prompts. Nobody watches the tokens of a `background` one come: others' prompts are computed
+        in large pieces beside it, others go first for up to a minute, and of the background ones those with the longest
         `max_tokens` begin first.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(self._checked(prompt, params, listener, client, patient))
+        handle = self._submit(self._checked(prompt, params, listener, client, background))
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
@@ -177,7 +178,7 @@ class Engine:
         _require(window is None or window >= 1, f"window is {window!r}, but must be at least 1 prompt or None")
         return AsCompleted(
             paired(prompts, params),
-            partial(self._checked, patient=True),
+            partial(self._checked, background=True),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -252,7 +253,7 @@ class Engine:
         params: SamplingParams | None,
         listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
-        patient: bool = False,
+        background: bool = False,
     ) -> Submission:
         """A request that can run; raises what is wrong with it."""
         params = params or SamplingParams()
@@ -265,7 +266,9 @@ class Engine:
         scheduler.check_prompt(len(tokens))
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
-        return Submission(tuple(tokens), params, submitted, listener, client, patient, owner=self)
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background)
+        return Submission(request, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []

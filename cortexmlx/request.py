@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from numbers import Integral, Rational, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 from cortexmlx.errors import CortexError, InvalidRequest
 
@@ -207,6 +207,24 @@ def _shown(value: object) -> str:
     except ValueError:  # an integer with more digits than Python prints
         return "an integer of more than 4000 digits"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+RequestId = NewType("RequestId", int)
+"""Names a request of one engine. One with several answers is several jobs of the scheduler, each with a JobId."""
+
+
+@dataclass(frozen=True)
+class QueuedRequest:
+    """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
+    the performance counter. `client` and `background` are those of `Engine.submit`.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int = 0
+    submitted: float = 0.0
+    client: str | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.cache import BlockCopy
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.kv.step import GroupStep
+from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.plan import ArenaWrite, Flush, StepKind, StepPlan
 
 
@@ -35,7 +34,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.sampled`;
+    """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.logit_segments`;
     log-probabilities where some row asked for them.
     """
 
@@ -48,10 +47,8 @@ class StepResult:
 
 
 class ModelRunner:
-    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples.
-
-    `rows_of(plan)` names the sampling row (parameters, seed, tokens so far) of each of `plan.sampled`, when the batch
-    has changed.
+    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples. Attention is
+    `attend`'s.
     """
 
     def __init__(self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Attend) -> None:
@@ -77,14 +74,14 @@ class ModelRunner:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
-        """Build and start one step; `rows` are the sampling rows of `plan.sampled`, or None if they are those of the
-        step before.
+        """Build and start one step; `rows` are the sampling rows (parameters, seed, tokens so far) of
+        `plan.logit_segments`, or None if they are those of the step before.
 
         A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been
         collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started = time.perf_counter()
-        if plan.kind is StepKind.DRAINED or plan.flush is not None or plan.copies:
+        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies:
             mx.synchronize()
         if plan.flush is not None:
             self._flush(plan.flush)
@@ -106,17 +103,17 @@ class ModelRunner:
             cache.offset = positions
         self._angles.begin(positions)
         logits = self._forward(plan)
-        if plan.sampled:
+        if plan.logit_segments:
             if rows is not None:
                 self._sampler = BatchSampler(rows, self._vocab_size)
             assert self._sampler is not None
-            live = [segment.live for segment in plan.sampled]
-            pending = Pending(plan, self._sampler(logits, plan.places, live), started)
+            live = [segment.live for segment in plan.logit_segments]
+            pending = Pending(plan, self._sampler(logits, plan.token_index, live), started)
         else:
             pending = Pending(plan, None, started)
         self._last = pending
         built = time.perf_counter()
-        results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.DRAINED else [])
+        results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         # Handing over blocks while too much is queued: that is waiting for the device, too.
@@ -179,7 +176,7 @@ class ModelRunner:
         plan = self._plan
         assert plan is not None
         group = self.arena.group_of[layer]
-        if plan.kind is StepKind.DRAINED:
+        if plan.kind is StepKind.MIXED:
             write = self._writes[group]
             self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in (keys, values)))
             tail = None

@@ -7,34 +7,24 @@ written: `fork` shares full blocks and gives the child its own copy of the parti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check_books, worst_fragmentation
+from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check_invariants, worst_fragmentation
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.step import BlockCopy
 from cortexmlx.kv.table import SequenceBlocks
-
-__all__ = ["BlockCopy", "CacheStats", "KVCache"]
-
-
-@dataclass(frozen=True)
-class BlockCopy:
-    """A block whose bytes must be copied, in every layer of `group`, before the target is read or written."""
-
-    group: int
-    source: int
-    target: int
 
 
 class KVCache:
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
-    `blocks` blocks of `block_size` tokens are available in each group, and more on demand up to `limit`, while
+    `blocks` blocks of `block_size` tokens are available in each group, and more on demand up to `max_blocks`, while
     `may_resize(blocks)` says that the arena can follow; once it cannot, the cache's limit is what it has. Sequences
     are named by an integer of the caller's choice.
     """
@@ -45,14 +35,14 @@ class KVCache:
         blocks: int,
         block_size: int,
         *,
-        limit: int | None = None,
+        max_blocks: int | None = None,
         prefix: PrefixCache | None = None,
         may_resize: Callable[[int], bool] = lambda blocks: True,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = blocks
-        self.limit = max(blocks, limit or blocks)
+        self.max_blocks = max(blocks, max_blocks or blocks)
         self.prefix = prefix or PrefixCache(block_size)
         self._may_resize = may_resize
         self._pools = [BlockPool(blocks) for _ in groups]
@@ -60,9 +50,9 @@ class KVCache:
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int, salt: str | None = None) -> Match:
-        """What of `tokens` is cached under `salt`, at most `limit` tokens; `keys` are `prefix.keys(tokens, salt)`."""
-        return self.prefix.match(tokens, keys, limit, salt)
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
+        """What of `tokens` is cached under `salt`, at most `max_tokens`; `keys` are `prefix.keys(tokens, salt)`."""
+        return self.prefix.match(tokens, keys, max_tokens, salt)
 
     def in_use(self, match: Match) -> int:
         """How many of a match's full blocks belong to a sequence now: sharing those costs no memory."""
@@ -80,12 +70,12 @@ class KVCache:
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
-        entry = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
-        source, own = (None, None) if match is None else self._adopt(entry, match)
+        sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
+        source, own = (None, None) if match is None else self._adopt(sequence, match)
         if source is not None:
             self.prefix.acquire(source)
         try:
-            self._grow(seq, self.blocks_for(max(tokens, entry.length)), self.blocks_for(tokens + headroom))
+            self._grow(seq, self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
         except KVCacheFull:
             self.free(seq)
             if source is None:
@@ -100,57 +90,57 @@ class KVCache:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
             return self.allocate_for(seq, tokens, headroom, replace(match, partial=None, partial_tokens=0))
-        full = entry.length // self.block_size
-        return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(entry.tables))
+        full = sequence.length // self.block_size
+        return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(sequence.tables))
 
-    def _adopt(self, entry: SequenceBlocks, match: Match) -> tuple[Entry | None, Entry | None]:
-        """Give a new sequence the blocks of a match. Returns the partial entry: as the first, if its block must be
+    def _adopt(self, sequence: SequenceBlocks, match: Match) -> tuple[Entry | None, Entry | None]:
+        """Give a new sequence the blocks of a match. Returns the partial sequence: as the first, if its block must be
         copied, or as the second, if the block is now the sequence's own.
         """
         for hit in match.entries:
-            self._take(entry, hit.blocks)
+            self._take(sequence, hit.blocks)
             self.prefix.acquire(hit)
-        entry.registered = len(match.entries)
-        entry.parent = match.last
-        entry.length = len(match.entries) * self.block_size + match.partial_tokens
+        sequence.registered = len(match.entries)
+        sequence.parent = match.last
+        sequence.length = len(match.entries) * self.block_size + match.partial_tokens
         partial = match.partial
         if partial is None or len(partial.tokens) == self.block_size or self._owned(partial):
             return partial, None
         self.prefix.acquire(partial)
-        self._take(entry, partial.blocks)
+        self._take(sequence, partial.blocks)
         return None, partial
 
-    def _take(self, entry: SequenceBlocks, blocks: Sequence[int]) -> None:
-        for pool, table, block in zip(self._pools, entry.tables, blocks, strict=True):
+    def _take(self, sequence: SequenceBlocks, blocks: Sequence[int]) -> None:
+        for pool, table, block in zip(self._pools, sequence.tables, blocks, strict=True):
             pool.share(table, block)
 
     def _owned(self, cached: Entry) -> bool:
         """Whether a cached block belongs to a sequence: in one group as in all."""
-        return bool(self._pools[0].counts[cached.blocks[0]])
+        return bool(self._pools[0].ref_counts[cached.blocks[0]])
 
     def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """Let others share the full blocks of a sequence whose first `stored` tokens are in the arena (or will be,
         before anyone reads them). `keys` are the known keys of its blocks.
         """
-        entry = self._sequences[seq]
-        for index in range(entry.registered, stored // self.block_size):
+        sequence = self._sequences[seq]
+        for index in range(sequence.registered, stored // self.block_size):
             content = tokens[index * self.block_size : (index + 1) * self.block_size]
             key = keys[index] if index < len(keys) else None
-            cached = self.prefix.insert(entry.parent, content, entry.blocks_at(index), key)
-            cached = cached or self.prefix.find(entry.parent, content)
+            cached = self.prefix.insert(sequence.parent, content, sequence.blocks_at(index), key)
+            cached = cached or self.prefix.find(sequence.parent, content)
             if cached is None:
                 return
-            entry.parent = cached
-            entry.registered = index + 1
+            sequence.parent = cached
+            sequence.registered = index + 1
 
-    def retire(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
+    def release_blocks(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """End a sequence and keep what it computed for others: its full blocks and its partial one."""
         self.register(seq, tokens, stored, keys)
-        entry = self._sequences[seq]
+        sequence = self._sequences[seq]
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
-        if rest and entry.registered == full:
-            self.prefix.insert(entry.parent, rest, entry.blocks_at(full))
+        if rest and sequence.registered == full:
+            self.prefix.insert(sequence.parent, rest, sequence.blocks_at(full))
         self.free(seq)
 
     def reserve(self, seq: int, tokens: int) -> None:
@@ -163,17 +153,17 @@ class KVCache:
         """Record that the sequence is `tokens` tokens longer, reserving room for them. Raises KVCacheFull; then
         nothing changed.
         """
-        entry = self._sequences[seq]
-        self.reserve(seq, entry.length + tokens)
-        entry.length += tokens
+        sequence = self._sequences[seq]
+        self.reserve(seq, sequence.length + tokens)
+        sequence.length += tokens
 
     def give_back(self, seq: int, tokens: int = 0) -> int:
         """Free the blocks beyond the sequence's length, or beyond `tokens` if that is more. Returns how many blocks
         that freed.
         """
-        entry = self._sequences[seq]
-        keep = self.blocks_for(max(entry.length, tokens))
-        return sum(pool.release(table.cut(keep)) for pool, table in zip(self._pools, entry.tables, strict=True))
+        sequence = self._sequences[seq]
+        keep = self.blocks_for(max(sequence.length, tokens))
+        return sum(pool.release(table.cut(keep)) for pool, table in zip(self._pools, sequence.tables, strict=True))
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
         """Begin `child` as a copy of the first `tokens` tokens of `parent` (None: all of them).
@@ -188,14 +178,14 @@ class KVCache:
         if not 0 <= length <= source.length:
             raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
         full, rest = divmod(length, self.block_size)
-        entry = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
-        entry.length = length
-        entry.registered = min(full, source.registered)
-        for _ in range(source.registered - entry.registered):
-            assert isinstance(entry.parent, Entry)  # as many predecessors as registered blocks
-            entry.parent = entry.parent.parent
+        sequence = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
+        sequence.length = length
+        sequence.registered = min(full, source.registered)
+        for _ in range(source.registered - sequence.registered):
+            assert isinstance(sequence.parent, Entry)  # as many predecessors as registered blocks
+            sequence.parent = sequence.parent.parent
         for index in range(full):
-            self._take(entry, source.blocks_at(index))
+            self._take(sequence, source.blocks_at(index))
         try:
             self._grow(child, self.blocks_for(length), 0)
         except KVCacheFull:
@@ -203,17 +193,17 @@ class KVCache:
             raise
         if not rest:
             return ()
-        pairs = zip(source.blocks_at(full), entry.blocks_at(full), strict=True)
+        pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return tuple(BlockCopy(group, old, new) for group, (old, new) in enumerate(pairs))
 
     def free(self, seq: int) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
         or evicted, and any other goes back to the allocator.
         """
-        entry = self._sequences.pop(seq)
-        held = [self.prefix.entry_of(block) for block in entry.tables[0].blocks]
-        for pool, table in zip(self._pools, entry.tables, strict=True):
-            pool.disown([b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None])
+        sequence = self._sequences.pop(seq)
+        held = [self.prefix.entry_of(block) for block in sequence.tables[0].blocks]
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            pool.decref([b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None])
             pool.release([b for i, b in enumerate(table.blocks) if i >= len(held) or held[i] is None])
         for cached in reversed(held):
             if cached is not None and not self._owned(cached):
@@ -253,7 +243,7 @@ class KVCache:
         if blocks > self.blocks:
             self.grow(blocks)
         self.shrink(blocks)
-        self.limit = self.blocks
+        self.max_blocks = self.blocks
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all blocks that hold something to the front, in their order, so that runs stay runs and what is free
@@ -263,8 +253,8 @@ class KVCache:
         behind its source.
         """
         moved = [pool.compact() for pool in self._pools]
-        for entry in self._sequences.values():
-            for table, places in zip(entry.tables, moved, strict=True):
+        for sequence in self._sequences.values():
+            for table, places in zip(sequence.tables, moved, strict=True):
                 table.blocks = [places[b] for b in table.blocks]
         self.prefix.move(moved)
         return tuple(
@@ -302,10 +292,6 @@ class KVCache:
         """Tokens of the sequence."""
         return self._sequences[seq].length
 
-    def capacity(self, seq: int) -> int:
-        """Tokens for which the sequence has blocks."""
-        return min(len(t.blocks) for t in self._sequences[seq].tables) * self.block_size
-
     def block_table(self, seq: int, group: int) -> IntArray:
         """The sequence's blocks in token order, `[blocks]` int32."""
         return self._sequences[seq].tables[group].array()
@@ -325,12 +311,22 @@ class KVCache:
         """Blocks that a new sequence can count on, in the fullest group: free, cached but unused, or not yet grown
         to.
         """
-        return min(p.allocator.free_blocks for p in self._pools) + self.prefix.unused + self.limit - self.blocks
+        return min(p.allocator.free_blocks for p in self._pools) + self.prefix.unused + self.max_blocks - self.blocks
+
+    def free_blocks_without(self, promised: Mapping[int, int]) -> int:
+        """`free_blocks` if each of these sequences gave back its blocks beyond so many tokens, or beyond its length."""
+        kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
+        spare = [
+            sum(max(0, len(self._sequences[seq].tables[g].blocks) - blocks) for seq, blocks in kept.items())
+            for g in range(len(self._pools))
+        ]
+        free = min(pool.allocator.free_blocks + more for pool, more in zip(self._pools, spare, strict=True))
+        return free + self.prefix.unused + self.max_blocks - self.blocks
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one sequence alone could have."""
-        return self.limit * self.block_size
+        return self.max_blocks * self.block_size
 
     @property
     def null_block(self) -> int:
@@ -356,7 +352,7 @@ class KVCache:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""
-        check_books(self._pools, self._sequences, self.prefix, self.block_size)
+        check_invariants(self._pools, self._sequences, self.prefix, self.block_size)
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
@@ -380,7 +376,7 @@ class KVCache:
         """
         allocator = pool.allocator
         short = blocks - allocator.free_blocks
-        if 0 < short <= self.prefix.unused + self.limit - self.blocks:
+        if 0 < short <= self.prefix.unused + self.max_blocks - self.blocks:
             self._grow_by(short)
         if blocks - allocator.free_blocks <= self.prefix.unused:
             while allocator.free_blocks < blocks and self.drop_cached(1):
@@ -395,8 +391,8 @@ class KVCache:
     def _grow_by(self, least: int) -> None:
         """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
         for wanted in (max(2 * self.blocks, self.blocks + least), self.blocks + least):
-            blocks = min(wanted, self.limit)
+            blocks = min(wanted, self.max_blocks)
             if blocks > self.blocks and self._may_resize(blocks):
                 self.grow(blocks)
                 return
-        self.limit = self.blocks
+        self.max_blocks = self.blocks

@@ -43,7 +43,7 @@ def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBloc
     return CacheStats(
         total_blocks=used + free,
         used_blocks=used,
-        shared_blocks=sum(int((p.counts > 1).sum()) for p in pools),
+        shared_blocks=sum(int((p.ref_counts > 1).sum()) for p in pools),
         cached_blocks=cached,
         free_blocks=free,
         sequences=len(sequences),
@@ -58,25 +58,25 @@ def worst_fragmentation(pools: Sequence[BlockPool]) -> float:
     return max(p.allocator.fragmentation() for p in pools)
 
 
-def check_books(
+def check_invariants(
     pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks], prefix: PrefixCache, block_size: int
 ) -> None:
     """Raise AssertionError if counts, tables, allocators and the prefix cache disagree."""
     for group, pool in enumerate(pools):
-        owners = np.zeros(len(pool.counts), np.int32)
-        for seq, entry in sequences.items():
-            blocks = entry.tables[group].blocks
+        owners = np.zeros(len(pool.ref_counts), np.int32)
+        for seq, sequence in sequences.items():
+            blocks = sequence.tables[group].blocks
             assert len(set(blocks)) == len(blocks), f"sequence {seq} holds a block twice"
-            assert len(blocks) * block_size >= entry.length, f"sequence {seq} is longer than its blocks"
+            assert len(blocks) * block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
             owners[blocks] += 1
-        assert (owners == pool.counts).all(), f"group {group}: counts do not match the tables"
+        assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
         free = pool.list_free()
         waiting = [blocks[group] for blocks in prefix.unused_blocks]
-        uses = pool.counts.copy()
+        uses = pool.ref_counts.copy()
         uses[free] += 1
         uses[waiting] += 1
         assert (uses > 0).all(), f"group {group}: blocks {np.flatnonzero(uses == 0)} are lost"
-        assert not (pool.counts[free].any() or pool.counts[waiting].any()), (
+        assert not (pool.ref_counts[free].any() or pool.ref_counts[waiting].any()), (
             f"group {group}: a block in use may be taken"
         )
         assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"

@@ -14,15 +14,15 @@ class BlockPool:
     A block without owners is free, or cached: then the allocator still counts it as used, until `free_cached`.
     """
 
-    __slots__ = ("allocator", "counts")
+    __slots__ = ("allocator", "ref_counts")
 
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
-        self.counts = np.zeros(blocks, np.int32)
+        self.ref_counts = np.zeros(blocks, np.int32)
 
     def share(self, table: BlockTable, block: int) -> None:
         """One owner more for a block that holds something, at the end of the owner's table."""
-        self.counts[block] += 1
+        self.ref_counts[block] += 1
         table.blocks.append(block)
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
@@ -41,13 +41,13 @@ class BlockPool:
             if added is None:
                 longest = self.allocator.largest_free_run
                 added = self.allocator.allocate(next((c for c in counts if c <= longest), longest))
-            self.counts[added.start : added.start + added.count] = 1
+            self.ref_counts[added.start : added.start + added.count] = 1
             table.blocks.extend(range(added.start, added.start + added.count))
             have = len(table.blocks)
 
-    def disown(self, blocks: list[int]) -> None:
+    def decref(self, blocks: list[int]) -> None:
         """One owner less for each of some cached blocks: without owners they stay, until they are evicted."""
-        self.counts[blocks] -= 1
+        self.ref_counts[blocks] -= 1
 
     def release(self, blocks: list[int]) -> int:
         """One owner less for each of some uncached blocks; free those that have none left. Returns how many were
@@ -55,8 +55,8 @@ class BlockPool:
         """
         if not blocks:
             return 0
-        self.counts[blocks] -= 1
-        orphans = [b for b in blocks if self.counts[b] == 0]
+        self.ref_counts[blocks] -= 1
+        orphans = [b for b in blocks if self.ref_counts[b] == 0]
         for run in runs_of(orphans):
             self.allocator.free(run)
         return len(orphans)
@@ -68,12 +68,12 @@ class BlockPool:
     def grow(self, more: int) -> None:
         """Add `more` free blocks at the end."""
         self.allocator.grow(more)
-        self.counts = np.concatenate([self.counts, np.zeros(more, np.int32)])
+        self.ref_counts = np.concatenate([self.ref_counts, np.zeros(more, np.int32)])
 
     def shrink(self, less: int) -> None:
         """Give up the last `less` blocks, which must be free."""
         self.allocator.shrink(less)
-        self.counts = self.counts[:-less].copy()
+        self.ref_counts = self.ref_counts[:-less].copy()
 
     def list_free(self) -> list[int]:
         """The numbers of the blocks that are free."""
@@ -81,11 +81,11 @@ class BlockPool:
 
     def compact(self) -> dict[int, int]:
         """Renumber the blocks that hold something from 0, in their order. Returns the new number of each."""
-        blocks, free = len(self.counts), set(self.list_free())
+        blocks, free = len(self.ref_counts), set(self.list_free())
         kept = [b for b in range(blocks) if b not in free]
         counts = np.zeros(blocks, np.int32)
-        counts[: len(kept)] = self.counts[kept]
-        self.counts = counts
+        counts[: len(kept)] = self.ref_counts[kept]
+        self.ref_counts = counts
         self.allocator = KVBlockAllocator(blocks)
         if kept:
             self.allocator.allocate(len(kept))

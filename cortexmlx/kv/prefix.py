@@ -114,13 +114,13 @@ class PrefixCache:
             keys.append(key)
         return keys
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], limit: int, salt: str | None = None) -> Match:
-        """The longest beginning of `tokens` that is cached under `salt`, at most `limit` tokens. `keys` are those of
-        the same tokens and salt.
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
+        """The longest beginning of `tokens` that is cached under `salt`, at most `max_tokens` of them. `keys` are those
+        of the same tokens and salt.
         """
         entries: list[Entry] = []
         last = root = self.root(salt)
-        for index, key in enumerate(keys[: limit // self.block_size]):
+        for index, key in enumerate(keys[: max_tokens // self.block_size]):
             start = index * self.block_size
             entry = self._entries.get(key)
             if entry is None or entry.parent is not last:
@@ -130,7 +130,7 @@ class PrefixCache:
             entries.append(entry)
             last = entry
         start = len(entries) * self.block_size
-        partial, common = _best_child(last, tokens[start : min(start + self.block_size, limit)])
+        partial, common = _best_child(last, tokens[start : min(start + self.block_size, max_tokens)])
         return Match(root, tuple(entries), partial, common)
 
     def entry_of(self, block: int) -> Entry | None:

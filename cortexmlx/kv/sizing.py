@@ -91,6 +91,17 @@ def default_kv_bytes(bytes_per_token: int, context: int, max_rows: int, working_
     return min(default_kv_tokens(context, max_rows) * bytes_per_token, room)
 
 
+def arena_blocks(memory: int, bytes_per_token: int, block_size: int) -> int:
+    """Blocks of an arena of `memory` bytes. Raises InvalidRequest if that is not one."""
+    tokens = memory // bytes_per_token
+    if tokens < block_size:
+        raise InvalidRequest(
+            f"a KV memory of {format_bytes(tokens * bytes_per_token)} holds no block of {block_size} tokens: "
+            f"give it at least {format_bytes(bytes_per_token * block_size)}"
+        )
+    return tokens // block_size
+
+
 _UNITS = {
     "": 1,
     "b": 1,

@@ -11,6 +11,15 @@ from cortexmlx.kv.allocator import KVHandle
 
 
 @dataclass(frozen=True)
+class BlockCopy:
+    """A block whose bytes must be copied, in every layer of `group`, before the target is read or written."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
 class Piece:
     """A prefill piece: flat tokens `begin .. end` are a row's positions `first .. first + end - begin`.
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.cache import BlockCopy
 from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.claims import Claims
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.lines import Lines
-from cortexmlx.scheduling.running import Rows, can_fork
+from cortexmlx.scheduling.running import RunningSet, can_fork
 
 _NEVER = -1
 
@@ -35,16 +35,18 @@ class Admission:
     the prompts that began were found in the prefix cache.
     """
 
-    def __init__(self, rows: Rows, client_tokens: int | None, worth_waiting: int) -> None:
+    def __init__(self, running: RunningSet, client_tokens: int | None, worth_waiting: int) -> None:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
-        self._rows = rows
+        self._running = running
         self._lines = Lines()
-        self._claims = Claims(rows.cache.block_size, worth_waiting)
+        self._claims = Claims(running.cache.block_size, worth_waiting)
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
         self._count = 0
-        self._nobody_at = _NEVER  # `rows.changes` when nobody could begin: nobody can until that or the queue changes
+        self._nobody_at = (
+            _NEVER  # `running.changes` when nobody could begin: nobody can until that or the queue changes
+        )
 
     def __len__(self) -> int:
         """How many wait."""
@@ -78,13 +80,13 @@ class Admission:
 
     def stored(self, job: Job) -> None:
         """A job has stored part of its prompt, which others may begin with now."""
-        self._let_go(self._claims.release(job, job.stored // self._rows.cache.block_size))
+        self._let_go(self._claims.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
     def ask_again(self) -> None:
         """Answers have become shorter: who could not begin may be able to."""
         self._nobody_at = _NEVER
 
-    def unclaim(self, job: Job) -> None:
+    def release_claim(self, job: Job) -> None:
         """A job has computed its prompt, or will not: nobody waits for it any more."""
         self._let_go([*self._claims.release(job), job])
 
@@ -102,7 +104,7 @@ class Admission:
         assert len(self) == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
         assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
         assert self._lines.first is min(self._lines, key=lambda j: j.order, default=None), "the queue is out of order"
-        assert all(owner in self._rows.jobs for owner in self._claims.owners), "a claim of a job that does not run"
+        assert all(owner in self._running.jobs for owner in self._claims.owners), "a claim of a job that does not run"
         assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
         for job, gate in self._gates.items():
             waits = _waits_for_parent(job) if isinstance(gate, Job) else gate in self._claims
@@ -118,17 +120,18 @@ class Admission:
         copies: list[BlockCopy] = []
         while (found := self._next()) is not None:
             job, match = found
+            self._running.make_room(job, match)
             try:
-                copies += self._rows.begin(job, match)
+                copies += self._running.begin(job, match)
             except KVCacheFull:
-                self._nobody_at = self._rows.changes
+                self._nobody_at = self._running.changes
                 break
             self._lines.remove(job)
             self._count -= 1
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
             elif not job.preemptions:
-                job.cached = job.computed
+                job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
             self._claims.claim(job)
         return tuple(copies)
@@ -138,8 +141,8 @@ class Admission:
 
         One that waits for memory lets nobody pass.
         """
-        rows = self._rows
-        if not self._count or len(rows.jobs) >= rows.limit or self._nobody_at == rows.changes:
+        running = self._running
+        if not self._count or len(running.jobs) >= running.max_rows or self._nobody_at == running.changes:
             return None
         try:
             return self._look()
@@ -147,27 +150,27 @@ class Admission:
             self._lines.bring_back()
 
     def _look(self) -> tuple[Job, Match | None] | None:
-        rows, tokens = self._rows, self._tokens_of_clients()
+        running, tokens = self._running, self._tokens_of_clients()
         looked: Counter[str | None] = Counter()
         while (job := self._lines.first) is not None:
             if not self._within_share(job, tokens):
                 self._lines.pass_over(job.client)
                 continue
-            if looked[job.client] == _LOOKED_AT and rows.jobs:
+            if looked[job.client] == _LOOKED_AT and running.jobs:
                 self._lines.pass_over(job.client)
                 continue
             looked[job.client] += 1
-            match = rows.match(job)
+            match = running.match(job)
             gate = job.fork_of if _waits_for_parent(job) else self._claims.awaited(job, match) if match else None
             if gate is not None:
                 self._lines.remove(job)
                 self._hold(job, gate)
-            elif rows.fits(job, match):
+            elif running.fits(job, match):
                 return job, match
             else:
                 break
         if _LOOKED_AT not in looked.values():
-            self._nobody_at = rows.changes
+            self._nobody_at = running.changes
         return None
 
     def _hold(self, job: Job, gate: Gate) -> None:
@@ -186,16 +189,16 @@ class Admission:
     def _tokens_of_clients(self) -> dict[str, int]:
         """The tokens that each client has running, prompts and answers."""
         tokens: dict[str, int] = {}
-        for job in self._rows.jobs if self.client_tokens is not None else ():
+        for job in self._running.jobs if self.client_tokens is not None else ():
             if job.client is not None:
-                tokens[job.client] = tokens.get(job.client, 0) + job.most_tokens
+                tokens[job.client] = tokens.get(job.client, 0) + job.max_total_tokens
         return tokens
 
     def _within_share(self, job: Job, tokens: Mapping[str, int]) -> bool:
         """Whether the job's client may have it running; one request is always allowed."""
         if self.client_tokens is None or job.client is None or not tokens.get(job.client):
             return True
-        return tokens[job.client] + job.most_tokens <= self.client_tokens
+        return tokens[job.client] + job.max_total_tokens <= self.client_tokens
 
 
 def _waits_for_parent(job: Job) -> bool:

@@ -38,7 +38,7 @@ class Claims:
 
     def claim(self, job: Job) -> None:
         """A job begins: it will compute what it has not found."""
-        self._open[job] = job.computed // self._block_size
+        self._open[job] = job.num_computed_tokens // self._block_size
         for key in job.keys[self._open[job] :]:
             self._owners.setdefault(key, job)
 

@@ -3,69 +3,88 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NewType
 
 from cortexmlx.kv.prefix import Key
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+
+JobId = NewType("JobId", int)
+"""Names a job, and its sequence of blocks in the cache."""
 
 SECONDS_PER_PRIORITY = 30.0
 """How much earlier a request counts as having come for each step of priority: high priority overtakes, but nobody
 waits for ever.
 """
 
-PATIENCE = 60.0
-"""Seconds by which a patient request counts as younger, half of them at least, so that those whose tokens are watched
-go first.
+BACKGROUND_DELAY = 60.0
+"""Seconds by which a background request counts as younger, half of them at least, so that those whose tokens are
+watched go first.
 """
 
 LONG_ANSWER = 256
-"""Tokens of answer that halve the other half: of the patient ones the longest begin first, for a long answer that
+"""Tokens of answer that halve the other half: of the background ones the longest begin first, for a long answer that
 begins last would go on alone while the other rows are empty.
 """
 
 
 @dataclass(eq=False)
 class Job:
-    """What the scheduler knows of a sequence.
+    """What the scheduler knows of a sequence: one answer of a request.
 
-    `tokens` is the prompt and every committed token. `computed` tokens have their keys and values planned, `stored` of
-    them in the arena; `sampled` tokens are planned in all, of at most `limit`. `keys` name the full blocks of `tokens`
-    in the prefix cache, as far as they are known, and `salt` is what they are shared under; `cached` tokens of the
-    prompt were found there. A job with `fork_of` begins as a copy of that one's prompt. A `patient` job is not held to
-    the target of the time between two tokens, and lets others go first for a while. `generation` changes when the job
-    loses its row: results of an older one are dropped.
+    `tokens` is the prompt and every committed token. Of these and those on their way, `num_computed_tokens` have their
+    keys and values planned, and `num_stored_tokens` of them in the arena. `num_planned_outputs` tokens of the answer
+    are planned in all, of at most `max_new_tokens`. `keys` name the full blocks of `tokens` in the prefix cache, as far
+    as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
+    with `fork_of` begins as a copy of that one's prompt. `arrival` is on the scheduler's clock, `number` counts jobs.
+    `generation` changes when the job loses its row: results of an older one are dropped.
     """
 
-    id: int
-    prompt_length: int
-    tokens: list[int]
-    params: SamplingParams
-    seed: int
+    id: JobId
+    request: QueuedRequest
     stop_ids: frozenset[int]
-    limit: int
+    max_new_tokens: int
     arrival: float
     number: int
     keys: list[Key]
     fork_of: Job | None = None
-    client: str | None = None
     salt: str | None = None
-    patient: bool = False
     state: RequestState = RequestState.WAITING
     generation: int = 0
-    computed: int = 0
-    stored: int = 0
-    sampled: int = 0
+    num_computed_tokens: int = 0
+    num_stored_tokens: int = 0
+    num_planned_outputs: int = 0
     reserved: int = 0
     cached: int = 0
     preemptions: int = 0
     finish_reason: FinishReason | None = None
+    tokens: list[int] = field(init=False)
+    prompt_length: int = field(init=False)
     order: tuple[float, int] = field(init=False)
     """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by what is
-    left of `PATIENCE`. It stays what it was at the beginning.
+    left of `BACKGROUND_DELAY`. It stays what it was at the beginning.
     """
 
     def __post_init__(self) -> None:
-        waits = PATIENCE * (0.5 + 0.5 / (1 + self.limit / LONG_ANSWER)) if self.patient else 0.0
-        self.order = (self.arrival - SECONDS_PER_PRIORITY * self.params.priority + waits, self.number)
+        request, answer = self.request, self.max_new_tokens
+        self.tokens = list(request.prompt)
+        self.prompt_length = len(self.tokens)
+        delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
+        self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
+
+    @property
+    def params(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        """The seed of its tokens."""
+        return self.request.seed
+
+    @property
+    def client(self) -> str | None:
+        """Whose it is."""
+        return self.request.client
 
     @property
     def output(self) -> list[int]:
@@ -78,9 +97,9 @@ class Job:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def most_tokens(self) -> int:
-        """How many tokens it may have in the end."""
-        return self.prompt_length + self.limit
+    def max_total_tokens(self) -> int:
+        """How many tokens it may have in the end, with its prompt."""
+        return self.prompt_length + self.max_new_tokens
 
     @property
     def running(self) -> bool:
@@ -88,9 +107,9 @@ class Job:
         return self.state in (RequestState.PREFILLING, RequestState.DECODING)
 
     @property
-    def unfinished(self) -> bool:
+    def can_decode(self) -> bool:
         """It decodes, and not all of its tokens are planned."""
-        return self.state is RequestState.DECODING and self.sampled < self.limit
+        return self.state is RequestState.DECODING and self.num_planned_outputs < self.max_new_tokens
 
     @property
     def needs_history(self) -> bool:
@@ -102,19 +121,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Committed:
-    """One token that a step brought to a job; `place` is its index in the step's result, `finish_reason` set if it
-    was the last one.
+    """One token that a step brought to a job; `result_index` is its place in the step's result, `finish_reason` set
+    if it was the last one.
     """
 
     job: Job
     token: int
-    place: int
+    result_index: int
     finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A job's place in a decode window: its generation then, and the tokens it had in the arena."""
+    """A job's row in a decode window: its generation then, and the tokens it had in the arena."""
 
     job: Job
     generation: int
@@ -124,11 +143,3 @@ class Lane:
     def live(self) -> bool:
         """The job is still the one that the window began with."""
         return self.job.generation == self.generation and self.job.state is RequestState.DECODING
-
-
-@dataclass
-class Window:
-    """A decode window: its lanes, and the next tail column (0: not opened)."""
-
-    lanes: tuple[Lane, ...] = ()
-    column: int = 0

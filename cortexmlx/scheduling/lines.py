@@ -16,7 +16,8 @@ _FEW = 16
 
 
 class Ordered(Generic[T]):
-    """Things by their order, the first of them at hand. No two have the same order.
+    """Things by their order, the first of them at hand. No two that are here have the same order, but one that is back
+    has the order of what it left behind in the heap: what came later counts as later.
 
     A heap in which what has left stays until it comes to the top, or until half of the heap is such: `add` and `remove`
     cost O(log n) in the mean, wherever the thing stands, and `first` O(1).
@@ -24,7 +25,8 @@ class Ordered(Generic[T]):
 
     def __init__(self) -> None:
         self._orders: dict[T, Order] = {}
-        self._heap: list[tuple[Order, T]] = []
+        self._heap: list[tuple[Order, int, T]] = []
+        self._added = 0
 
     def __len__(self) -> int:
         return len(self._orders)
@@ -36,12 +38,13 @@ class Ordered(Generic[T]):
     @property
     def first(self) -> T:
         """The thing that comes first. There must be one."""
-        return self._heap[0][1]
+        return self._heap[0][2]
 
     def add(self, order: Order, thing: T) -> None:
         """Put a thing in its place; one that is here already moves there."""
         self._orders[thing] = order
-        heappush(self._heap, (order, thing))
+        self._added += 1
+        heappush(self._heap, (order, self._added, thing))
         self._tidy()
 
     def remove(self, thing: T) -> None:
@@ -51,9 +54,9 @@ class Ordered(Generic[T]):
 
     def _tidy(self) -> None:
         if len(self._heap) > 2 * len(self._orders) + _FEW:
-            self._heap = [(order, thing) for thing, order in self._orders.items()]
+            self._heap = [(order, i, thing) for i, (thing, order) in enumerate(self._orders.items())]
             heapify(self._heap)
-        while self._heap and self._orders.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._orders.get(self._heap[0][2]) != self._heap[0][0]:
             heappop(self._heap)
 
 

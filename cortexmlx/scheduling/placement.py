@@ -9,46 +9,46 @@ import numpy as np
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import GroupStep, Piece
-from cortexmlx.scheduling.job import Job, Window
+from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush
 
-Work = Sequence[tuple[Job, int]]
+ScheduledTokens = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""
 
 EMPTY = np.zeros(0, np.int32)
 
 
-def group_steps(cache: KVCache, work: Work, *, written: bool) -> tuple[GroupStep, ...]:
+def group_steps(cache: KVCache, scheduled: ScheduledTokens, *, written: bool) -> tuple[GroupStep, ...]:
     """Where every layer group finds its keys and values. `written` says that the step's own tokens go to the arena
     and are read from there.
     """
-    return tuple(_group_step(cache, group, work, written) for group in range(len(cache.groups)))
+    return tuple(_group_step(cache, group, scheduled, written) for group in range(len(cache.groups)))
 
 
-def arena_writes(cache: KVCache, work: Work) -> tuple[ArenaWrite, ...]:
+def arena_writes(cache: KVCache, scheduled: ScheduledTokens) -> tuple[ArenaWrite, ...]:
     """Where the step's own tokens go in every layer group."""
-    return tuple(_arena_write(cache, group, work) for group in range(len(cache.groups)))
+    return tuple(_arena_write(cache, group, scheduled) for group in range(len(cache.groups)))
 
 
-def flush_of(cache: KVCache, window: Window, ends: Mapping[int, int]) -> Flush:
+def flush_of(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[int, int]) -> Flush:
     """The way of a window's columns to the arena: lane i's go to the slots from its base up to `ends[i]`, the rest to
     scratch.
     """
     writes = []
     for group in range(len(cache.groups)):
-        slots = np.full((len(window.lanes), window.column), SCRATCH_SLOT, np.int32)
+        slots = np.full((len(lanes), columns), SCRATCH_SLOT, np.int32)
         zeros = [EMPTY]
         for i, end in ends.items():
-            lane = window.lanes[i]
+            lane = lanes[i]
             slots[i, : end - lane.base] = cache.slots(lane.job.id, group, lane.base, end - lane.base)
             zeros.append(_opened_rest(cache, lane.job, group, lane.base, end))
         writes.append(ArenaWrite(slots.reshape(-1), np.concatenate(zeros)))
-    return Flush(window.column, tuple(writes))
+    return Flush(columns, tuple(writes))
 
 
-def _group_step(cache: KVCache, group: int, work: Work, written: bool) -> GroupStep:
-    singles = [job for job, count in work if count == 1]
-    lengths = np.array([job.computed + written for job in singles], np.int32)
+def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written: bool) -> GroupStep:
+    singles = [job for job, count in scheduled if count == 1]
+    lengths = np.array([job.num_computed_tokens + written for job in singles], np.int32)
     width = max((cache.blocks_for(int(n)) for n in lengths), default=0)
     tables = np.full((len(singles), width), cache.null_block, np.int32)
     runs = []
@@ -58,19 +58,22 @@ def _group_step(cache: KVCache, group: int, work: Work, written: bool) -> GroupS
         runs.append(cache.run(job.id, group, length))
     pieces = []
     begin = len(singles)
-    for job, count in work:
+    for job, count in scheduled:
         if count > 1:
-            end = job.computed + count
+            end = job.num_computed_tokens + count
             run = cache.run(job.id, group, end)
             slots = None if run is not None else cache.slots(job.id, group, 0, end)
-            pieces.append(Piece(begin, begin + count, job.computed, run, slots))
+            pieces.append(Piece(begin, begin + count, job.num_computed_tokens, run, slots))
             begin += count
     return GroupStep(tables, lengths, tuple(runs), tuple(pieces), cache.groups[group].spec.window)
 
 
-def _arena_write(cache: KVCache, group: int, work: Work) -> ArenaWrite:
-    slots = [cache.slots(job.id, group, job.computed, count) for job, count in work]
-    zeros = [_opened_rest(cache, job, group, job.computed, job.computed + count) for job, count in work]
+def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:
+    slots = [cache.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled]
+    zeros = [
+        _opened_rest(cache, job, group, job.num_computed_tokens, job.num_computed_tokens + count)
+        for job, count in scheduled
+    ]
     return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))
 
 

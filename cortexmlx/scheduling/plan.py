@@ -8,32 +8,33 @@ from enum import Enum
 import numpy as np
 
 from cortexmlx.arrays import IntArray
-from cortexmlx.kv.cache import BlockCopy
-from cortexmlx.kv.step import GroupStep
+from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling.job import JobId
 
 SCRATCH_SLOT = -1
 """A slot whose content nobody reads: the last one of the arena, whatever size it has by then."""
 
 
 class StepKind(Enum):
-    """DRAINED writes its tokens straight into the arena, with nothing else in flight. DECODE writes one column of the
-    tail. FLUSH computes nothing: it only brings the tail to the arena.
+    """MIXED computes pieces of prompts and one token for every decoding row, and writes them straight into the arena,
+    with nothing else in flight. DECODE computes one token for every row, and writes one column of the tail. FLUSH
+    computes nothing: it only brings the tail to the arena.
     """
 
-    DRAINED = "drained"
+    MIXED = "mixed"
     DECODE = "decode"
     FLUSH = "flush"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` consecutive tokens of one request, from position `first`.
+    """`count` consecutive tokens of one job, from position `first`.
 
-    `request` and `generation` name the row's tenant at planning time: a result whose generation is out of date is
-    dropped. `live` False marks a lane of the decode batch whose request is done; it is computed and ignored.
+    `job` and `generation` name the row's tenant at planning time: a result whose generation is out of date is
+    dropped. `live` False marks a lane of the decode window whose job is done; it is computed and ignored.
     """
 
-    request: int
+    job: JobId
     generation: int
     first: int
     count: int
@@ -71,12 +72,12 @@ class StepPlan:
     """One forward pass over flat tokens, single-token segments first.
 
     `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
-    `source` `[T]` (None: as they are). `positions` `[T]`. `places` `[n]` says how many tokens each of `sampled` had
-    before. `groups` says where each layer group's keys and values lie. It is None within a decode window after its
-    first step: the arena part is unchanged. `writes` says where each group's tokens go in a DRAINED step, `column` is
-    the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as the step before left
-    it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its first step to its
-    flush, but some are free by the time of the flush, and may lie behind the new end.
+    `source` `[T]` (None: as they are). `positions` `[T]`. `token_index` `[n]` says how many tokens each of
+    `logit_segments` had generated before. `groups` says where each layer group's keys and values lie. It is None within
+    a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
+    MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
+    the step before left it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its
+    first step to its flush, but some are free by the time of the flush, and may lie behind the new end.
     """
 
     number: int
@@ -85,7 +86,7 @@ class StepPlan:
     tokens: IntArray | None
     source: IntArray | None
     positions: IntArray
-    places: IntArray
+    token_index: IntArray
     groups: tuple[GroupStep, ...] | None
     writes: tuple[ArenaWrite, ...]
     column: int
@@ -100,6 +101,6 @@ class StepPlan:
         return ends[[s.needs_logits for s in self.segments]].astype(np.int32)
 
     @property
-    def sampled(self) -> tuple[Segment, ...]:
+    def logit_segments(self) -> tuple[Segment, ...]:
         """The segments that get a token, in the order of the result."""
         return tuple(s for s in self.segments if s.needs_logits)

@@ -1,28 +1,29 @@
-"""The rows: the jobs that run, and the blocks they hold. No mlx."""
+"""The running set: the jobs that have a row, and the blocks they hold. No mlx."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.shortage import fit
 
 
-class Rows:
-    """At most `limit` running jobs, `jobs`, in the order in which they began.
+class RunningSet:
+    """At most `max_rows` running jobs, `jobs`, in the order in which they began.
 
     `headroom` tokens are asked for beyond a job's tokens, so that its answer stays in one run. With `share_prefixes`,
     what a job stores can be found by others. `changes` goes up whenever a row or blocks are given up or stored, so
     that a question about them need not be asked twice.
     """
 
-    def __init__(self, cache: KVCache, limit: int, headroom: int, share_prefixes: bool) -> None:
+    def __init__(self, cache: KVCache, max_rows: int, headroom: int, share_prefixes: bool) -> None:
         self.cache = cache
-        self.limit = limit
+        self.max_rows = max_rows
         self.headroom = headroom
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
@@ -49,28 +50,38 @@ class Rows:
         return self.cache.match(job.tokens, job.keys, len(job.tokens) - 1, job.salt)
 
     def fits(self, job: Job, match: Match | None) -> bool:
-        """Whether there are blocks for a job and one more for every row; headroom is dropped for it. The first row
-        always fits.
+        """Whether there are blocks for a job and one more for every row, if headroom is dropped. The first row always
+        fits.
         """
-        shared = self.cache.in_use(match) if match is not None else 0
-        need = self.cache.blocks_for(len(job.tokens)) - shared + len(self.jobs)
-        if need > self.cache.free_blocks:
+        if not self.jobs:
+            return True
+        need = self._blocks_needed(job, match)
+        if need <= self.cache.free_blocks:
+            return True
+        return need <= self.cache.free_blocks_without({row.id: row.reserved for row in self.jobs})
+
+    def make_room(self, job: Job, match: Match | None) -> None:
+        """Drop headroom, if a job that fits needs it."""
+        if self._blocks_needed(job, match) > self.cache.free_blocks:
             self.drop_headroom()
-        return need <= self.cache.free_blocks or not self.jobs
+
+    def _blocks_needed(self, job: Job, match: Match | None) -> int:
+        shared = self.cache.in_use(match) if match is not None else 0
+        return self.cache.blocks_for(len(job.tokens)) - shared + len(self.jobs)
 
     def begin(self, job: Job, match: Match | None) -> tuple[BlockCopy, ...]:
         """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
         block copies that this takes. Raises KVCacheFull; then nothing changed.
         """
         if job.fork_of is None or job.generated or not can_fork(job):
-            headroom = min(self.headroom, max(0, job.limit - job.generated))
+            headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
             copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
         else:
             copies = self._fork(job, job.fork_of)
         self.jobs.append(job)
         job.state = RequestState.PREFILLING
-        job.sampled, job.reserved = job.generated, len(job.tokens)
-        job.computed = job.stored = self.cache.length(job.id)
+        job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
+        job.num_computed_tokens = job.num_stored_tokens = self.cache.length(job.id)
         return copies
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
@@ -109,20 +120,20 @@ class Rows:
 
     def store(self, job: Job, tokens: int) -> None:
         """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
-        job.stored = tokens
+        job.num_stored_tokens = tokens
         if self.share_prefixes:
             self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
         self.changes += 1
 
-    def leave(self, job: Job) -> None:
+    def release_row(self, job: Job) -> None:
         """Free a job's row, but not its blocks."""
         self.jobs.remove(job)
         self.changes += 1
 
-    def retire(self, job: Job) -> None:
+    def release_blocks(self, job: Job) -> None:
         """Give up the blocks of a job that has left; what it stored stays cached."""
         if self.share_prefixes:
-            self.cache.retire(job.id, job.tokens, min(job.stored, len(job.tokens)), job.keys)
+            self.cache.release_blocks(job.id, job.tokens, min(job.num_stored_tokens, len(job.tokens)), job.keys)
         else:
             self.cache.free(job.id)
         self.changes += 1
@@ -131,4 +142,8 @@ class Rows:
 def can_fork(job: Job) -> bool:
     """Whether the job that this one forks has its prompt in the arena, but for the last token."""
     parent = job.fork_of
-    return parent is not None and parent.state is RequestState.DECODING and parent.stored >= job.prompt_length - 1
+    return (
+        parent is not None
+        and parent.state is RequestState.DECODING
+        and parent.num_stored_tokens >= job.prompt_length - 1
+    )

@@ -1,14 +1,13 @@
 """The scheduler: what the next step computes, and what becomes of its result. Pure Python; it never sees mlx.
 
-Life of a request: waiting -> prefilling -> decoding -> finished; one that loses its blocks is preempted and waits
-again. Requests join and leave between steps.
+Life of a job: waiting -> prefilling -> decoding -> finished; one that loses its blocks is preempted and waits again.
+Jobs join and leave between steps.
 
 A step is planned before the one in flight is known, so a job counts what is *planned* and what is *committed*. Decode
-steps run in a *window*: a fixed set of lanes and up to TAIL_COLUMNS steps, whose new keys and values live in the
-tail. Everything that writes the arena (prefill, the flush at a window's end) happens drained: `plan` returns None
-until the engine has collected and committed what is in flight.
+steps run in a `DecodeWindow`. Everything that writes the arena (prefill, the flush at a window's end) happens drained:
+`plan` returns None until the engine has collected and committed what is in flight.
 
-Who waits and who may begin is up to `Admission`, which jobs run and what blocks they hold is in `Rows`, and
+Who waits and who may begin is up to `Admission`, which jobs run and what blocks they hold is in the `RunningSet`, and
 `StepBuilder` puts a step into arrays.
 """
 
@@ -18,16 +17,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.kv.cache import BlockCopy, KVCache
-from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.scheduling.admission import Admission
 from cortexmlx.scheduling.claims import WORTH_WAITING
-from cortexmlx.scheduling.job import Committed, Job, Lane, Window
+from cortexmlx.scheduling.decode_window import DecodeWindow
+from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.placement import flush_of
+from cortexmlx.scheduling.placement import ScheduledTokens
 from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
-from cortexmlx.scheduling.running import Rows
+from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import fit_all
 from cortexmlx.scheduling.steps import StepBuilder
 
@@ -75,12 +75,12 @@ class Scheduler:
         self.preemptions = 0
         self.ended: list[Job] = []
         self._clock = clock
-        self._rows = Rows(cache, max_rows, headroom, share_prefixes)
-        self._admission = Admission(self._rows, client_tokens, worth_waiting)
+        self._running = RunningSet(cache, max_rows, headroom, share_prefixes)
+        self._admission = Admission(self._running, client_tokens, worth_waiting)
         self._builder = StepBuilder(cache)
-        self._jobs: dict[int, Job] = {}
-        self._window = Window()
-        self._leaving: list[Lane] = []
+        self._jobs: dict[JobId, Job] = {}
+        self._window = DecodeWindow(cache, self._running)
+        self._draining = False
         self._arrivals = 0
         self._shrinking = False
 
@@ -110,69 +110,52 @@ class Scheduler:
         """Tokens that a prompt and its answer may have."""
         return min(self.context_length, self.max_request_tokens or self.context_length)
 
-    def add(
-        self,
-        request: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        stop_ids: frozenset[int],
-        fork_of: Job | None = None,
-        client: str | None = None,
-        patient: bool = False,
-    ) -> Job:
-        """Queue a request; with `fork_of`, another answer to that one's prompt. Nobody watches the tokens of a
-        `patient` one come. Raises PromptTooLong if it can never fit.
+    def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
+        """Queue a job for a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it
+        can never fit.
         """
+        prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt))
         room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
         full = len(prompt) // self.cache.block_size  # a parent that was preempted knows keys of its answer, too
-        salt = None if self.share_between_clients else client
-        keys = self._rows.keys(prompt, salt) if fork_of is None else fork_of.keys[:full]
+        salt = None if self.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
-            id=request,
-            prompt_length=len(prompt),
-            tokens=list(prompt),
-            params=params,
-            seed=seed,
+            id=job_id,
+            request=request,
             stop_ids=stop_ids,
-            limit=limit,
+            max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
-            keys=keys,
+            keys=self._running.keys(prompt, salt) if fork_of is None else fork_of.keys[:full],
             fork_of=fork_of,
-            client=client,
             salt=salt if fork_of is None else fork_of.salt,
-            patient=patient,
         )
-        self._jobs[request] = job
+        self._jobs[job_id] = job
         self._admission.enqueue(job)
         return job
 
-    def finish(self, request: int, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
-        """End a request, whatever it is doing; unknown ones are ignored.
+    def finish(self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
+        """End a job, whatever it is doing; unknown ones are ignored.
 
-        Its row is free at once, and so are its blocks; only a request that finished well keeps them until its newest
-        tokens have gone from the tail to the arena, for others to begin with.
+        Its row is free at once, and so are its blocks; only a job that finished well keeps them until its newest tokens
+        have gone from the tail to the arena, for others to begin with.
         """
-        job = self._jobs.pop(request, None)
+        job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        lane = next((lane for lane in self._window.lanes if lane.job is job and lane.live), None)
-        running = job.running
+        lane, running = self._window.lane_of(job), job.running
         job.state, job.finish_reason = state, reason
         job.generation += 1
         if not running:
             self._admission.remove(job)
             return
-        self._rows.leave(job)
-        self._admission.unclaim(job)
-        if state is RequestState.FINISHED and lane is not None and self._rows.share_prefixes:
-            self._leaving.append(lane)
+        self._running.release_row(job)
+        self._admission.release_claim(job)
+        if state is RequestState.FINISHED and lane is not None and self._running.share_prefixes:
+            self._window.await_flush(lane)
         else:
-            self._rows.retire(job)
+            self._running.release_blocks(job)
 
     def forget_all(self) -> None:
         """End everything after a step that failed: nothing that it should have written can be trusted."""
@@ -181,12 +164,11 @@ class Scheduler:
                 self.cache.free(job.id)
             job.state, job.finish_reason = RequestState.FAILED, FinishReason.ERROR
             job.generation += 1
-        for lane in self._leaving:
-            self.cache.free(lane.job.id)
+        for job in self._window.awaiting_flush:
+            self.cache.free(job.id)
         self._jobs.clear()
-        self._rows.jobs.clear()
-        self._leaving.clear()
-        self._window = Window()
+        self._running.jobs.clear()
+        self._window.forget()
         self._admission.clear()
         self._builder.forget()
         self.cache.drop_cached()
@@ -199,7 +181,7 @@ class Scheduler:
         self.cache.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
-        self._rows.drop_headroom()
+        self._running.drop_headroom()
         self._shrinking = True
         if self.idle:
             self._shrink()
@@ -211,29 +193,33 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing is waiting, running or on its way to the arena."""
-        return not self._jobs and not self._leaving
+        return not self._jobs and not self._window.awaiting_flush
 
     @property
     def jobs(self) -> tuple[Job, ...]:
         """Everything unfinished: running first, then waiting in order."""
-        return (*self._rows.jobs, *self._admission.waiting)
+        return (*self._running.jobs, *self._admission.waiting)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if what is known of jobs, rows, sequences and blocks does not fit together."""
-        running, leaving = self._rows.jobs, [lane.job for lane in self._leaving]
+        running, ended = self._running.jobs, self._window.awaiting_flush
         assert len(running) <= self.max_rows and all(job.running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
-        assert self.cache.sequences == {job.id for job in (*running, *leaving)}, "blocks of nobody, or nobody's blocks"
+        assert self.cache.sequences == {job.id for job in (*running, *ended)}, "blocks of nobody, or nobody's blocks"
         for job in running:
-            assert job.stored <= job.computed == self.cache.length(job.id), f"job {job.id} has other tokens than blocks"
-            assert job.generated <= job.sampled <= job.limit, f"job {job.id} has more tokens than it may have"
+            assert job.num_stored_tokens <= job.num_computed_tokens == self.cache.length(job.id), (
+                f"job {job.id} has other tokens than blocks"
+            )
+            assert job.generated <= job.num_planned_outputs <= job.max_new_tokens, (
+                f"job {job.id} has more tokens than it may have"
+            )
         self._admission.check_invariants()
         self.cache.check_invariants()
 
     @property
     def rows_running(self) -> int:
         """Requests that have a row."""
-        return len(self._rows.jobs)
+        return len(self._running.jobs)
 
     @property
     def rows_waiting(self) -> int:
@@ -254,9 +240,9 @@ class Scheduler:
 
     def plan(self, in_flight: int) -> StepPlan | None:
         """The next step; None if there is nothing to compute, or nothing before the `in_flight` steps are committed."""
-        limit = self.cache.limit
+        limit = self.cache.max_blocks
         plan = self._plan(in_flight)
-        if self.cache.limit < limit:
+        if self.cache.max_blocks < limit:
             self._fit_cache()
             plan = plan or self._plan(in_flight)
         return plan
@@ -274,30 +260,29 @@ class Scheduler:
     def _plan(self, in_flight: int) -> StepPlan | None:
         if in_flight and not self.pipeline:
             return None
-        if self._wants_drain():
+        if self._draining or self._wants_drain():
+            self._draining = in_flight > 0
             return None if in_flight else self._plan_drained()
         return self._plan_decode(flush=None)
 
     def _wants_drain(self) -> bool:
-        window = self._window
-        if self._rows.prefilling or (self._leaving and self._admission):
+        """Nothing more should be started before everything is committed: the tail is to be flushed, or somebody begins
+        or goes on with a prompt, which writes the arena.
+        """
+        if self._running.prefilling or self._window.wants_flush or self._admission.possible:
             return True
-        if self._admission.possible:
-            return True
-        dead = sum(not lane.live for lane in window.lanes)
-        full = window.column == TAIL_COLUMNS
-        return full or bool(dead and dead * (TAIL_COLUMNS - window.column) >= len(window.lanes))
+        return bool(self._window.awaiting_flush and self._admission)
 
     def _plan_drained(self) -> StepPlan | None:
         """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
         window.
         """
-        flush = self._close_window()
+        flush = self._window.flush()
         if self._shrinking:
             self._shrink()
         copies = self._admission.admit()
         plan = None
-        if self._rows.prefilling:
+        if self._running.prefilling:
             plan = self._plan_mixed(flush, copies)
         if plan is None:
             plan = self._plan_decode(flush)
@@ -307,88 +292,59 @@ class Scheduler:
 
     def _plan_mixed(self, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan | None:
         """One token for every decoding row and prefill pieces within the budget, all written straight to the arena."""
-        for job in self._rows.in_order:
-            if job.unfinished:
-                self._reserve(job, job.computed + 1)
-        decoding = [j for j in self._rows.jobs if j.unfinished]
-        prefilling = [j for j in self._rows.in_order if j.state is RequestState.PREFILLING]
-        counts = share(self._budget(decoding), [len(j.tokens) - j.computed for j in prefilling])
+        for job in self._running.in_order:
+            if job.can_decode:
+                self._reserve(job, job.num_computed_tokens + 1)
+        decoding = [j for j in self._running.jobs if j.can_decode]
+        prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
+        counts = share(self._budget(decoding), [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         pieces = [(job, count) for job, count in zip(prefilling, counts, strict=True) if count]
-        work = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1] + [p for p in pieces if p[1] > 1]
-        if not work:
+        singles = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1]
+        scheduled = singles + [p for p in pieces if p[1] > 1]
+        if not scheduled:
             return None
-        plan = self._builder.drained(work, flush, copies)
-        self._planned(plan, work)
+        plan = self._builder.mixed(scheduled, flush, copies)
+        self._planned(plan, scheduled)
         return plan
 
     def _budget(self, decoding: Sequence[Job]) -> int:
         """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
         most = self.prefill_budget
         least = min(_LEAST_PIECE, most)
-        if self.token_target is not None and any(not job.patient for job in decoding):
+        if self.token_target is not None and any(not job.request.background for job in decoding):
             most = self.costs.tokens_within(self.token_target, least, most)
         return max(least, most - len(decoding))
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""
-        opening = self._window.column == 0
-        if opening:
-            if any(job.needs_history and job.sampled > job.generated for job in self._rows.jobs):
-                return None  # the sampler must know the tokens in flight
-            self._open_window()
         window = self._window
-        todo = {i: lane.job for i, lane in enumerate(window.lanes) if lane.live and lane.job.unfinished}
+        if window.column == 0:
+            if any(job.needs_history and job.num_planned_outputs > job.generated for job in self._running.jobs):
+                return None  # the sampler must know the tokens in flight
+            window.open(self._reserve)
+        todo = window.todo
         if not todo:
             return None
-        committed = all(job.sampled == job.generated for job in todo.values())
-        plan = self._builder.decode(window, todo, committed, flush)
+        committed = all(job.num_planned_outputs == job.generated for job in todo.values())
+        plan = self._builder.decode(window.lanes, window.column, todo, committed, flush)
         self._planned(plan, [(job, 1) for job in todo.values()])
         window.column += 1
         return plan
 
-    def _planned(self, plan: StepPlan, work: Sequence[tuple[Job, int]]) -> None:
+    def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
         """Advance the jobs of a step by what it computes."""
-        for job, count in work:
-            job.computed += count
+        for job, count in scheduled:
+            job.num_computed_tokens += count
             self.cache.append(job.id, count)
-            if plan.kind is StepKind.DRAINED:
-                self._rows.store(job, job.computed)
-            if job.computed < len(job.tokens):
+            if plan.kind is StepKind.MIXED:
+                self._running.store(job, job.num_computed_tokens)
+            if job.num_computed_tokens < len(job.tokens):
                 self._admission.stored(job)
             else:
                 if job.state is RequestState.PREFILLING:
-                    self._admission.unclaim(job)
+                    self._admission.release_claim(job)
                 job.state = RequestState.DECODING
-                job.sampled += 1
-
-    # -- decode windows -----------------------------------------------------------------------------------------------
-
-    def _open_window(self) -> None:
-        """The decoding rows become the lanes of a new window, each with room for the tokens it may get there."""
-        for job in self._rows.in_order:
-            if job.unfinished:
-                self._reserve(job, job.computed + min(TAIL_COLUMNS, job.limit - job.sampled))
-        ready = [j for j in self._rows.jobs if j.unfinished]
-        self._window = Window(tuple(Lane(job, job.generation, job.computed) for job in ready))
-
-    def _close_window(self) -> Flush | None:
-        """Where the tail's columns go. Everything is committed, so a live lane has all its columns, and one whose job
-        finished has those up to its last committed token, which was never computed.
-        """
-        window, self._window = self._window, Window()
-        ends = {}
-        for i, lane in enumerate(window.lanes):
-            if lane.live:
-                ends[i] = lane.job.computed
-            elif lane in self._leaving:
-                ends[i] = min(lane.base + window.column, len(lane.job.tokens) - 1)
-        flush = flush_of(self.cache, window, ends) if ends and window.column else None
-        for i, end in ends.items():
-            self._rows.store(window.lanes[i].job, end)
-        for lane in self._leaving:
-            self._rows.retire(lane.job)
-        self._leaving.clear()
-        return flush
+                job.num_planned_outputs += 1
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -397,22 +353,22 @@ class Scheduler:
 
         One job alone always fits: its limit keeps it within the cache.
         """
-        while job.running and not self._rows.reserve(job, tokens):
-            self._preempt(self._rows.in_order[-1])
+        while job.running and not self._running.reserve(job, tokens):
+            self._preempt(self._running.in_order[-1])
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks. What it stored stays cached, so that resuming is a prefix hit while memory
         allows.
         """
-        self._rows.leave(job)
-        self._admission.unclaim(job)
-        self._rows.retire(job)
-        job.keys = self._rows.keys(job.tokens, job.salt)
+        self._running.release_row(job)
+        self._admission.release_claim(job)
+        self._running.release_blocks(job)
+        job.keys = self._running.keys(job.tokens, job.salt)
         job.state = RequestState.PREEMPTED
         job.generation += 1
         job.preemptions += 1
-        job.computed = job.stored = 0
-        job.sampled = job.generated
+        job.num_computed_tokens = job.num_stored_tokens = 0
+        job.num_planned_outputs = job.generated
         self.preemptions += 1
         self._admission.enqueue(job)
 
@@ -420,20 +376,20 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[Committed]:
         """Take a step's tokens; `seconds` is what it took. Results of rows that changed their tenant are dropped."""
-        if seconds is not None and plan.kind is StepKind.DRAINED:
+        if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.observe(len(plan.positions), seconds)
-        news = []
-        for place, (segment, token) in enumerate(zip(plan.sampled, tokens, strict=True)):
-            job = self._jobs.get(segment.request)
+        committed = []
+        for index, (segment, token) in enumerate(zip(plan.logit_segments, tokens, strict=True)):
+            job = self._jobs.get(segment.job)
             if job is None or job.generation != segment.generation or not segment.live:
                 continue
             job.tokens.append(token)
             reason = None
             if token in job.stop_ids:
                 reason = FinishReason.STOP
-            elif job.generated >= job.limit:
+            elif job.generated >= job.max_new_tokens:
                 reason = FinishReason.LENGTH
-            news.append(Committed(job, token, place, reason))
+            committed.append(Committed(job, token, index, reason))
             if reason is not None:
                 self.finish(job.id, reason)
-        return news
+        return committed

@@ -9,7 +9,7 @@ from cortexmlx.scheduling.job import Job
 
 def fit(job: Job, capacity: int) -> None:
     """Let a job's answer end where a cache of `capacity` tokens is full; its last token needs no place there."""
-    job.limit = max(job.generated, min(job.limit, capacity + 1 - job.prompt_length))
+    job.max_new_tokens = max(job.generated, min(job.max_new_tokens, capacity + 1 - job.prompt_length))
 
 
 def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
@@ -19,6 +19,6 @@ def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
     ended = []
     for job in jobs:
         fit(job, capacity)
-        if job.generated >= job.limit:
+        if job.generated >= job.max_new_tokens:
             ended.append(job)
     return ended

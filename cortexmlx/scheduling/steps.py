@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cortexmlx.arrays import IntArray
-from cortexmlx.kv.cache import BlockCopy, KVCache
-from cortexmlx.kv.step import GroupStep
-from cortexmlx.scheduling.job import Job, Window
-from cortexmlx.scheduling.placement import EMPTY, Work, arena_writes, group_steps
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling.job import Job, JobId, Lane
+from cortexmlx.scheduling.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
 from cortexmlx.scheduling.plan import ArenaWrite, Flush, Segment, StepKind, StepPlan
 
 
@@ -24,52 +24,57 @@ class StepBuilder:
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.count = 0
-        self._result_of: dict[tuple[int, int], int] = {}
+        self._result_of: dict[tuple[JobId, int], int] = {}
 
-    def drained(self, work: Work, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan:
+    def mixed(self, scheduled: ScheduledTokens, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan:
         """A step that computes so many tokens of each job and writes them straight to the arena."""
-        segments, tokens, positions = [], [], []
-        for job, count in work:
-            end = job.computed + count
-            segments.append(Segment(job.id, job.generation, job.computed, count, needs_logits=end == len(job.tokens)))
-            tokens.append(np.array(job.tokens[job.computed : end], np.int32))
-            positions.append(np.arange(job.computed, end, dtype=np.int32))
+        segments, tokens, positions, token_index = [], [], [], []
+        for job, count in scheduled:
+            first = job.num_computed_tokens
+            end = first + count
+            segments.append(Segment(job.id, job.generation, first, count, needs_logits=end == len(job.tokens)))
+            tokens.append(np.array(job.tokens[first:end], np.int32))
+            positions.append(np.arange(first, end, dtype=np.int32))
+            if end == len(job.tokens):
+                token_index.append(job.num_planned_outputs)
         plan = self._step(
-            StepKind.DRAINED,
+            StepKind.MIXED,
             segments,
             tokens=np.concatenate(tokens),
             positions=np.concatenate(positions),
-            places=np.array([j.sampled for (j, _), s in zip(work, segments, strict=True) if s.needs_logits], np.int32),
-            groups=group_steps(self.cache, work, written=True),
-            writes=arena_writes(self.cache, work),
+            token_index=np.array(token_index, np.int32),
+            groups=group_steps(self.cache, scheduled, written=True),
+            writes=arena_writes(self.cache, scheduled),
             flush=flush,
             copies=copies,
         )
         return self._remembered(plan)
 
-    def decode(self, window: Window, todo: Mapping[int, Job], committed: bool, flush: Flush | None) -> StepPlan:
-        """A step that computes one token for every lane of the window, for those in `todo` in earnest. Unless
-        everything is `committed`, its input is the result of the step before.
+    def decode(
+        self, lanes: Sequence[Lane], column: int, todo: Mapping[int, Job], committed: bool, flush: Flush | None
+    ) -> StepPlan:
+        """A step that computes one token for every lane of a window, its `column`, for the lanes in `todo` in earnest.
+        Unless everything is `committed`, its input is the result of the step before.
         """
-        tokens, positions, places, source = (np.zeros(len(window.lanes), np.int32) for _ in range(4))
+        tokens, positions, token_index, source = (np.zeros(len(lanes), np.int32) for _ in range(4))
         segments = []
-        for i, lane in enumerate(window.lanes):
+        for i, lane in enumerate(lanes):
             if i in todo:
-                positions[i], places[i] = lane.job.computed, lane.job.sampled
-                tokens[i] = lane.job.tokens[lane.job.computed] if committed else 0
+                positions[i], token_index[i] = lane.job.num_computed_tokens, lane.job.num_planned_outputs
+                tokens[i] = lane.job.tokens[lane.job.num_computed_tokens] if committed else 0
             segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
             source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
-        lanes = [(lane.job, 1) for lane in window.lanes]
+        each = [(lane.job, 1) for lane in lanes]
         plan = self._step(
             StepKind.DECODE,
             segments,
             tokens=tokens if committed else None,
             source=None if committed or in_place else source,
             positions=positions,
-            places=places,
-            groups=group_steps(self.cache, lanes, written=False) if window.column == 0 else None,
-            column=window.column,
+            token_index=token_index,
+            groups=group_steps(self.cache, each, written=False) if column == 0 else None,
+            column=column,
             flush=flush,
         )
         return self._remembered(plan)
@@ -90,7 +95,7 @@ class StepBuilder:
         tokens: IntArray | None = EMPTY,
         source: IntArray | None = None,
         positions: IntArray = EMPTY,
-        places: IntArray = EMPTY,
+        token_index: IntArray = EMPTY,
         groups: tuple[GroupStep, ...] | None = None,
         writes: tuple[ArenaWrite, ...] = (),
         column: int = 0,
@@ -105,7 +110,7 @@ class StepBuilder:
             tokens=tokens,
             source=source,
             positions=positions,
-            places=places,
+            token_index=token_index,
             groups=groups,
             writes=writes,
             column=column,
@@ -115,5 +120,5 @@ class StepBuilder:
         )
 
     def _remembered(self, plan: StepPlan) -> StepPlan:
-        self._result_of = {(s.request, s.generation): i for i, s in enumerate(plan.sampled)}
+        self._result_of = {(s.job, s.generation): i for i, s in enumerate(plan.logit_segments)}
         return plan

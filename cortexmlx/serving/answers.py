@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.request import (
     Completion,
     FinishReason,
+    QueuedRequest,
     RequestState,
     SamplingParams,
     Timings,
@@ -25,25 +26,12 @@ if TYPE_CHECKING:
     from cortexmlx.execution.runner import StepResult
 
 
-@dataclass(frozen=True)
-class NewRequest:
-    """A request as it reaches the engine thread. `submitted` is a time of `time.perf_counter`."""
-
-    id: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    submitted: float
-    handle: RequestHandle
-    client: str | None = None
-    patient: bool = False
-
-
 class RequestAnswers:
-    """All answers of a request. The event that ends the last of them carries the completion."""
+    """All answers of a request, told to its `handle`. The event that ends the last of them carries the completion."""
 
-    def __init__(self, request: NewRequest) -> None:
+    def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
+        self.handle = handle
         self.open: list[Answer] = []
         self._done: list[Completion] = []
         best_of = request.params.best_of
@@ -52,7 +40,7 @@ class RequestAnswers:
     def tell(self, event: TokenEvent) -> None:
         """Pass an event on, unless it is not known yet which answers will be kept."""
         if not self._chosen_later:
-            self.request.handle.push(event)
+            self.handle.push(event)
 
     def end(self, answer: Answer, rest: str, completion: Completion) -> None:
         """One answer is complete, with a `rest` of text that was not shown yet."""
@@ -67,7 +55,7 @@ class RequestAnswers:
             kept = sorted(kept, key=_likelihood, reverse=True)[: self.request.params.n]
             kept = [replace(c, index=i) for i, c in enumerate(kept)]
             last = TokenEvent("", finish_reason=kept[0].finish_reason)
-        self.request.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
+        self.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
 
 
 class Answer:
@@ -85,7 +73,12 @@ class Answer:
         answers.open.append(self)
 
     @property
-    def request(self) -> NewRequest:
+    def answers(self) -> RequestAnswers:
+        """It and the other answers of its request."""
+        return self._answers
+
+    @property
+    def request(self) -> QueuedRequest:
         """The request that it answers."""
         return self._answers.request
 
@@ -98,19 +91,20 @@ class Answer:
         """Its first step was planned."""
         if self.started is None:
             self.started = now
-            self.request.handle.advance(RequestState.PREFILLING)
+            self._answers.handle.advance(RequestState.PREFILLING)
 
-    def take(self, news: Committed, logprob: TokenLogprob | None) -> None:
-        """One more token."""
+    def take(self, new: Committed, logprob: TokenLogprob | None) -> float:
+        """One more token. Returns when it came, on the performance counter."""
         self.last = time.perf_counter()
         if self.first is None:
             self.first = self.last
-            self.request.handle.advance(RequestState.DECODING)
+            self._answers.handle.advance(RequestState.DECODING)
         if logprob is not None:
             self._logprobs.append(logprob)
-        piece = "" if news.finish_reason is FinishReason.STOP else self._text.push(news.token)
+        piece = "" if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
         shown = logprob if self.request.params.logprobs is not None else None
-        self._answers.tell(TokenEvent(piece, news.token, shown, index=self.index))
+        self._answers.tell(TokenEvent(piece, new.token, shown, index=self.index))
+        return self.last
 
     def finish(self, reason: FinishReason) -> None:
         """It is complete."""
@@ -142,15 +136,15 @@ class Answer:
         )
 
 
-def logprob_of(news: Committed, result: StepResult) -> TokenLogprob | None:
+def logprob_of(new: Committed, result: StepResult) -> TokenLogprob | None:
     """The log-probability of a new token and of the likeliest at its place, if they were asked for."""
-    asked = news.job.params.logprobs
+    asked = new.job.params.logprobs
     if asked is None or result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
     if asked and result.top_ids is not None and result.top_logprobs is not None:
-        top = tuple(zip(result.top_ids[news.place], result.top_logprobs[news.place], strict=True))[:asked]
-    return TokenLogprob(news.token, result.logprobs[news.place], top)
+        top = tuple(zip(result.top_ids[new.result_index], result.top_logprobs[new.result_index], strict=True))[:asked]
+    return TokenLogprob(new.token, result.logprobs[new.result_index], top)
 
 
 def _likelihood(completion: Completion) -> float:

@@ -8,29 +8,32 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.seam import probe
-from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull, MemoryRefused
+from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import bytes_per_token, default_kv_bytes, format_bytes, logits_bytes, tail_bytes
+from cortexmlx.kv.sizing import arena_blocks, bytes_per_token, default_kv_bytes, logits_bytes, tail_bytes
 from cortexmlx.kv.spec import LayerGroup, group_layers
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.scheduling.job import Committed, Job
+from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
+from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.serving.answers import Answer, NewRequest, RequestAnswers, logprob_of, scored, seed_of
+from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.meter import Meter, Timeline
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.meter import Measurements
+from cortexmlx.serving.report import engine_stats
 from cortexmlx.serving.text import TextStream
 from cortexmlx.stats import EngineStats, ModelInfo, Moment
 
@@ -52,9 +55,9 @@ class EngineCore:
         model = self.loaded.model
         groups = group_layers(probe(model))
         vocab_size = _vocab_size(self.loaded)
-        blocks = _arena_blocks(config, self.loaded, groups, vocab_size)
         self.config = config
-        self._open_books(groups, blocks)
+        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, groups, vocab_size)
+        self._begin_empty(groups, arena_blocks(memory, bytes_per_token(groups), config.block_size))
         self.backend = choose_backend(config.attention)
         self.runner = ModelRunner(model, self.arena, vocab_size, self.backend.attend)
         self.info = ModelInfo(
@@ -70,25 +73,21 @@ class EngineCore:
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes,
         )
-        self._answers: dict[int, Answer] = {}
-        self._requests: dict[int, RequestAnswers] = {}
+        self.measured = Measurements()
+        self._answers: dict[JobId, Answer] = {}
+        self._requests: dict[RequestId, RequestAnswers] = {}
         self._jobs = itertools.count()
         self._in_flight: deque[Pending] = deque()
-        self._finished = self._prompt_tokens = self._generated_tokens = 0
-        self._plan_seconds = self._commit_seconds = self._busy_seconds = 0.0
-        self._queued, self._first_token, self._inter_token = Meter(), Meter(), Meter()
-        self._began = time.perf_counter()
-        self._timeline = Timeline()
         self._at_work = False
 
-    def _open_books(self, groups: Sequence[LayerGroup], blocks: int) -> None:
+    def _begin_empty(self, groups: Sequence[LayerGroup], blocks: int) -> None:
         """An empty arena of at most `blocks` blocks, and a scheduler without requests."""
         config = self.config
         first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
         prefix = PrefixCache(config.block_size, str(self.loaded.path))
         self.arena = KVArena(groups, first, config.block_size)
         self.cache = KVCache(
-            groups, first, config.block_size, limit=blocks, prefix=prefix, may_resize=self.arena.can_resize
+            groups, first, config.block_size, max_blocks=blocks, prefix=prefix, may_resize=self.arena.can_resize
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -107,70 +106,57 @@ class EngineCore:
 
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
-        began = time.perf_counter()
-        plan = self._timed_plan()
-        while self.scheduler.ended:
-            self._end_for_memory(self.scheduler.ended.pop())
-        if plan is not None:
-            self._in_flight.append(self._dispatched(plan))
-        if self._in_flight and (plan is None or len(self._in_flight) > 1):
-            self._commit(self.runner.collect(self._in_flight.popleft()))
-        elif plan is None and not self.scheduler.idle:
-            raise RuntimeError("the scheduler has requests but nothing to compute")
-        now = time.perf_counter()
-        self._busy_seconds += now - began
-        self._at_work = True
-        if self._timeline.due(now - self._began):
-            self._look(now)
+        with self.measured.busy:
+            plan = self._plan()
+            if plan is not None:
+                self._in_flight.append(self._dispatch(plan))
+            if self._in_flight and (plan is None or len(self._in_flight) > 1):
+                self._commit(self.runner.collect(self._in_flight.popleft()))
+            elif plan is None and not self.scheduler.idle:
+                raise RuntimeError("the scheduler has requests but nothing to compute")
+        self._look(at_work=True)
 
     @property
     def idle(self) -> bool:
         """Nothing to do until the next request."""
         return self.scheduler.idle and not self._in_flight
 
-    def add(self, request: NewRequest) -> None:
+    def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
         """Queue a request; one that cannot run fails at once."""
+        try:
+            self.scheduler.check_prompt(len(request.prompt))
+        except CortexError as error:
+            handle.fail(error)
+            return
         params = scored(request.params)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.loaded.tokenizer.eos_token_ids)
-        answers = RequestAnswers(request)
+        answers = RequestAnswers(request, handle)
         first: Job | None = None
         for index in range(params.best_of or params.n):
-            seed = seed_of(request.seed, index)
-            try:
-                job = self.scheduler.add(
-                    next(self._jobs),
-                    request.prompt,
-                    params,
-                    seed,
-                    stop_ids,
-                    fork_of=first,
-                    client=request.client,
-                    patient=request.patient,
-                )
-            except CortexError as error:
-                request.handle.fail(error)
-                return
+            asked = replace(request, params=params, seed=seed_of(request.seed, index))
+            job = self.scheduler.add(JobId(next(self._jobs)), asked, stop_ids, fork_of=first)
             first = first or job
             text = TextStream(self.loaded.tokenizer.detokenizer, params.stop)
             self._answers[job.id] = Answer(answers, job, index, text)
-        self._requests[request.id] = answers
-        self._prompt_tokens += len(request.prompt)
+        self._requests[handle.id] = answers
+        self.measured.prompt_tokens += len(request.prompt)
 
-    def cancel(self, request: int) -> None:
+    def cancel(self, request: RequestId) -> None:
         """End a request with the text it has; nothing happens if it has ended."""
         answers = self._requests.get(request)
         for answer in list(answers.open) if answers is not None else ():
             self.scheduler.finish(answer.job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
             self._finish(answer, FinishReason.CANCELLED)
 
-    def _fail(self, request: NewRequest, error: CortexError) -> None:
+    def _fail(self, answers: RequestAnswers, error: CortexError) -> None:
         """End one request with an error."""
-        for answer in self._requests.pop(request.id).open:
+        for answer in answers.open:
             self.scheduler.finish(answer.job.id, FinishReason.ERROR, RequestState.FAILED)
             del self._answers[answer.job.id]
-        request.handle.fail(error)
+        del self._requests[answers.handle.id]
+        answers.handle.fail(error)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""
@@ -181,15 +167,15 @@ class EngineCore:
             self.cache.stay(self.arena.blocks)
         self._answers.clear()
         while self._requests:
-            self._requests.popitem()[1].request.handle.fail(error)
+            self._requests.popitem()[1].handle.fail(error)
 
     def begin_anew(self) -> None:
-        """Forget all requests, the arena and the books after an exception that may have landed between any two
+        """Forget all requests, the arena and who owns it after an exception that may have landed between any two
         statements: nothing can be trusted but the model. The scheduler's counters are zero again. The handles are the
         caller's to fail.
         """
         self._forget_requests()
-        self._open_books(self.cache.groups, self.cache.limit)
+        self._begin_empty(self.cache.groups, self.cache.max_blocks)
         self.runner.reset()
         self.runner.arena = self.arena
 
@@ -230,11 +216,10 @@ class EngineCore:
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
         if self._at_work:
-            self._look(time.perf_counter())
-            self._at_work = False
+            self._look(at_work=False)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the books of jobs, rows, sequences and blocks disagree: for tests and debug runs."""
+        """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
         self.scheduler.check_invariants()
 
     def release(self) -> None:
@@ -254,75 +239,71 @@ class EngineCore:
         while self._in_flight:
             self._commit(self.runner.collect(self._in_flight.popleft()))
 
-    def _look(self, now: float) -> None:
-        """Note how full the engine is."""
+    def _look(self, at_work: bool) -> None:
+        """Note how full the engine is: now and then while it is at work, and when it stops."""
+        seconds = time.perf_counter() - self.measured.began
+        self._at_work = at_work
+        if at_work and not self.measured.timeline.due(seconds):
+            return
         used, cached, free = self.cache.block_counts
         running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
-        self._timeline.add(Moment(now - self._began, used, cached, free, running, waiting))
+        self.measured.timeline.add(Moment(seconds, used, cached, free, running, waiting))
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
-    def _timed_plan(self) -> StepPlan | None:
-        started = time.perf_counter()
-        plan = self.scheduler.plan(len(self._in_flight))
+    def _plan(self) -> StepPlan | None:
+        """The next step. Answers that begin in it are told, and those that the system refused memory end here."""
+        with self.measured.planning:
+            plan = self.scheduler.plan(len(self._in_flight))
+        while self.scheduler.ended:
+            self._end_for_memory(self.scheduler.ended.pop())
         now = time.perf_counter()
-        self._plan_seconds += now - started
         for segment in plan.segments if plan is not None and plan.groups is not None else ():
-            answer = self._answers.get(segment.request)
+            answer = self._answers.get(segment.job)
             if answer is not None:
                 answer.begin(now)
         return plan
 
-    def _dispatched(self, plan: StepPlan) -> Pending:
+    def _dispatch(self, plan: StepPlan) -> Pending:
         """Start a step. The requests whose own processors failed in it end here."""
         pending = self.runner.dispatch(plan, self._sampling_rows(plan))
-        for place, error in pending.sampled.failures.items() if pending.sampled is not None else ():
-            answer = self._answers.get(plan.sampled[place].request)
+        for index, error in pending.sampled.failures.items() if pending.sampled is not None else ():
+            answer = self._answers.get(plan.logit_segments[index].job)
             if answer is not None:
-                self._fail(answer.request, error)
+                self._fail(answer.answers, error)
         return pending
 
     def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
         """The sampling rows of a step, or None within a decode window, where they stay the same."""
         if plan.groups is None:
             return None
-        jobs = [self._answers[s.request].job for s in plan.sampled]
+        jobs = [self._answers[s.job].job for s in plan.logit_segments]
         return [SamplingRow(j.params, j.seed, j.tokens[: j.prompt_length], j.output) for j in jobs]
 
     def _commit(self, result: StepResult) -> None:
-        started = time.perf_counter()
-        for news in self.scheduler.commit(result.plan, result.tokens, result.seconds):
-            self._take(self._answers[news.job.id], news, result)
-        self._commit_seconds += time.perf_counter() - started
+        """Take the tokens of a step."""
+        with self.measured.committing:
+            for new in self.scheduler.commit(result.plan, result.tokens, result.seconds):
+                self._take(self._answers[new.job.id], new, result)
 
-    def _take(self, answer: Answer, news: Committed, result: StepResult) -> None:
+    def _take(self, answer: Answer, new: Committed, result: StepResult) -> None:
         """One new token of an answer, and its end if this was the last."""
-        self._generated_tokens += 1
         before = answer.last
-        answer.take(news, logprob_of(news, result))
-        self._measure(answer, before)
-        reason = news.finish_reason
+        now = answer.take(new, logprob_of(new, result))
+        self.measured.token(now, before, answer.started, answer.request.submitted)
+        reason = new.finish_reason
         if answer.stopped:
             reason = FinishReason.STOP
-            self.scheduler.finish(news.job.id, reason)
+            self.scheduler.finish(new.job.id, reason)
         if reason is not None:
             self._finish(answer, reason)
-
-    def _measure(self, answer: Answer, before: float | None) -> None:
-        now = answer.last or 0.0
-        if before is None:
-            self._queued.add((answer.started or now) - answer.request.submitted)
-            self._first_token.add(now - answer.request.submitted)
-        else:
-            self._inter_token.add(now - before)
 
     def _finish(self, answer: Answer, reason: FinishReason) -> None:
         del self._answers[answer.job.id]
         answer.finish(reason)
-        answers = self._requests[answer.request.id]
-        if not answers.open:
-            del self._requests[answer.request.id]
-            self._finished += 1
+        if not answer.answers.open:
+            del self._requests[answer.answers.handle.id]
+            self.measured.requests_finished += 1
 
     def _end_for_memory(self, job: Job) -> None:
         """An answer has all that the cache may hold; or not even its prompt fits, and the request fails."""
@@ -336,7 +317,7 @@ class EngineCore:
             f"the prompt has {job.prompt_length} tokens and the KV cache holds {self.cache.capacity_tokens}, for "
             "the system refuses it more memory: free some and make a new engine, or shorten the prompt"
         )
-        self._fail(answer.request, error)
+        self._fail(answer.answers, error)
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -345,51 +326,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """See `EngineStats`."""
-        cache = self.cache.stats()
-        return EngineStats(
-            rows_running=self.scheduler.rows_running,
-            rows_waiting=self.scheduler.rows_waiting,
-            max_rows=self.config.max_rows,
-            block_size=self.cache.block_size,
-            total_blocks=cache.total_blocks,
-            free_blocks=cache.free_blocks,
-            used_blocks=cache.used_blocks,
-            shared_blocks=cache.shared_blocks,
-            cached_blocks=cache.cached_blocks,
-            fragmentation=cache.fragmentation,
-            single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
-            kv_bytes=self.arena.nbytes,
-            kv_bytes_limit=self.cache.limit * self.cache.block_size * self.info.kv_bytes_per_token,
-            kv_bytes_in_use=self.kv_bytes_in_use,
-            steps=self.scheduler.steps,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            requests_finished=self._finished,
-            cached_tokens=self.scheduler.cached_tokens,
-            preemptions=self.scheduler.preemptions,
-            queued=self._queued.summary(),
-            time_to_first_token=self._first_token.summary(),
-            inter_token=self._inter_token.summary(),
-            tokens_per_second=self._generated_tokens / self._busy_seconds if self._busy_seconds else 0.0,
-            plan_seconds=self._plan_seconds,
-            build_seconds=self.runner.build_seconds,
-            wait_seconds=self.runner.wait_seconds,
-            commit_seconds=self._commit_seconds,
-            attention_backend=self.backend.describe(),
-            active_memory=mx.get_active_memory(),
-            peak_memory=mx.get_peak_memory(),
-            timeline=self._timeline.moments(),
-            block_map=self.cache.allocator(0).block_map(),
-            sequences=tuple(map(self._sequence_line, self.scheduler.jobs)),
-        )
-
-    def _sequence_line(self, job: Job) -> str:
-        """A job for people: its state, its tokens, its blocks."""
-        where = f", blocks {self.cache.describe(job.id)}" if job.running else ""
-        most = job.most_tokens
-        counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
-        again = f", preempted {job.preemptions} times" if job.preemptions else ""
-        return f"{job.state.value}: {counts}{again}{where}"
+        return engine_stats(self)
 
 
 def _vocab_size(loaded: LoadedModel) -> int:
@@ -398,19 +335,7 @@ def _vocab_size(loaded: LoadedModel) -> int:
     return int(logits.shape[-1])
 
 
-def _arena_blocks(config: EngineConfig, loaded: LoadedModel, groups: tuple[LayerGroup, ...], vocab_size: int) -> int:
-    """Blocks of the arena: what was asked for, else the modest default of `kv.sizing`."""
-    per_token, rows = bytes_per_token(groups), config.max_rows
-    memory = config.kv_bytes
-    if memory is None:
-        reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
-        memory = default_kv_bytes(per_token, loaded.context_length, rows, working_set_bytes(), reserved)
-    tokens = memory // per_token
-    blocks = tokens // config.block_size
-    if blocks < 1:
-        least = format_bytes(per_token * config.block_size)
-        raise InvalidRequest(
-            f"a KV memory of {format_bytes(tokens * per_token)} holds no block of {config.block_size} tokens: "
-            f"give it at least {least}"
-        )
-    return blocks
+def _default_kv_bytes(rows: int, loaded: LoadedModel, groups: Sequence[LayerGroup], vocab_size: int) -> int:
+    """The modest default of `kv.sizing`, on this machine."""
+    reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+    return default_kv_bytes(bytes_per_token(groups), loaded.context_length, rows, working_set_bytes(), reserved)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from cortexmlx.errors import CortexError
-from cortexmlx.request import Completion, FinishReason, RequestState, TokenEvent
+from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
 
 log = logging.getLogger("cortexmlx")
 
@@ -26,8 +26,8 @@ class RequestHandle:
 
     def __init__(
         self,
-        request: int,
-        cancel: Callable[[int], None],
+        request: RequestId,
+        cancel: Callable[[RequestId], None],
         listener: Callable[[TokenEvent], None] | None = None,
         owner: object = None,
     ) -> None:

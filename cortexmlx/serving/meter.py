@@ -1,8 +1,10 @@
-"""Latencies of the recent past, and how an engine was filled over time: pure Python, cheap to add to."""
+"""What an engine measures of itself: latencies of the recent past, times, and how it was filled. Pure Python, cheap."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from types import TracebackType
 
 from cortexmlx.stats import Latency, Moment
 
@@ -64,3 +66,41 @@ class Timeline:
     def moments(self) -> tuple[Moment, ...]:
         """All that are kept, oldest first."""
         return tuple(self._moments)
+
+
+class Stopwatch:
+    """Sums the `seconds` that are spent in its `with` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds += time.perf_counter() - self._started
+
+
+class Measurements:
+    """Counters, times and latencies since the engine `began`, on the performance counter."""
+
+    def __init__(self) -> None:
+        self.requests_finished = self.prompt_tokens = self.generated_tokens = 0
+        self.busy, self.planning, self.committing = Stopwatch(), Stopwatch(), Stopwatch()
+        self.queued, self.first_token, self.inter_token = Meter(), Meter(), Meter()
+        self.began = time.perf_counter()
+        self.timeline = Timeline()
+
+    def token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
+        """A token came `now`, in answer to a request that was `submitted` and `started` to be computed by then; the one
+        `before` it (None: it is the first). All on the performance counter.
+        """
+        self.generated_tokens += 1
+        if before is not None:
+            self.inter_token.add(now - before)
+            return
+        self.queued.add((started or now) - submitted)
+        self.first_token.add(now - submitted)

@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 import weakref
@@ -15,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError, EngineClosed
-from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.threads import Task, forked, require_mlx_threads
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.answers import NewRequest
     from cortexmlx.serving.config import EngineConfig
     from cortexmlx.serving.core import EngineCore
 
@@ -40,16 +38,12 @@ _AHEAD = 64
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that was checked and is not queued yet. `submitted` is when it came, on the performance counter;
-    `listener`, `client` and `patient` are those of `Engine.submit`; `owner` is kept alive until the request has ended.
+    """A request that has no handle yet. `listener` is that of `Engine.submit`; `owner` is kept alive until the request
+    has ended.
     """
 
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    submitted: float
+    request: QueuedRequest
     listener: Callable[[TokenEvent], None] | None = None
-    client: str | None = None
-    patient: bool = False
     owner: object = None
 
 
@@ -70,7 +64,7 @@ class Worker:
         self._stopping = self._closing = False
         self._forked = False
         self._requests = 0
-        self._handles: weakref.WeakValueDictionary[int, RequestHandle] = weakref.WeakValueDictionary()
+        self._handles: weakref.WeakValueDictionary[RequestId, RequestHandle] = weakref.WeakValueDictionary()
         self._task = Task(self._run)
 
     def start(self) -> None:
@@ -104,23 +98,19 @@ class Worker:
             raise
 
     def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
-        from cortexmlx.serving.answers import NewRequest
-
         with self._lock:
             self.check_open()
-            requests = []
-            for new in submissions:
+            queued = []
+            for submission in submissions:
                 self._requests += 1
-                handle = RequestHandle(self._requests, self.cancel, new.listener, new.owner)
-                self._handles[handle.id] = handle
+                number = RequestId(self._requests)
+                handle = RequestHandle(number, self.cancel, submission.listener, submission.owner)
+                self._handles[number] = handle
                 handles.append(handle)
-                seed = secrets.randbits(62) if new.params.seed is None else new.params.seed
-                requests.append(
-                    NewRequest(handle.id, new.prompt, new.params, seed, new.submitted, handle, new.client, new.patient)
-                )
-            self._calls.put(lambda core: self._add(core, requests, counted))
+                queued.append((submission.request, handle))
+            self._calls.put(lambda core: self._add(core, queued, counted))
 
-    def cancel(self, request: int) -> None:
+    def cancel(self, request: RequestId) -> None:
         self._calls.put(lambda core: core.cancel(request))
 
     def ask(self, question: Callable[[EngineCore], Any]) -> Any:
@@ -246,17 +236,17 @@ class Worker:
             call(self.core)
         return True
 
-    def _add(self, core: EngineCore, requests: Iterable[NewRequest], counted: bool) -> None:
+    def _add(self, core: EngineCore, queued: Iterable[tuple[QueuedRequest, RequestHandle]], counted: bool) -> None:
         if counted:
             self._permits.put(None)
-        for request in requests:
-            if request.handle.ended:
+        for request, handle in queued:
+            if handle.ended:
                 continue
             try:
-                core.add(request)
+                core.add(request, handle)
             except Exception as error:
-                log.exception("request %d could not be queued", request.id)
-                request.handle.fail(_as_cortex_error("the request could not be queued", error))
+                log.exception("request %d could not be queued", handle.id)
+                handle.fail(_as_cortex_error("the request could not be queued", error))
 
     def _step(self) -> None:
         began = time.perf_counter()

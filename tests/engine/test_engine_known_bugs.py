@@ -55,7 +55,7 @@ def test_indices_are_int32_from_plan_to_arena(tiny: Any) -> None:
     plan = driver.core.scheduler.plan(0)
     assert plan is not None and plan.groups is not None and plan.tokens is not None
     group, write = plan.groups[0], plan.writes[0]
-    arrays = (plan.tokens, plan.positions, plan.places, plan.logit_rows, group.tables, group.lengths)
+    arrays = (plan.tokens, plan.positions, plan.token_index, plan.logit_rows, group.tables, group.lengths)
     assert {a.dtype for a in (*arrays, write.slots, write.zeros)} == {np.dtype(np.int32)}
 
 

@@ -19,12 +19,12 @@ PROMPT = tokens_of(30, seed=1)
 
 def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 8) -> Any:
     """A request of a client, straight into the scheduler's queue."""
-    from cortexmlx.serving.answers import NewRequest
+    from cortexmlx.request import QueuedRequest
     from cortexmlx.serving.handle import RequestHandle
 
     handle = RequestHandle(1000 + len(driver.core._requests), driver.core.cancel)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    driver.core.add(NewRequest(handle.id, tuple(prompt), params, 0, time.perf_counter(), handle, client))
+    driver.core.add(QueuedRequest(tuple(prompt), params, 0, time.perf_counter(), client), handle)
     return handle
 
 

@@ -13,6 +13,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.core_driver import Driver, assert_nothing_lost
+from support.requests import add
 from support.shadow import Shadow, Story
 from support.tiny import tokens_of
 
@@ -40,7 +41,7 @@ class Crowd:
     def add(self, prompt: list[int], tokens: int, priority: int = 0, **sampling: Any) -> Job:
         self.now += 0.01
         params = SamplingParams(max_tokens=tokens, priority=priority, **sampling)
-        job = self.scheduler.add(len(self.jobs), prompt, params, len(self.jobs), frozenset())
+        job = add(self.scheduler, len(self.jobs), prompt, params, len(self.jobs))
         self.shadow.stories[job.id] = Story(job, VOCAB)
         self.jobs.append(job)
         return job
@@ -80,9 +81,9 @@ def test_no_token_of_a_row_that_looks_back_is_chosen_twice() -> None:
 
     def noting(in_flight: int) -> StepPlan | None:
         step = plan(in_flight)
-        for segment, place in zip(step.sampled, step.places, strict=True) if step is not None else ():
+        for segment, place in zip(step.logit_segments, step.places, strict=True) if step is not None else ():
             if segment.live:
-                places[segment.request].append(int(place))
+                places[segment.job].append(int(place))
         return step
 
     crowd.scheduler.plan = noting  # type: ignore[method-assign]
@@ -128,7 +129,7 @@ def test_everybody_is_admitted_in_order_when_all_are_alike() -> None:
     begun: list[int] = []
     while not crowd.scheduler.idle:
         crowd.step()
-        begun += [j.id for j in crowd.jobs if j.computed and j.id not in begun]
+        begun += [j.id for j in crowd.jobs if j.num_computed_tokens and j.id not in begun]
     assert begun == sorted(begun) and len(begun) == 30
 
 
@@ -138,7 +139,7 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
     prompts = [tokens_of(40, seed=1), tokens_of(40, seed=2)]
     handles = [driver.add(prompts[0], 50), driver.add(prompts[1], 60)]
     resumed: list[tuple[int, int]] = []
-    begin = driver.core.scheduler._rows.begin
+    begin = driver.core.scheduler._running.begin
 
     def watching(job: Job, match: Any) -> Any:
         copies = begin(job, match)
@@ -146,7 +147,7 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
             resumed.append((driver.core.cache.length(job.id), len(job.tokens)))
         return copies
 
-    driver.core.scheduler._rows.begin = watching  # type: ignore[method-assign]
+    driver.core.scheduler._running.begin = watching  # type: ignore[method-assign]
     driver.finish()
     for prompt, handle, count in zip(prompts, handles, (50, 60), strict=True):
         assert list(driver.result(handle).token_ids) == theirs("llama", prompt, count)

@@ -58,7 +58,7 @@ class Poison:
             arena.fill(group, stale, float("nan"))
             self.slots += len(stale)
             writes = [] if plan.flush is None else [plan.flush.writes[group]]
-            if plan.kind is StepKind.DRAINED:
+            if plan.kind is StepKind.MIXED:
                 writes.append(plan.writes[group])
             for write in writes:
                 slots = np.concatenate([write.slots, write.zeros])

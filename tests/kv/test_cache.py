@@ -15,6 +15,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.blocks import capacity
 
 
 def groups(count: int) -> tuple[LayerGroup, ...]:
@@ -35,7 +36,7 @@ class CacheMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 8]),
     )
     def begin(self, count: int, blocks: int, more: int, block_size: int) -> None:
-        self.cache = KVCache(groups(count), blocks, block_size, limit=blocks + more)
+        self.cache = KVCache(groups(count), blocks, block_size, max_blocks=blocks + more)
         self.slots = [np.full(blocks * block_size, -1) for _ in range(count)]
         self.tokens: dict[int, list[int]] = {}
         self.room: dict[int, int] = {}
@@ -63,17 +64,17 @@ class CacheMachine(RuleBasedStateMachine):
     def allocate(self, tokens: int, headroom: int) -> int:
         self.born += 1
         need = -(-tokens // self.cache.block_size)
-        fits = need <= self.cache.limit - len(self.owned())
+        fits = need <= self.cache.max_blocks - len(self.owned())
         before = self.books()
         try:
             assert self.cache.allocate_for(self.born, tokens, headroom) == ()
             assert fits
             self.tokens[self.born] = []
             self.resize()
-            capacity = self.cache.capacity(self.born)
-            assert need * self.cache.block_size <= capacity < tokens + headroom + self.cache.block_size
-            whole = self.cache.run(self.born, 0, capacity)
-            assert capacity == need * self.cache.block_size or whole is not None, "headroom never splits a run"
+            held = capacity(self.cache, self.born)
+            assert need * self.cache.block_size <= held < tokens + headroom + self.cache.block_size
+            whole = self.cache.run(self.born, 0, held)
+            assert held == need * self.cache.block_size or whole is not None, "headroom never splits a run"
         except KVCacheFull as error:
             assert not fits and str(need) in str(error)
             assert self.books() == before
@@ -87,7 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         length = len(self.tokens[seq])
         need = self.cache.blocks_for(length + more) - len(self.cache.block_table(seq, 0))
-        fits = need <= self.cache.limit - len(self.owned())
+        fits = need <= self.cache.max_blocks - len(self.owned())
         before = self.books()
         try:
             self.cache.append(seq, more)
@@ -114,7 +115,7 @@ class CacheMachine(RuleBasedStateMachine):
         try:
             self.cache.reserve(seq, tokens)
             self.resize()
-            assert self.cache.capacity(seq) >= tokens
+            assert capacity(self.cache, seq) >= tokens
         except KVCacheFull:
             assert self.books() == before
 
@@ -131,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
             copies = self.cache.fork(parent, self.born, cut)
         except KVCacheFull:
             assert self.books() == before
-            assert kept % self.cache.block_size and len(self.owned()) == self.cache.limit
+            assert kept % self.cache.block_size and len(self.owned()) == self.cache.max_blocks
             return self.born
         assert len(copies) == (len(self.cache.groups) if kept % self.cache.block_size else 0)
         self.resize()
@@ -155,7 +156,7 @@ class CacheMachine(RuleBasedStateMachine):
         freed = self.cache.give_back(seq, tokens)
         assert self.cache.stats().free_blocks == free + freed
         kept = max(len(self.tokens[seq]), tokens)
-        assert self.cache.capacity(seq) <= self.cache.blocks_for(kept) * self.cache.block_size
+        assert capacity(self.cache, seq) <= self.cache.blocks_for(kept) * self.cache.block_size
 
     @rule()
     def compact(self) -> None:
@@ -229,7 +230,7 @@ def test_a_second_group_that_is_full_leaves_the_first_as_it_was() -> None:
     cache.allocate_for(2, 8)
     with pytest.raises(KVCacheFull):
         cache.append(2, 9)
-    assert (cache.length(2), cache.capacity(2)) == (0, 8)
+    assert (cache.length(2), capacity(cache, 2)) == (0, 8)
     with pytest.raises(ValueError, match="sequence 2 already has blocks"):
         cache.allocate_for(2, 8)
 
@@ -252,7 +253,7 @@ def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
     cache.allocate_for(seq, len(tokens))
     cache.append(seq, len(tokens))
     cache.register(seq, tokens, len(tokens), keys)
-    cache.retire(seq, tokens, len(tokens), keys)
+    cache.release_blocks(seq, tokens, len(tokens), keys)
 
 
 def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_would_have_made_its_own() -> None:
@@ -278,7 +279,7 @@ def broken(cache: KVCache, how: str) -> None:
     elif how == "a cached block that is free":
         cache.allocator(0).free(KVHandle(entry.blocks[0], 1))
     elif how == "a used block that may be evicted":
-        cache._pools[0].counts[entry.blocks[0]] += 1
+        cache._pools[0].ref_counts[entry.blocks[0]] += 1
     elif how == "other tokens under a key":
         entry.tokens = (9, *entry.tokens[1:])
     elif how == "a block of two entries":

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import BlockCopy
 
 Salt = str | None
 Text = tuple[int, ...]
@@ -43,7 +44,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def begin(self, groups: int, blocks: int, more: int, block_size: int, hashing: str) -> None:
         specs = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(groups)]
         self.cache = KVCache(
-            specs, blocks, block_size, limit=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
+            specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
         )
         self.size = block_size
         self.arena: list[dict[int, Content]] = [{} for _ in range(groups)]
@@ -101,7 +102,7 @@ class PrefixMachine(RuleBasedStateMachine):
         seq = self.pick(data)
         text = self.texts.pop(seq)
         if keep:
-            self.cache.retire(seq, text, len(text), self.keys(text, self.salts[seq]))
+            self.cache.release_blocks(seq, text, len(text), self.keys(text, self.salts[seq]))
             self.known.add(tuple(text))
         else:
             self.cache.free(seq)
@@ -249,6 +250,6 @@ def test_a_salt_that_nobody_uses_any_more_leaves_nothing_behind() -> None:
         cache.allocate_for(client, 3, match=match)
         cache.append(client, 3)
         del match
-        cache.retire(client, tokens, 3, cache.prefix.keys(tokens, salt))
+        cache.release_blocks(client, tokens, 3, cache.prefix.keys(tokens, salt))
         cache.check_invariants()
     assert len(cache.prefix._roots) <= 1 + 8

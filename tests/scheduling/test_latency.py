@@ -11,10 +11,11 @@ from hypothesis import given
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import SamplingParams
-from cortexmlx.scheduling.job import PATIENCE, SECONDS_PER_PRIORITY, Job
+from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Job
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
@@ -37,9 +38,9 @@ class Clockwork:
         self.plans: list[tuple[StepPlan, float]] = []
         self.first: dict[int, float] = {}
 
-    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0, patient: bool = False) -> Job:
+    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0, background: bool = False) -> Job:
         params = SamplingParams(max_tokens=tokens, priority=priority)
-        return self.scheduler.add(request, [1] * prompt, params, 0, frozenset(), patient=patient)
+        return add(self.scheduler, request, [1] * prompt, params, background=background)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -48,7 +49,7 @@ class Clockwork:
             seconds = self.cost * len(plan.positions)
             self.now += seconds
             self.plans.append((plan, seconds))
-            for news in self.scheduler.commit(plan, [5] * len(plan.sampled), seconds):
+            for news in self.scheduler.commit(plan, [5] * len(plan.logit_segments), seconds):
                 self.first.setdefault(news.job.id, self.now)
 
     def until_first(self, request: int) -> float:
@@ -109,8 +110,8 @@ def test_a_step_never_computes_more_prompt_tokens_than_its_budget(budget: int, r
     while 99 not in clock.first:
         clock.step()
         plan = clock.plans[-1][0]
-        prompt = sum(s.count for s in plan.segments if s.request == 99)
-        assert 1 <= prompt <= budget or plan.kind is not StepKind.DRAINED
+        prompt = sum(s.count for s in plan.segments if s.job == 99)
+        assert 1 <= prompt <= budget or plan.kind is not StepKind.MIXED
 
 
 def test_nobody_decodes_so_the_whole_budget_is_used() -> None:
@@ -175,22 +176,22 @@ def test_the_cost_model_stays_within_its_bounds(steps: list[tuple[int, float]], 
         assert min(rates) * 0.999 <= model.seconds_per_token <= max(rates) * 1.001
 
 
-def test_of_patient_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:
+def test_of_background_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:
     works = Clockwork(cost=0.001, max_rows=1, target=None)
     works.add(0, 10, tokens=2)
     for request, tokens in enumerate((5, 300, 40), start=1):
-        works.add(request, 10, tokens=tokens, patient=True)
-    works.now += PATIENCE / 2 - 1
+        works.add(request, 10, tokens=tokens, background=True)
+    works.now += BACKGROUND_DELAY / 2 - 1
     works.add(4, 10, tokens=10_000)
     assert sorted(range(5), key=works.until_first) == [0, 4, 2, 3, 1]
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
-def test_patience_has_an_end(one: int, other: int) -> None:
+def test_the_delay_of_background_requests_has_an_end(one: int, other: int) -> None:
     works = Clockwork(cost=0.001)
-    early = works.add(0, 1, tokens=one, patient=True)
-    works.now += PATIENCE
+    early = works.add(0, 1, tokens=one, background=True)
+    works.now += BACKGROUND_DELAY
     late = works.add(1, 1, tokens=other)
     assert early.order < late.order
-    works.now -= PATIENCE / 2 + 1e-6
+    works.now -= BACKGROUND_DELAY / 2 + 1e-6
     assert works.add(2, 1, tokens=other).order < early.order

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
-from cortexmlx.scheduling.job import Job
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.lines import Lines
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 CROWD = 2500
@@ -23,17 +24,22 @@ ANSWER = SamplingParams(max_tokens=40, ignore_eos=True)
 
 def job_of(number: int, client: str | None, priority: int = 0) -> Job:
     params = SamplingParams(priority=priority)
-    return Job(number, 1, [1], params, 0, frozenset(), 10, float(number), number, [], client=client)
+    request = QueuedRequest((1,), params, client=client)
+    return Job(JobId(number), request, frozenset(), 10, arrival=float(number), number=number, keys=[])
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), churn=st.booleans())
 def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn: bool) -> None:
-    lines, model = Lines(), list[Job]()
+    lines, model, gone = Lines(), list[Job](), list[Job]()
     for number in range(data.draw(st.integers(0, 120))):
         if model and data.draw(st.integers(0, 3 if churn else 9)) < 2:
             job = model.pop(data.draw(st.integers(0, len(model) - 1)))
             lines.remove(job)
+            gone.append(job)
+        elif gone and data.draw(st.booleans()):  # preempted: it is back, as early as before
+            lines.add(job := gone.pop())
+            model.append(job)
         else:
             job = job_of(number, data.draw(st.sampled_from([None, "a", "b", "c"])), data.draw(st.integers(-2, 2)))
             lines.add(job)
@@ -60,13 +66,13 @@ class Desk:
 
     def ask(self, prompt: list[int], client: str | None = None, fork_of: Job | None = None) -> Job:
         self.asked += 1
-        return self.scheduler.add(self.asked, prompt, ANSWER, 0, frozenset(), fork_of=fork_of, client=client)
+        return add(self.scheduler, self.asked, prompt, ANSWER, fork_of=fork_of, client=client)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             plan = self.scheduler.plan(0)
             if plan is not None:
-                self.scheduler.commit(plan, [5] * len(plan.sampled))
+                self.scheduler.commit(plan, [5] * len(plan.logit_segments))
 
     def cancel(self, job: Job) -> None:
         self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
@@ -109,8 +115,8 @@ def test_a_step_looks_at_few_however_many_wait(crowd: Callable[[Desk], None], mo
     desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
     crowd(desk)
     looks: list[Job] = []
-    match = desk.scheduler._rows.match
-    monkeypatch.setattr(desk.scheduler._rows, "match", lambda job: (looks.append(job), match(job))[1])
+    match = desk.scheduler._running.match
+    monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
     for _ in range(12):
         looks.clear()
         desk.step()

@@ -15,6 +15,7 @@ from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.requests import add
 from support.shadow import Shadow, Story
 
 VOCAB = 11
@@ -25,7 +26,7 @@ class Stage:
 
     def __init__(self, blocks: int, block_size: int = 4, limit: int | None = None, **settings: Any) -> None:
         group = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-        self.cache = KVCache([group], blocks, block_size, limit=limit, prefix=PrefixCache(block_size))
+        self.cache = KVCache([group], blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size))
         defaults = {"max_rows": 4, "prefill_budget": 64, "context_length": 1000, "headroom": 0}
         self.scheduler = Scheduler(self.cache, **(defaults | settings))
         self.shadow = Shadow(self.scheduler, VOCAB)
@@ -33,7 +34,7 @@ class Stage:
     def ask(self, prompt: Sequence[int], max_tokens: int | None = 30, fork_of: Job | None = None) -> Job:
         number = len(self.shadow.stories)
         params = SamplingParams(max_tokens=max_tokens)
-        job = self.scheduler.add(number, prompt, params, number, frozenset(), fork_of=fork_of)
+        job = add(self.scheduler, number, prompt, params, number, fork_of=fork_of)
         self.shadow.stories[job.id] = Story(job, VOCAB)
         return job
 
@@ -60,7 +61,7 @@ def test_one_request_is_one_prefill_step_and_then_windows_of_decode_steps() -> N
         if stage.shadow.in_flight and (plan is None or len(stage.shadow.in_flight) > 1):
             stage.shadow.commit()
     kinds = [p.kind for p in plans]
-    assert kinds == [StepKind.DRAINED, *[StepKind.DECODE] * 39, StepKind.FLUSH]
+    assert kinds == [StepKind.MIXED, *[StepKind.DECODE] * 39, StepKind.FLUSH]
     assert [p.column for p in plans[1:-1]] == [i % TAIL_COLUMNS for i in range(39)]
     assert [p.flush is not None for p in plans[1:-1]] == [i % TAIL_COLUMNS == 0 and i > 0 for i in range(39)]
     assert [p.tokens is None for p in plans[1:-1]] == [i % TAIL_COLUMNS != 0 or i == 0 for i in range(39)]
@@ -71,7 +72,7 @@ def test_the_token_just_sampled_is_not_counted_as_stored() -> None:
     stage = Stage(blocks=10)
     job = stage.ask([1, 2, 3, 4], 5)
     stage.steps(2)
-    assert job.generated == 1 and stage.cache.length(job.id) == job.computed
+    assert job.generated == 1 and stage.cache.length(job.id) == job.num_computed_tokens
     first, second = stage.shadow.in_flight[0][0].segments[0], job.prompt_length
     assert first.first == second, "the first generated token stands right behind the prompt"
     stage.finish()
@@ -167,7 +168,7 @@ def prompt_tokens_computed(stage: Stage) -> list[int]:
     while not stage.scheduler.idle:
         if (plan := stage.shadow.plan()) is not None:
             stories = stage.shadow.stories
-            counts.append(sum(s.count for s in plan.segments if s.first < stories[s.request].job.prompt_length))
+            counts.append(sum(s.count for s in plan.segments if s.first < stories[s.job].job.prompt_length))
         if stage.shadow.in_flight:
             stage.shadow.commit()
     return counts
@@ -203,5 +204,5 @@ def test_who_waits_begins_as_soon_as_the_shared_part_is_stored() -> None:
     stage = Stage(blocks=400, block_size=8, prefill_budget=64)
     long, short = stage.ask([1] * 64 + [2] * 900), stage.ask([1] * 64 + [3] * 9)
     stage.steps(3)
-    assert short.running and long.state is RequestState.PREFILLING and short.computed >= 64
+    assert short.running and long.state is RequestState.PREFILLING and short.num_computed_tokens >= 64
     stage.finish()

@@ -15,6 +15,7 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.requests import add
 from support.shadow import Shadow, Story
 
 VOCAB = 5
@@ -70,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             groups(count),
             first,
             block_size,
-            limit=first + more,
+            max_blocks=first + more,
             prefix=PrefixCache(block_size),
             may_resize=lambda blocks: blocks <= self.allowed,
         )
@@ -100,13 +101,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: bool,
         parent: Job | None,
         client: str | None,
-        patient: bool,
+        background: bool,
     ) -> Job:
         self.requests += 1
         self.now += 1
         stop_ids = frozenset([VOCAB - 1]) if stop else frozenset()
-        job = self.scheduler.add(
-            self.requests, prompt, params, seed, stop_ids, fork_of=parent, client=client, patient=patient
+        job = add(
+            self.scheduler,
+            self.requests,
+            prompt,
+            params,
+            seed,
+            stop_ids,
+            fork_of=parent,
+            client=client,
+            background=background,
         )
         self.shadow.stories[job.id] = Story(job, VOCAB)
         self.open.append(job)
@@ -125,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         history=st.booleans(),
         priority=st.integers(-1, 1),
         client=st.sampled_from([None, None, "one", "other"]),
-        patient=st.booleans(),
+        background=st.booleans(),
         waiting=st.sampled_from([0.0, 0.0, 25.0]),
     )
     def ask(
@@ -141,7 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         history: bool,
         priority: int,
         client: str | None,
-        patient: bool,
+        background: bool,
         waiting: float,
     ) -> object:
         self.now += waiting
@@ -150,9 +159,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         params = SamplingParams(
             max_tokens=max_tokens, presence_penalty=0.5 if history else 0.0, priority=priority, n=answers
         )
-        first = self.submit(prompt, params, seed, stop, None, client, patient)
+        first = self.submit(prompt, params, seed, stop, None, client, background)
         seeds = [seed if equal else seed + i for i in range(1, answers)]
-        others = [self.submit(prompt, params, other, stop, first, client, patient) for other in seeds]
+        others = [self.submit(prompt, params, other, stop, first, client, background) for other in seeds]
         return multiple(first, *others)
 
     @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
@@ -160,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A fork of whatever has become of the first answer meanwhile."""
         assume(job.prompt_length <= self.scheduler.cache.capacity_tokens)
         prompt = job.tokens[: job.prompt_length]
-        return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.patient)
+        return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.request.background)
 
     @rule(
         target=jobs,
@@ -200,9 +209,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
             computing = [job for job in self.open if job.state is RequestState.PREFILLING]
             held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
-            limit = self.scheduler.cache.limit
+            limit = self.scheduler.cache.max_blocks
             self.shadow.step()
-            if self.scheduler.cache.limit == limit:  # shorter answers change who has its share
+            if self.scheduler.cache.max_blocks == limit:  # shorter answers change who has its share
                 self.nobody_jumped_the_queue(waiting, computing, held)
 
     def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
@@ -224,9 +233,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         return min(common // size * size, len(job.tokens) - 1)
 
     def share_is_taken(self, job: Job) -> bool:
-        held = sum(j.most_tokens for j in self.open if j.running and j.client == job.client)
+        held = sum(j.max_total_tokens for j in self.open if j.running and j.client == job.client)
         bounded = job.client is not None and self.client_tokens is not None
-        return bounded and held > 0 and held + job.most_tokens > self.client_tokens
+        return bounded and held > 0 and held + job.max_total_tokens > self.client_tokens
 
     def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], computing: list[Job], held: set[Job]) -> None:
         """Who begins comes before all who wait on, but for those who let others pass. As the order is that of arrival
@@ -257,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_system_refuses(self, share: float) -> None:
         """More than the arena has, or all but a part of what it may still grow by."""
         cache = self.scheduler.cache
-        self.allowed = cache.blocks + int(share * (cache.limit - cache.blocks))
+        self.allowed = cache.blocks + int(share * (cache.max_blocks - cache.blocks))
 
     @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
     @rule()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EngineClosed
-from cortexmlx.request import SamplingParams
+from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.worker import Submission, Worker
@@ -31,7 +31,7 @@ class FakeCore:
         self.cancelled: list[int] = []
         self.enough = threading.Event()
 
-    def add(self, request: Any) -> None:
+    def add(self, request: Any, handle: Any) -> None:
         self.idle = False
 
     def cancel(self, request: int) -> None:
@@ -63,7 +63,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 def submit(worker: Worker) -> RequestHandle:
     handles: list[RequestHandle] = []
-    worker.submit([Submission((1,), SamplingParams(), time.perf_counter())], handles)
+    worker.submit([Submission(QueuedRequest((1,), SamplingParams()))], handles)
     return handles[0]
 
 

@@ -90,7 +90,7 @@ class FakeEngine:
         return EngineStats(**values)
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, patient: bool = False
+        self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, background: bool = False
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
         self._start([self._checked(prompt, params, on_event)], handles)

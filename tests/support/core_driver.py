@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.request import Completion, QueuedRequest, SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.core import EngineCore, NewRequest
+from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle
 
 
@@ -39,7 +39,7 @@ class Driver:
         handle = RequestHandle(self._requests, self.core.cancel)
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
-        self.core.add(NewRequest(handle.id, tuple(prompt), asked, seed, time.perf_counter(), handle, client))
+        self.core.add(QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client), handle)
         return handle
 
     def step(self, count: int = 1) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cortexmlx.kv.cache import BlockCopy, KVCache
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.kv.step import GroupStep
+from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -59,8 +59,8 @@ class Story:
 
     def answer(self) -> list[int]:
         """The tokens of the whole answer."""
-        self.up_to(self.job.prompt_length + self.job.limit)
-        answer = self.tokens[self.job.prompt_length :][: self.job.limit]
+        self.up_to(self.job.prompt_length + self.job.max_new_tokens)
+        answer = self.tokens[self.job.prompt_length :][: self.job.max_new_tokens]
         stops = [i for i, t in enumerate(answer) if t in self.job.stop_ids]
         return answer[: stops[0] + 1] if stops else answer
 
@@ -143,7 +143,7 @@ class Shadow:
         tokens = self._inputs(plan)
         counts = [s.count for s in plan.segments]
         assert counts == sorted(counts, key=lambda c: c > 1), "single tokens come first"
-        if plan.kind is StepKind.DRAINED:
+        if plan.kind is StepKind.MIXED:
             self._prefill(plan, tokens)
         else:
             self._decode(plan, tokens)
@@ -162,14 +162,14 @@ class Shadow:
             for position in range(segment.first, segment.first + segment.count):
                 if segment.live:
                     assert plan.positions[flat] == position
-                    wanted = self.stories[segment.request].token(position)
-                    assert tokens[flat] == wanted, f"job {segment.request} is fed a wrong token at {position}"
+                    wanted = self.stories[segment.job].token(position)
+                    assert tokens[flat] == wanted, f"job {segment.job} is fed a wrong token at {position}"
                 flat += 1
         return tokens
 
     def _prefill(self, plan: StepPlan, tokens: list[int]) -> None:
         numbers = np.array(
-            [self.stories[s.request].number(s.first + i) for s in plan.segments for i in range(s.count)], np.int64
+            [self.stories[s.job].number(s.first + i) for s in plan.segments for i in range(s.count)], np.int64
         )
         assert len(plan.writes) == len(self._groups)
         for group, write in enumerate(plan.writes):
@@ -178,7 +178,7 @@ class Shadow:
             singles = [s for s in plan.segments if s.count == 1]
             for row, segment in enumerate(singles):
                 assert part.lengths[row] == segment.first + 1
-                self._read_row(group, part, row, segment.request)
+                self._read_row(group, part, row, segment.job)
             several = [s for s in plan.segments if s.count > 1]
             flat = len(singles)
             for segment, piece in zip(several, part.pieces, strict=True):
@@ -192,7 +192,7 @@ class Shadow:
                     assert end <= piece.run.count * size
                     slots = np.arange(piece.run.start * size, piece.run.start * size + end)
                 assert slots is not None
-                self._expect(group, slots, segment.request, end)
+                self._expect(group, slots, segment.job, end)
 
     def _decode(self, plan: StepPlan, tokens: list[int]) -> None:
         if plan.column == 0:
@@ -206,14 +206,14 @@ class Shadow:
             for group, part in enumerate(self._groups):
                 if not segment.live:
                     continue
-                story = self.stories[segment.request]
+                story = self.stories[segment.job]
                 self._tail[group][row, plan.column] = story.number(segment.first)
                 base = int(part.lengths[row])
                 assert segment.first == base + plan.column
-                self._read_row(group, part, row, segment.request)
+                self._read_row(group, part, row, segment.job)
                 found = self._tail[group][row, : plan.column + 1].tolist()
                 wanted = [story.number(p) for p in range(base, segment.first + 1)]
-                assert found == wanted, f"the tail of job {segment.request} is not its own"
+                assert found == wanted, f"the tail of job {segment.job} is not its own"
 
     def _read_row(self, group: int, part: GroupStep, row: int, request: int) -> None:
         """Whole blocks are read, so that nothing in them may be junk."""
@@ -235,18 +235,18 @@ class Shadow:
         assert found == story.numbers[:length], f"job {request} reads slots that are not its own, in group {group}"
 
     def _sample(self, plan: StepPlan) -> list[int]:
-        assert len(plan.places) == len(plan.sampled)
+        assert len(plan.token_index) == len(plan.logit_segments)
         results = []
-        for segment, place in zip(plan.sampled, plan.places.tolist(), strict=True):
+        for segment, place in zip(plan.logit_segments, plan.token_index.tolist(), strict=True):
             if not segment.live:
                 results.append(0)
                 continue
-            job = self.stories[segment.request].job
+            job = self.stories[segment.job].job
             after = segment.first + segment.count
             assert place == after - job.prompt_length, "the token index must not depend on the schedule"
             if job.needs_history and plan.groups is not None:
                 assert place == job.generated, "the sampler begins without tokens that are in flight"
-            results.append(self.stories[segment.request].token(after))
+            results.append(self.stories[segment.job].token(after))
         return results
 
     # -- the arena ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""Decode windows: a fixed set of rows, and up to TAIL_COLUMNS steps of one token each, whose keys and values live in
+the tail until they are flushed to the arena. No mlx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.scheduling.job import Job, Lane
+from cortexmlx.scheduling.placement import flush_of
+from cortexmlx.scheduling.plan import Flush
+from cortexmlx.scheduling.running import RunningSet
+
+
+class DecodeWindow:
+    """The window: its `lanes`, and the next `column` of the tail, 0 if it is not open.
+
+    A job that ends well while its newest tokens are in the tail is *awaiting the flush*: it has lost its row, but keeps
+    its blocks until those tokens are there, for others to begin with.
+    """
+
+    def __init__(self, cache: KVCache, running: RunningSet) -> None:
+        self.lanes: tuple[Lane, ...] = ()
+        self.column = 0
+        self._cache = cache
+        self._running = running
+        self._awaiting_flush: list[Lane] = []
+
+    @property
+    def awaiting_flush(self) -> list[Job]:
+        """Who has ended and waits for the flush."""
+        return [lane.job for lane in self._awaiting_flush]
+
+    @property
+    def todo(self) -> dict[int, Job]:
+        """The jobs that get a token in the next step, by lane."""
+        return {i: lane.job for i, lane in enumerate(self.lanes) if lane.live and lane.job.can_decode}
+
+    @property
+    def wants_flush(self) -> bool:
+        """No column is left, or it costs more to go on than to flush.
+
+        A dead lane is computed in vain in each of the steps that are left, and a flush empties the pipeline, which
+        costs about one step of all lanes.
+        """
+        left = TAIL_COLUMNS - self.column
+        dead = sum(not lane.live for lane in self.lanes)
+        return not left or bool(dead and dead * left >= len(self.lanes))
+
+    def open(self, make_room: Callable[[Job, int], None]) -> None:
+        """The decoding rows become the lanes of a new window; `make_room(job, tokens)` sees to room for the tokens that
+        each may get there, and may take others' rows for it.
+        """
+        for job in self._running.in_order:
+            if job.can_decode:
+                outputs = min(TAIL_COLUMNS, job.max_new_tokens - job.num_planned_outputs)
+                make_room(job, job.num_computed_tokens + outputs)
+        ready = [job for job in self._running.jobs if job.can_decode]
+        self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
+
+    def lane_of(self, job: Job) -> Lane | None:
+        """The live lane of a job, if it has one."""
+        return next((lane for lane in self.lanes if lane.job is job and lane.live), None)
+
+    def await_flush(self, lane: Lane) -> None:
+        """The job of a lane has ended well."""
+        self._awaiting_flush.append(lane)
+
+    def flush(self) -> Flush | None:
+        """End the window: where the tail's columns go, if they go anywhere.
+
+        Everything is committed, so a live lane has all its columns, and one whose job finished has those up to its last
+        committed token, which was never computed.
+        """
+        ends = {}
+        for i, lane in enumerate(self.lanes):
+            if lane.live:
+                ends[i] = lane.job.num_computed_tokens
+            elif lane in self._awaiting_flush:
+                ends[i] = min(lane.base + self.column, len(lane.job.tokens) - 1)
+        flush = flush_of(self._cache, self.lanes, self.column, ends) if ends and self.column else None
+        for i, end in ends.items():
+            self._running.store(self.lanes[i].job, end)
+        for job in self.awaiting_flush:
+            self._running.release_blocks(job)
+        self.forget()
+        return flush
+
+    def forget(self) -> None:
+        """The window and what was in the tail are gone."""
+        self.lanes, self.column = (), 0
+        self._awaiting_flush.clear()

@@ -1,0 +1,85 @@
+"""What an engine says of itself: `EngineStats` of this moment."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from cortexmlx.attention.backends import Backend
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.meter import Measurements
+from cortexmlx.stats import EngineStats, ModelInfo
+
+
+class Reported(Protocol):
+    """What of an engine's core is reported."""
+
+    config: EngineConfig
+    info: ModelInfo
+    cache: KVCache
+    arena: KVArena
+    scheduler: Scheduler
+    runner: ModelRunner
+    backend: Backend
+    measured: Measurements
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the blocks and tails that hold the tokens of running requests."""
+
+
+def engine_stats(core: Reported) -> EngineStats:
+    """Counters and gauges of a core, on the engine's thread."""
+    measured, scheduler, runner = core.measured, core.scheduler, core.runner
+    cache = core.cache.stats()
+    busy = measured.busy.seconds
+    return EngineStats(
+        rows_running=scheduler.rows_running,
+        rows_waiting=scheduler.rows_waiting,
+        max_rows=core.config.max_rows,
+        block_size=core.cache.block_size,
+        total_blocks=cache.total_blocks,
+        free_blocks=cache.free_blocks,
+        used_blocks=cache.used_blocks,
+        shared_blocks=cache.shared_blocks,
+        cached_blocks=cache.cached_blocks,
+        fragmentation=cache.fragmentation,
+        single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
+        kv_bytes=core.arena.nbytes,
+        kv_bytes_limit=core.cache.max_blocks * core.cache.block_size * core.info.kv_bytes_per_token,
+        kv_bytes_in_use=core.kv_bytes_in_use,
+        steps=scheduler.steps,
+        prompt_tokens=measured.prompt_tokens,
+        generated_tokens=measured.generated_tokens,
+        requests_finished=measured.requests_finished,
+        cached_tokens=scheduler.cached_tokens,
+        preemptions=scheduler.preemptions,
+        queued=measured.queued.summary(),
+        time_to_first_token=measured.first_token.summary(),
+        inter_token=measured.inter_token.summary(),
+        tokens_per_second=measured.generated_tokens / busy if busy else 0.0,
+        plan_seconds=measured.planning.seconds,
+        build_seconds=runner.build_seconds,
+        wait_seconds=runner.wait_seconds,
+        commit_seconds=measured.committing.seconds,
+        attention_backend=core.backend.describe(),
+        active_memory=mx.get_active_memory(),
+        peak_memory=mx.get_peak_memory(),
+        timeline=measured.timeline.moments(),
+        block_map=core.cache.allocator(0).block_map(),
+        sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
+    )
+
+
+def _line(job: Job, cache: KVCache) -> str:
+    """A job for people: its state, its tokens, its blocks."""
+    where = f", blocks {cache.describe(job.id)}" if job.running else ""
+    counts = f"{job.prompt_length} + {job.generated} of at most {job.max_total_tokens} tokens, {job.cached} cached"
+    again = f", preempted {job.preemptions} times" if job.preemptions else ""
+    return f"{job.state.value}: {counts}{again}{where}"
