@@ -216,7 +216,7 @@ class Engine:
         return seen
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the engine's books of requests and blocks disagree: for tests and when in doubt.
+        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.
         Takes a time that grows with the arena. Raises EngineClosed.
         """
         self._worker.ask(lambda core: core.check_invariants())

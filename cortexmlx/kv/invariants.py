@@ -1,4 +1,4 @@
-"""Looking into the cache's books: counts at this moment, and a check that the books agree with each other."""
+"""Looking into the cache: counts at this moment, and a check that tables, counts and allocators fit together."""
 
 from __future__ import annotations
 
