@@ -29,7 +29,7 @@ def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged
     handle = driver.add(prompt, 40)
     driver.step(26)
     job = next(iter(driver.core._answers.values())).job
-    stored = job.stored
+    stored = job.num_stored_tokens
     assert stored > len(prompt), "a window must have been flushed"
     tokens = job.tokens[:stored]
     model = judged(name)[0]

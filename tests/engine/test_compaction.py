@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def scattered(driver: Driver) -> list[list[int]]:
     cache = driver.core.cache
     for text in texts[::2]:  # touched last, so the others go first
         match = cache.match(text, cache.prefix.keys(text), 60)
-        cache.allocate_for(999, 56, match=type(match)(match.entries, None, 0))
+        cache.allocate_for(999, 56, match=replace(match, partial=None, partial_tokens=0))
         cache.free(999)
     gone = cache.prefix.unused - 4 * 7
     cache.drop_cached(gone)

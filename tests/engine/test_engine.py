@@ -270,8 +270,8 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
         add = engine._worker.core.add
 
-        def watched(request: Any) -> None:
-            add(request)
+        def watched(request: Any, handle: Any) -> None:
+            add(request, handle)
             most.append(len(engine._worker.core._requests))
 
         engine._worker.core.add = watched  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ import pytest
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.request import FinishReason, RequestState, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
@@ -212,7 +213,8 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         core = engine._worker.core
         fail_once(*PARTS[part](core), after, monkeypatch)
         prompts = [tokens_of(n, seed=n) for n in (30, 9, 40, 5)]
-        handles = engine._worker.ask(lambda _: [engine.submit(p, LONG) for p in prompts])
+        handles: list[RequestHandle] = []
+        engine._worker.submit([engine._checked(p, LONG) for p in prompts], handles)  # all in one step
         for handle in handles:
             with pytest.raises(CortexError, match="it broke"):
                 handle.result(30)

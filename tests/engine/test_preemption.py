@@ -81,7 +81,7 @@ def test_no_token_of_a_row_that_looks_back_is_chosen_twice() -> None:
 
     def noting(in_flight: int) -> StepPlan | None:
         step = plan(in_flight)
-        for segment, place in zip(step.logit_segments, step.places, strict=True) if step is not None else ():
+        for segment, place in zip(step.logit_segments, step.token_index, strict=True) if step is not None else ():
             if segment.live:
                 places[segment.job].append(int(place))
         return step
