@@ -77,7 +77,7 @@ class ModelRunner:
         """Build and start one step; `rows` are the sampling rows (parameters, seed, tokens so far) of
         `plan.logit_segments`, or None if they are those of the step before.
 
-        A plan with `flush`, `copies` or kind DRAINED writes the arena: everything dispatched before must have been
+        A plan with `flush`, `copies` or kind MIXED writes the arena: everything dispatched before must have been
         collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started = time.perf_counter()

@@ -242,9 +242,9 @@ class _Logprobs:
         self._asking = mx.array(asking)
         self._count = max(params[i].logprobs or 0 for i in asking)
         self._all = len(asking) == len(params)
-        place = np.full(len(params), len(asking), np.int32)
-        place[asking] = np.arange(len(asking))
-        self._place = mx.array(place)
+        row_among_asking = np.full(len(params), len(asking), np.int32)
+        row_among_asking[asking] = np.arange(len(asking))
+        self._row_among_asking = mx.array(row_among_asking)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> Sampled:
         chosen = tokens if self._all else tokens[self._asking]
@@ -260,7 +260,7 @@ class _Logprobs:
         """Values of the asking rows -> values of all rows."""
         if self._all:
             return values
-        return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._place]
+        return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
 
 
 def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:

@@ -254,13 +254,13 @@ class KVCache:
         """
         moved = [pool.compact() for pool in self._pools]
         for sequence in self._sequences.values():
-            for table, places in zip(sequence.tables, moved, strict=True):
-                table.blocks = [places[b] for b in table.blocks]
+            for table, new_numbers in zip(sequence.tables, moved, strict=True):
+                table.blocks = [new_numbers[b] for b in table.blocks]
         self.prefix.move(moved)
         return tuple(
             BlockCopy(group, old, new)
-            for group, places in enumerate(moved)
-            for old, new in places.items()
+            for group, new_numbers in enumerate(moved)
+            for old, new in new_numbers.items()
             if old != new
         )
 

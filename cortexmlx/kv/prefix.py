@@ -191,10 +191,10 @@ class PrefixCache:
         del self._by_block[entry.blocks[0]]
         entry.parent.children.pop(entry.key, None)
 
-    def move(self, places: Sequence[Mapping[int, int]]) -> None:
+    def move(self, new_numbers: Sequence[Mapping[int, int]]) -> None:
         """The blocks of each group have new numbers."""
         for entry in self._entries.values():
-            entry.blocks = tuple(places[group][block] for group, block in enumerate(entry.blocks))
+            entry.blocks = tuple(new_numbers[group][block] for group, block in enumerate(entry.blocks))
         self._by_block = {entry.blocks[0]: entry for entry in self._entries.values()}
 
     def check_invariants(self) -> None:
@@ -221,8 +221,8 @@ class PrefixCache:
 def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
     """The newest of a node's successors that has most of `rest` in common, and how many tokens that is."""
     best, longest = None, 0
-    for place, entry in enumerate(reversed(parent.children.values())):
-        if place == _CHILDREN_LOOKED_AT or longest == len(rest):
+    for index, entry in enumerate(reversed(parent.children.values())):
+        if index == _CHILDREN_LOOKED_AT or longest == len(rest):
             break
         common = _common(entry.tokens, rest)
         if common > longest:
@@ -232,7 +232,7 @@ def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
-            return place
+            return index
     return min(len(one), len(other))
