@@ -40,7 +40,7 @@ class StepCost:
 
     @property
     def mean(self) -> float:
-        """All steps: those that drain the tail or admit somebody, too."""
+        """All steps: those that flush the tail or admit somebody, too."""
         return statistics.fmean(self.milliseconds)
 
     @property
@@ -50,7 +50,7 @@ class StepCost:
 
     @property
     def worst(self) -> float:
-        """The 99th percentile: a step that drains the tail and opens a window."""
+        """The 99th percentile: a step that flushes the tail and opens a window."""
         return sorted(self.milliseconds)[int(len(self.milliseconds) * 0.99)]
 
 

@@ -25,7 +25,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision it is stored in. Bytes; `state` is per sequence, whatever its length."""
+    """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length."""
 
     name: str
     architecture: str

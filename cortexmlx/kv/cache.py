@@ -94,7 +94,7 @@ class KVCache:
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(sequence.tables))
 
     def _adopt(self, sequence: SequenceBlocks, match: Match) -> tuple[Entry | None, Entry | None]:
-        """Give a new sequence the blocks of a match. Returns the partial sequence: as the first, if its block must be
+        """Give a new sequence the blocks of a match. Returns the partial entry: as the first, if its block must be
         copied, or as the second, if the block is now the sequence's own.
         """
         for hit in match.entries:

@@ -9,7 +9,7 @@ from cortexmlx.kv.table import BlockTable, runs_of
 
 
 class BlockPool:
-    """An allocator and a reference count per block, `counts` `[blocks]` int32.
+    """An allocator and a reference count per block, `ref_counts` `[blocks]` int32.
 
     A block without owners is free, or cached: then the allocator still counts it as used, until `free_cached`.
     """

@@ -14,7 +14,7 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one number, by dtype."""
 
 TAIL_COLUMNS = 16
-"""W: decode steps between two drains, and columns of the tail, where the newest tokens of a row wait for the drain."""
+"""W: decode steps between two flushes, at most, and columns of the tail, where a row's newest tokens wait for one."""
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,8 @@ class Admission:
             waits = _waits_for_parent(job) if isinstance(gate, Job) else gate in self._claims
             assert waits, f"job {job.id} waits for what has happened"
 
-    @property
-    def possible(self) -> bool:
-        """Somebody can begin now."""
+    def somebody_can_begin(self) -> bool:
+        """Whether it is worth asking `admit`. Who turns out to wait for another is put aside, in nobody's way."""
         return self._next() is not None
 
     def admit(self) -> tuple[BlockCopy, ...]:

@@ -68,7 +68,7 @@ class DecodeWindow:
         """The job of a lane has ended well."""
         self._awaiting_flush.append(lane)
 
-    def flush(self) -> Flush | None:
+    def close(self) -> Flush | None:
         """End the window: where the tail's columns go, if they go anywhere.
 
         Everything is committed, so a live lane has all its columns, and one whose job finished has those up to its last

@@ -30,8 +30,8 @@ class StepKind(Enum):
 class Segment:
     """`count` consecutive tokens of one job, from position `first`.
 
-    `job` and `generation` name the row's tenant at planning time: a result whose generation is out of date is
-    dropped. `live` False marks a lane of the decode window whose job is done; it is computed and ignored.
+    `generation` is the job's at planning time: a result whose generation is out of date is dropped. `live` False marks
+    a lane of the decode window whose job is done; it is computed and ignored.
     """
 
     job: JobId

@@ -138,8 +138,8 @@ class Scheduler:
     def finish(self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
         """End a job, whatever it is doing; unknown ones are ignored.
 
-        Its row is free at once, and so are its blocks; only a job that finished well keeps them until its newest tokens
-        have gone from the tail to the arena, for others to begin with.
+        Its row is free at once. Its blocks are given up, too: what is stored of it stays cached, the rest is free. Only
+        a job that finished well keeps them until its newest tokens have gone from the tail to the arena.
         """
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -169,6 +169,7 @@ class Scheduler:
         self._jobs.clear()
         self._running.jobs.clear()
         self._window.forget()
+        self._draining = False
         self._admission.clear()
         self._builder.forget()
         self.cache.drop_cached()
@@ -266,18 +267,21 @@ class Scheduler:
         return self._plan_decode(flush=None)
 
     def _wants_drain(self) -> bool:
-        """Nothing more should be started before everything is committed: the tail is to be flushed, or somebody begins
-        or goes on with a prompt, which writes the arena.
+        """Nothing more should be started before everything is committed, because the arena will be written, which MLX
+        does in place only when nothing else is in flight (see `KVArena`): a prompt is computed, somebody begins, or the
+        tail is flushed. It is flushed early if somebody waits for memory that only the flush lets go.
+
+        A window that opens may have to wait for the tokens in flight, too (`_plan_decode`).
         """
-        if self._running.prefilling or self._window.wants_flush or self._admission.possible:
+        if self._running.prefilling or self._window.wants_flush or self._admission.somebody_can_begin():
             return True
-        return bool(self._window.awaiting_flush and self._admission)
+        return bool(self._window.awaiting_flush) and len(self._admission) > 0
 
     def _plan_drained(self) -> StepPlan | None:
         """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
         window.
         """
-        flush = self._window.flush()
+        flush = self._window.close()
         if self._shrinking:
             self._shrink()
         copies = self._admission.admit()
@@ -349,7 +353,7 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Room for `tokens` tokens of a running job: drop headroom, then preempt the youngest, lowest-priority row.
+        """Room for `tokens` tokens of a running job: drop headroom, then preempt the row that comes last in order.
 
         One job alone always fits: its limit keeps it within the cache.
         """
@@ -375,7 +379,7 @@ class Scheduler:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[Committed]:
-        """Take a step's tokens; `seconds` is what it took. Results of rows that changed their tenant are dropped."""
+        """Take a step's tokens; `seconds` is what it took. Those of a job that has lost its row since are dropped."""
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.observe(len(plan.positions), seconds)
         committed = []

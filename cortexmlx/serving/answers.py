@@ -73,7 +73,7 @@ class Answer:
         answers.open.append(self)
 
     @property
-    def answers(self) -> RequestAnswers:
+    def of_request(self) -> RequestAnswers:
         """It and the other answers of its request."""
         return self._answers
 

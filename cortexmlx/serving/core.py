@@ -270,7 +270,7 @@ class EngineCore:
         for index, error in pending.sampled.failures.items() if pending.sampled is not None else ():
             answer = self._answers.get(plan.logit_segments[index].job)
             if answer is not None:
-                self._fail(answer.answers, error)
+                self._fail(answer.of_request, error)
         return pending
 
     def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
@@ -301,8 +301,8 @@ class EngineCore:
     def _finish(self, answer: Answer, reason: FinishReason) -> None:
         del self._answers[answer.job.id]
         answer.finish(reason)
-        if not answer.answers.open:
-            del self._requests[answer.answers.handle.id]
+        if not answer.of_request.open:
+            del self._requests[answer.of_request.handle.id]
             self.measured.requests_finished += 1
 
     def _end_for_memory(self, job: Job) -> None:
@@ -317,7 +317,7 @@ class EngineCore:
             f"the prompt has {job.prompt_length} tokens and the KV cache holds {self.cache.capacity_tokens}, for "
             "the system refuses it more memory: free some and make a new engine, or shorten the prompt"
         )
-        self._fail(answer.answers, error)
+        self._fail(answer.of_request, error)
 
     @property
     def kv_bytes_in_use(self) -> int:
