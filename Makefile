@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-all test-metal check bench clean distclean
+.PHONY: chat test test-slow test-all test-metal check bench clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -17,7 +17,11 @@ chat: .venv/.starter
 test: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m "not slow and not metal and not cuda" $(ARGS)
 
-# The same and the long matrices, soaks and parities: what continuous integration runs.
+# The long matrices, properties and soaks that need no real weights: continuous integration runs them, too.
+test-slow: .venv/.starter .venv/.dev
+	$(BIN)/python -m pytest -m "slow and not model and not metal and not cuda" $(ARGS)
+
+# All of it, with every prompt on real weights in every configuration.
 test-all: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m "not metal and not cuda" $(ARGS)
 
