@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -10,6 +11,7 @@ from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
+from cortexmlx.serving.threads import forked
 from cortexmlx.serving.worker import Submission
 
 Result = tuple[int, Completion | CortexError]
@@ -48,9 +50,12 @@ class AsCompleted(Iterator[Result]):
         self._ahead = ahead
         self._window = sys.maxsize if window is None else window
         self._together = together
+        self._process = os.getpid()
 
     def __next__(self) -> Result:
         try:
+            if os.getpid() != self._process:
+                raise forked()
             if not self._closed:
                 self._fill()
             while self._open and not self._closed:

@@ -51,6 +51,14 @@ def child():
     handle.cancel()
     stream.close()
 """,
+    "answers as they complete": """
+few = SamplingParams(max_tokens=1, ignore_eos=True)
+completed = e.as_completed([[1, 2, 3]] * 2, [few, P])
+assert next(completed)[0] == 0
+def child():
+    raises(lambda: next(completed))
+    completed.close()
+""",
     "closing": """
 def child():
     with e:
