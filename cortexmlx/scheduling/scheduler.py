@@ -185,11 +185,13 @@ class Scheduler:
         self._running.drop_headroom()
         self._shrinking = True
         if self.idle:
-            self._shrink()
+            self.shrink()
 
-    def _shrink(self) -> None:
-        self._shrinking = False
-        self.cache.shrink(1)
+    def shrink(self) -> None:
+        """Give up the free end of the arena, if that is still to be done. Nothing may be in flight."""
+        if self._shrinking:
+            self._shrinking = False
+            self.cache.shrink(1)
 
     @property
     def idle(self) -> bool:
@@ -282,8 +284,7 @@ class Scheduler:
         window.
         """
         flush = self._window.close()
-        if self._shrinking:
-            self._shrink()
+        self.shrink()
         copies = self._admission.admit()
         plan = None
         if self._running.prefilling:

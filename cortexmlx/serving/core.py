@@ -187,8 +187,6 @@ class EngineCore:
             self.drain()
         self.scheduler.relieve(critical)
         self.tidy()
-        if critical and self.idle:
-            self.arena.resize(self.cache.blocks)
         mx.clear_cache()
 
     def compact(self) -> int:
@@ -209,14 +207,27 @@ class EngineCore:
         return len(copies)
 
     def tidy(self) -> None:
-        """Called when nothing is left to do: keep no memory of the last step, and compact a badly fragmented arena."""
+        """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
+        give its end back if that was asked for while requests ran that are gone since.
+        """
         if not self.idle:
             return
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
+        self.scheduler.shrink()
+        if self.cache.blocks < self.arena.blocks:
+            self._give_end_back()
         if self._at_work:
             self._look(at_work=False)
+
+    def _give_end_back(self) -> None:
+        """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
+        try:
+            self.arena.resize(self.cache.blocks)
+        except MemoryRefused:
+            self.cache.grow(self.arena.blocks)
+        mx.clear_cache()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""

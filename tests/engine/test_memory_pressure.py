@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, MemoryRefused, PromptTooLong
+from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import RequestState
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
@@ -59,6 +60,53 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     driver.core.relieve(True)
     assert driver.core.arena.blocks == driver.core.cache.blocks == 1
     driver.core.check_invariants()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: Any, steps: int) -> None:
+    """The arena's end cannot be given back while they run, and nobody plans a step once they are gone."""
+    driver = Driver(tiny("llama"), tokens=8192)
+    driver.add(PROMPT, 60)
+    long = driver.add(tokens_of(300, seed=2), 60)
+    driver.step(steps)
+    before = driver.core.arena.blocks
+    driver.core.relieve(True)
+    for request in (1, long.id):
+        driver.core.cancel(request)
+    driver.finish()
+    driver.core.tidy()
+    assert driver.core.arena.blocks == driver.core.cache.blocks < before
+    driver.core.check_invariants()
+    assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))]
+    driver.core.tidy()
+    assert driver.core.arena.blocks > 1, "what was asked once is done once"
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_arena(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch, idle: bool
+) -> None:
+    driver = Driver(tiny("llama"), tokens=8192)
+    wanted = tuple(theirs("llama", PROMPT, 20))
+    assert driver.answers([PROMPT], 20) == [wanted]
+    before = driver.core.arena.blocks
+    if not idle:
+        driver.add(PROMPT, 60)
+        driver.step(3)
+
+    def refused(arena: Any, blocks: int) -> None:
+        raise MemoryRefused("the allocation failed after it was promised")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVArena, "resize", refused)
+        driver.core.relieve(True)
+        if not idle:
+            driver.core.cancel(2)
+            driver.finish()
+            driver.core.tidy()
+    assert driver.core.arena.blocks == driver.core.cache.blocks == before
+    driver.core.check_invariants()
+    assert driver.answers([PROMPT], 20) == [wanted]
 
 
 def test_a_warning_halves_the_unused_cache_and_a_critical_one_gives_the_arena_back(tiny: Any, theirs: Any) -> None:
