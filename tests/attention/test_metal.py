@@ -1,4 +1,4 @@
-"""The Metal backend around the kernels: work lists, mixed steps, its own checks, and when it steps aside."""
+"""The Metal backend around the kernels: mixed steps, its own checks, and when it steps aside."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.check import check_variant
 from cortexmlx.attention.metal import MetalAttention, MetalStep
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import padded_tables, work_list
 from support.paged_problem import TOLERANCE, error
 
@@ -140,11 +135,6 @@ def test_a_variant_that_agrees_is_used() -> None:
     assert attention.notes() == () and checked == 6 and len(recorded.launches) == 8
 
 
-def test_the_check_refuses_what_no_kernel_serves() -> None:
-    result = check_variant(DecodeKernels(sim.metal_kernel), Variant("float16", "float16", 512, 512, 32, 1))
-    assert not result.agrees and "between 8 and 256" in result.outcome
-
-
 def test_no_output_aliases_an_input_and_inputs_stay_as_they_are() -> None:
     step = Step([30, 5])
     inputs = [*step.arena.slab(0), *step.tail, step.queries]
@@ -165,60 +155,6 @@ def test_no_output_aliases_an_input_and_inputs_stay_as_they_are() -> None:
     step.attend(MetalAttention(factory, check=False).attend, 3)
     assert len(made) == 2
     assert all(np.array_equal(np.array(a), b) for a, b in zip(inputs, before, strict=True))
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 1500), min_size=1, max_size=20),
-    st.integers(0, 16),
-    st.none() | st.integers(1, 1600),
-    st.sampled_from([64, 256]),
-)
-def test_work_items_cover_each_visible_token_once(
-    lengths: list[int], tail_tokens: int, window: int | None, partition: int
-) -> None:
-    arena = np.array(lengths, np.int32)
-    work = work_list(arena, tail_tokens, window, partition)
-    assert work.plan.dtype == np.int32 and len(work.plan) >= 8
-    parts = work.plan[: 2 * work.rows].reshape(-1, 2)
-    items = work.plan[2 * work.rows : 2 * work.rows + 4 * work.items].reshape(-1, 4)
-    assert parts[:, 1].sum() == work.items
-    for row, (first_item, count) in enumerate(parts):
-        mine = items[first_item : first_item + count]
-        assert (mine[:, 0] == row).all() and (mine[:, 3] == lengths[row]).all() and count >= 1
-        end = lengths[row] + tail_tokens
-        start = 0 if window is None else max(0, end - window)
-        assert [t for _, a, b, _ in mine for t in range(a, b)] == list(range(start, end))
-        assert all(a // partition == (b - 1) // partition for _, a, b, _ in mine if a < b)
-        if end > start:
-            assert (mine[:, 1] < mine[:, 2]).all(), "no empty work"
-
-
-@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (3, 2), (7, 1), (8, 1), (2, 9)])
-def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> None:
-    tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
-    padded = padded_tables(tables)
-    assert padded.size >= 8 and np.array_equal(padded[:, :blocks], tables)
-
-
-def test_every_variant_fits_a_threadgroup() -> None:
-    for dim in (64, 80, 96, 112, 128, 192, 256):
-        for group in range(1, 33):
-            v = Variant("float32", "float32", dim, dim, 32, group)
-            assert refusal(v) is None
-            assert v.tile * v.tiles >= group > v.tile * (v.tiles - 1)
-    assert refusal(Variant("float32", "float32", 256, 256, 32, 71)) is not None
-
-
-def test_backends_are_chosen_by_name() -> None:
-    assert choose_backend("reference").describe() == "reference"
-    assert choose_backend("sim").name == "sim"
-    assert choose_backend("auto").name == ("metal" if mx.metal.is_available() else "reference")
-    with pytest.raises(InvalidRequest, match="auto, metal, reference or sim"):
-        choose_backend("cuda")
-    if not mx.metal.is_available():
-        with pytest.raises(InvalidRequest, match="no Metal device"):
-            choose_backend("metal")
 
 
 def test_a_row_is_bitwise_the_same_alone_and_in_a_batch_through_the_backend(kernels: MetalAttention) -> None:

@@ -1,22 +1,20 @@
-"""Requests that end before their time: cancelled, failed, closed. The others go on, and nothing is lost."""
+"""Requests that end before their time: failed, closed. The others go on, and nothing is lost."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
-from cortexmlx.errors import EngineClosed, InvalidRequest
+from cortexmlx.errors import EngineClosed
 from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
-from support.core_driver import Driver, assert_nothing_lost
+from support.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.tiny import tokens_of
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -28,139 +26,6 @@ PROMPT = tokens_of(20, seed=1)
 def engine(tiny: Any) -> Iterator[Engine]:
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
         yield engine
-
-
-def finally_nothing_lost(engine: Engine) -> None:
-    """Cancelled requests need a step to leave."""
-    for _ in range(100):
-        stats = engine.stats()
-        if not stats.rows_running and not stats.rows_waiting:
-            break
-        time.sleep(0.01)
-    assert_nothing_lost(stats)
-
-
-# -- cancelled --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("steps", range(0, 30, 3))
-def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny: Any, theirs: Any, steps: int) -> None:
-    """Fifty tokens are prefilled in four pieces, then decoded across the end of a window."""
-    driver = Driver(tiny("llama"), prefill_budget=16)
-    prompt, other = tokens_of(50, seed=2), tokens_of(9, seed=3)
-    neighbour = driver.add(other, 40)
-    handle = driver.add(prompt, 60)
-    driver.step(steps)
-    handle.cancel()
-    completion = driver.result(handle)
-    assert completion.finish_reason is FinishReason.CANCELLED and handle.state is RequestState.CANCELLED
-    assert list(completion.token_ids) == theirs("llama", prompt, 60)[: len(completion.token_ids)]
-    handle.cancel()
-    driver.finish()
-    assert list(driver.result(neighbour).token_ids) == theirs("llama", other, 40)
-    assert_nothing_lost(driver.core.stats())
-
-
-def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), max_rows=1)
-    first, second = driver.add(PROMPT, 20), driver.add(PROMPT, 20)
-    driver.step(3)
-    second.cancel()
-    assert driver.result(second).token_ids == ()
-    driver.finish()
-    assert len(driver.result(first).token_ids) == 20
-    assert_nothing_lost(driver.core.stats())
-
-
-def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
-    stream = engine.stream(PROMPT, LONG)
-    next(stream)
-    stream.close()
-    assert list(stream) == []
-    finally_nothing_lost(engine)
-
-
-@pytest.mark.parametrize("end", ["closed", "left", "dropped", "used up"])
-def test_a_stream_that_was_never_started_is_cancelled(engine: Engine, end: str) -> None:
-    stream: Any = engine.stream(PROMPT, LONG)
-    before = engine.stats().generated_tokens
-    if end == "closed":
-        with closing(stream):
-            pass
-    elif end == "left":
-        with stream:
-            pass
-    elif end == "dropped":
-        del stream
-    else:
-        stream.close()
-        stream.close()
-        assert next(stream, None) is None
-    finally_nothing_lost(engine)
-    assert engine.stats().generated_tokens - before < 400
-
-
-def test_a_stream_raises_at_the_call_what_is_wrong(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="empty"):
-        engine.stream([])
-
-
-def test_an_astream_that_was_never_started_asks_for_nothing(engine: Engine) -> None:
-    async def leave() -> None:
-        engine.astream(PROMPT, LONG)
-        async with aclosing(engine.astream(PROMPT, LONG)), engine.astream(PROMPT, LONG) as stream:
-            pass
-        assert [event async for event in stream] == []
-
-    asyncio.run(leave())
-    assert engine.stats().prompt_tokens == 0
-
-
-def test_leaving_an_astream_cancels_its_request(engine: Engine) -> None:
-    async def first() -> None:
-        async for _ in engine.astream(PROMPT, LONG):
-            break
-
-    asyncio.run(first())
-    finally_nothing_lost(engine)
-
-
-def test_a_cancelled_asyncio_task_cancels_its_request(engine: Engine) -> None:
-    async def collect() -> list[Any]:
-        return [event async for event in engine.astream(PROMPT, LONG)]
-
-    async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(collect(), 0.05)
-
-    asyncio.run(give_up())
-    finally_nothing_lost(engine)
-
-
-def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -> None:
-    loop = asyncio.new_event_loop()
-    stream = engine.astream(PROMPT, LONG)
-    loop.run_until_complete(anext(stream))
-    loop.close()
-    assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
-    before = engine.stats().requests_finished
-    assert engine.stats().rows_running == 1
-    del stream
-    finally_nothing_lost(engine)
-    assert engine.stats().requests_finished == before + 1
-    assert engine.stats().generated_tokens < 412
-
-
-def test_an_astream_belongs_to_one_event_loop(engine: Engine) -> None:
-    stream = engine.astream(PROMPT, LONG)
-
-    async def read() -> TokenEvent:
-        return await anext(stream)
-
-    asyncio.run(read())
-    with pytest.raises(InvalidRequest, match="another event loop"):
-        asyncio.run(read())
-    finally_nothing_lost(engine)
 
 
 # -- failed -----------------------------------------------------------------------------------------------------------
@@ -269,21 +134,6 @@ def test_a_callback_is_told_that_the_engine_was_closed(tiny: Any) -> None:
     assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineClosed)
 
 
-def test_an_astream_raises_that_the_engine_was_closed(tiny: Any) -> None:
-    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
-
-    async def read() -> None:
-        stream = engine.astream(PROMPT, LONG)
-        await anext(stream)
-        await asyncio.to_thread(engine.close)
-        with pytest.raises(EngineClosed):
-            async for _ in stream:
-                pass
-        assert [event async for event in stream] == []
-
-    asyncio.run(read())
-
-
 def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     other = engine.submit(PROMPT, LONG)
     next(iter(other))
@@ -314,11 +164,6 @@ def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None
             refused()
 
 
-def test_a_handle_keeps_its_engine_until_the_request_has_ended(tiny: Any) -> None:
-    handle = Engine(tiny("llama"), kv_memory="256KB", block_size=8).submit(PROMPT, LONG)
-    assert len(handle.result(30).token_ids) == 400
-
-
 def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> None:
     engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
     dropped, worker = weakref.ref(engine), engine._worker
@@ -334,8 +179,3 @@ def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> N
 def test_an_engine_that_is_dropped_before_it_was_asked_closes_at_once(tiny: Any) -> None:
     worker = Engine(tiny("llama"), kv_memory="256KB", block_size=8)._worker
     worker._task.join()
-
-
-def test_a_stream_keeps_its_engine(tiny: Any) -> None:
-    *_, last = Engine(tiny("llama"), kv_memory="256KB", block_size=8).stream(PROMPT, SHORT)
-    assert len(last.completion.token_ids) == 12

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
-from cortexmlx.serving.threads import Task
 from support.core_driver import assert_nothing_lost
 from support.programs import outcome
 from support.tiny import tokens_of
@@ -131,22 +130,6 @@ def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) 
         Engine(tiny("llama"), kv_memory="64KB", on_progress=stop)
     with Engine(tiny("llama"), kv_memory="64KB") as engine:
         assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
-
-
-def test_a_task_that_raises_is_begun_again_on_the_same_thread() -> None:
-    seen: list[tuple[int, BaseException | None]] = []
-    interrupts = [KeyboardInterrupt(), SystemExit(), GeneratorExit()]
-
-    def run(raised: BaseException | None) -> None:
-        seen.append((threading.get_ident(), raised))
-        if len(seen) <= len(interrupts):
-            raise interrupts[len(seen) - 1]
-
-    task = Task(run)
-    task.start()
-    task.join()
-    assert [raised for _, raised in seen] == [None, *interrupts]
-    assert len({thread for thread, _ in seen}) == 1 and not task.running
 
 
 STORM = """

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: one prefill, shared blocks, seeds of their own, the likeliest of many, events."""
+"""Several answers to one prompt: one prefill, seeds of their own, the likeliest of many, events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, TokenEvent
 from support.core_driver import Driver, assert_nothing_lost
@@ -16,42 +15,6 @@ from support.tiny import tokens_of
 PROMPT = tokens_of(45, seed=9)
 HOT = {"temperature": 0.9, "seed": 5}
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-
-
-# -- blocks -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_fork_inside_cached_blocks_goes_on_with_their_chain() -> None:
-    """The blocks that a child adds must never look like the beginning of a text, even when the parent's are evicted."""
-    cache = KVCache([LAYER], 8, block_size=4)
-    text = [1, 2, 3, 4, 5, 6, 7, 8]
-    keys = cache.prefix.keys(text)
-    cache.allocate_for(1, 8)
-    cache.append(1, 8)
-    cache.register(1, text, 8, keys)
-    cache.fork(1, 2, 7)
-    cache.free(1)
-    cache.drop_cached()
-    cache.append(2, 1)
-    cache.register(2, text, 8, keys)
-    late = [5, 6, 7, 8, 9]
-    assert cache.match(late, cache.prefix.keys(late), 4).partial is None
-    again = cache.match([*text, 9], keys, 8)
-    assert [e.blocks for e in again.entries] == [(b,) for b in cache.block_table(2, 0).tolist()]
-
-
-def test_children_share_the_full_blocks_and_own_the_partial_one() -> None:
-    cache = KVCache([LAYER], 16, block_size=4)
-    cache.allocate_for(0, 10)
-    cache.append(0, 10)
-    copies = [c for child in (1, 2, 3) for c in cache.fork(0, child, 9)]
-    tables = [cache.block_table(seq, 0).tolist() for seq in range(4)]
-    assert all(t[:2] == tables[0][:2] for t in tables) and len({t[2] for t in tables}) == 4
-    assert [(c.source, c.target) for c in copies] == [(tables[0][2], t[2]) for t in tables[1:]]
-    assert cache.stats().shared_blocks == 2 and cache.stats().used_blocks == 6
-
-
-# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_prompt_is_computed_once(tiny: Any) -> None:

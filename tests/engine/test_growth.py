@@ -1,4 +1,4 @@
-"""Rows that stay in one run: headroom, extension in place, a second run, and an arena that grows on demand."""
+"""Rows that stay in one run, headroom that keeps nobody waiting, and an arena that grows on demand."""
 
 from __future__ import annotations
 
@@ -6,61 +6,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import capacity
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
-
-
-def test_headroom_keeps_neighbours_apart_and_is_handed_back() -> None:
-    cache = KVCache([LAYER], 32, block_size=4)
-    for seq in (0, 1):
-        cache.allocate_for(seq, 8, headroom=16)
-        cache.append(seq, 8)
-    for _ in range(4):
-        cache.append(0, 4)
-        cache.append(1, 4)
-    assert [cache.run(seq, 0, 24) is not None for seq in (0, 1)] == [True, True]
-    cache.allocate_for(2, 8, headroom=16)
-    cache.append(2, 8)
-    assert (capacity(cache, 2), cache.give_back(2), capacity(cache, 2)) == (24, 4, 8)
-
-
-def test_headroom_is_only_taken_where_it_fits_into_the_run() -> None:
-    cache = KVCache([LAYER], 10, block_size=4)
-    cache.allocate_for(0, 32, headroom=100)
-    assert capacity(cache, 0) == 32
-
-
-def test_a_row_without_room_beside_it_goes_on_in_a_second_run() -> None:
-    cache = KVCache([LAYER], 12, block_size=4)
-    for seq in (0, 1):
-        cache.allocate_for(seq, 8)
-        cache.append(seq, 8)
-    cache.append(0, 8)
-    assert cache.describe(0) == "0+2 4+2" and cache.run(0, 0, 16) is None
-    assert cache.stats().single_run_sequences == 1
-
-
-def test_growing_in_place_comes_before_a_run_with_headroom_elsewhere() -> None:
-    cache = KVCache([LAYER], 20, block_size=4)
-    for seq in (0, 1):
-        cache.allocate_for(seq, 8)
-        cache.append(seq, 8)
-    cache.free(0)
-    cache.allocate_for(2, 4, headroom=8)
-    assert cache.describe(2) == "4+3", "the hole of two blocks does not hold the headroom"
-    cache.free(2)
-    cache.allocate_for(3, 4)
-    cache.append(3, 4)
-    cache._grow(3, 2, 5)
-    assert cache.describe(3) == "0+2", "one block more is there, four more are not"
 
 
 def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
@@ -86,9 +36,6 @@ def test_most_rows_are_one_run(tiny: Any, rows: int) -> None:
         driver.step()
         shares.append(driver.core.stats().single_run_share)
     assert sum(shares) / len(shares) > 0.9
-
-
-# -- the arena's size -------------------------------------------------------------------------------------------------
 
 
 def test_the_arena_begins_small_and_grows_up_to_its_limit(tiny: Any, theirs: Any) -> None:

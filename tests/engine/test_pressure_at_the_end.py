@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import RequestState
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
@@ -73,22 +71,3 @@ def test_pressure_through_the_engine_while_equal_answers_end(tiny: Any, theirs: 
             wanted = theirs("one layer", prompt, length)
             assert [list(a.token_ids) for a in (result, *result.others)] == [wanted] * answers
         engine.check_invariants()
-
-
-@pytest.mark.parametrize("slots", [[-2, 0], [0, 32], [31, 47], [2**31 - 1]])
-def test_slots_outside_the_arena_are_refused(slots: list[int]) -> None:
-    arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, block_size=8)
-    arena.check_slots(np.array([-1, 0, 31], np.int32))
-    arena.check_slots(np.zeros(0, np.int32))
-    with pytest.raises(KVBlockError, match="4 blocks of 8 tokens"):
-        arena.check_slots(np.array(slots, np.int32))
-
-
-@pytest.mark.parametrize("block", [-1, 5, 6])
-def test_blocks_outside_the_arena_are_refused(block: int) -> None:
-    arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, block_size=8)
-    arena.check_blocks(np.array([[0, 3], [1, arena.null_block]], np.int32))
-    with pytest.raises(KVBlockError, match="the arena, which has 4"):
-        arena.check_blocks(np.array([0, block], np.int32))
-    with pytest.raises(KVBlockError):
-        arena.copy_blocks(0, np.array([0], np.int32), np.array([block], np.int32))

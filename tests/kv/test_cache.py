@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import capacity
+from support.blocks import cached_text, capacity
 
 
 def groups(count: int) -> tuple[LayerGroup, ...]:
@@ -247,15 +246,6 @@ def test_a_sequence_lies_in_one_run_where_there_is_one_and_grows_in_place() -> N
     assert cache.run(1, 0, 25) is None and cache.run(1, 0, 12) is not None
 
 
-def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
-    """A sequence that has come and gone, and left its tokens in the prefix cache."""
-    keys = cache.prefix.keys(tokens)
-    cache.allocate_for(seq, len(tokens))
-    cache.append(seq, len(tokens))
-    cache.register(seq, tokens, len(tokens), keys)
-    cache.release_blocks(seq, tokens, len(tokens), keys)
-
-
 def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_would_have_made_its_own() -> None:
     cache = KVCache(groups(1), 4, 4)
     text = list(range(6))
@@ -269,40 +259,3 @@ def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_woul
     assert (len(again.entries), again.partial_tokens) == (1, 2)
     cache.check_invariants()
     assert cache.stats().cached_blocks == 2
-
-
-def broken(cache: KVCache, how: str) -> None:
-    entry = cache.prefix.entry_of(0)
-    assert entry is not None
-    if how == "a lost block":
-        cache.prefix.acquire(entry)
-    elif how == "a cached block that is free":
-        cache.allocator(0).free(KVHandle(entry.blocks[0], 1))
-    elif how == "a used block that may be evicted":
-        cache._pools[0].ref_counts[entry.blocks[0]] += 1
-    elif how == "other tokens under a key":
-        entry.tokens = (9, *entry.tokens[1:])
-    elif how == "a block of two entries":
-        cache.prefix._by_block[1] = entry
-    else:
-        entry.parent.children.clear()
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "a lost block",
-        "a cached block that is free",
-        "a used block that may be evicted",
-        "other tokens under a key",
-        "a block of two entries",
-        "an entry that cannot be reached",
-    ],
-)
-def test_the_books_are_checked(how: str) -> None:
-    cache = KVCache(groups(1), 4, 4)
-    cached_text(cache, list(range(6)))
-    cache.check_invariants()
-    broken(cache, how)
-    with pytest.raises(AssertionError):
-        cache.check_invariants()

@@ -8,54 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import SamplingParams
-from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Job
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
-
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-
-
-class Clockwork:
-    """A scheduler on a machine whose steps take exactly `cost` seconds per token."""
-
-    def __init__(self, cost: float, max_rows: int = 16, target: float | None = 0.1, budget: int = 512) -> None:
-        self.now = 0.0
-        self.cost = cost
-        self.scheduler = Scheduler(
-            KVCache([LAYER], 4096, 16),
-            max_rows=max_rows,
-            prefill_budget=budget,
-            context_length=1 << 20,
-            token_target=target,
-            share_prefixes=False,
-            clock=lambda: self.now,
-        )
-        self.plans: list[tuple[StepPlan, float]] = []
-        self.first: dict[int, float] = {}
-
-    def add(self, request: int, prompt: int, tokens: int = 1000, priority: int = 0, background: bool = False) -> Job:
-        params = SamplingParams(max_tokens=tokens, priority=priority)
-        return add(self.scheduler, request, [1] * prompt, params, background=background)
-
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            plan = self.scheduler.plan(0)
-            assert plan is not None
-            seconds = self.cost * len(plan.positions)
-            self.now += seconds
-            self.plans.append((plan, seconds))
-            for news in self.scheduler.commit(plan, [5] * len(plan.logit_segments), seconds):
-                self.first.setdefault(news.job.id, self.now)
-
-    def until_first(self, request: int) -> float:
-        while request not in self.first:
-            self.step()
-        return self.first[request]
+from support.clockwork import Clockwork
 
 
 def prompt_tokens(plan: StepPlan, decoding: int) -> int:
@@ -131,22 +86,6 @@ def test_short_prompts_do_not_wait_for_the_end_of_a_long_one() -> None:
     assert {1, 2, 3} <= set(clock.first) and 0 not in clock.first
 
 
-def test_a_high_priority_overtakes_but_a_low_one_does_not_wait_for_ever() -> None:
-    clock = Clockwork(cost=1e-2, max_rows=1)
-    low = clock.add(0, 8, tokens=4, priority=-1)
-    clock.step()
-    clock.add(1, 8, tokens=4, priority=-1)
-    later = 2
-    while 1 not in clock.first:
-        if later < 5_000:
-            clock.add(later, 8, tokens=4)
-            later += 1
-        clock.step(3)
-    assert low.finish_reason is not None
-    assert clock.first[2] < clock.first[1], "those of higher priority who came later went first"
-    assert clock.first[1] < SECONDS_PER_PRIORITY * 2, "but not all of them"
-
-
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
@@ -174,24 +113,3 @@ def test_the_cost_model_stays_within_its_bounds(steps: list[tuple[int, float]], 
         rates = [took / tokens for tokens, took in steps]
         assert model.seconds_per_token is not None
         assert min(rates) * 0.999 <= model.seconds_per_token <= max(rates) * 1.001
-
-
-def test_of_background_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:
-    works = Clockwork(cost=0.001, max_rows=1, target=None)
-    works.add(0, 10, tokens=2)
-    for request, tokens in enumerate((5, 300, 40), start=1):
-        works.add(request, 10, tokens=tokens, background=True)
-    works.now += BACKGROUND_DELAY / 2 - 1
-    works.add(4, 10, tokens=10_000)
-    assert sorted(range(5), key=works.until_first) == [0, 4, 2, 3, 1]
-
-
-@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
-def test_the_delay_of_background_requests_has_an_end(one: int, other: int) -> None:
-    works = Clockwork(cost=0.001)
-    early = works.add(0, 1, tokens=one, background=True)
-    works.now += BACKGROUND_DELAY
-    late = works.add(1, 1, tokens=other)
-    assert early.order < late.order
-    works.now -= BACKGROUND_DELAY / 2 + 1e-6
-    assert works.add(2, 1, tokens=other).order < early.order

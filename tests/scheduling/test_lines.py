@@ -1,25 +1,13 @@
-"""The queue: its order whatever comes and goes, and that nobody's requests keep others from an empty row."""
+"""The queue's order, whatever comes and goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
-from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.lines import Lines
-from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
-
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-CROWD = 2500
-ANSWER = SamplingParams(max_tokens=40, ignore_eos=True)
 
 
 def job_of(number: int, client: str | None, priority: int = 0) -> Job:
@@ -52,108 +40,3 @@ def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn:
         lines.bring_back()
         assert lines.first is min(model, key=lambda j: j.order, default=None)
         assert len(lines) == len(model) and set(lines) == set(model)
-
-
-class Desk:
-    """A scheduler whose results come at once."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.cache = KVCache([LAYER], 1 << 16, 8)
-        self.scheduler = Scheduler(
-            self.cache, **({"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20} | settings)
-        )
-        self.asked = 0
-
-    def ask(self, prompt: list[int], client: str | None = None, fork_of: Job | None = None) -> Job:
-        self.asked += 1
-        return add(self.scheduler, self.asked, prompt, ANSWER, fork_of=fork_of, client=client)
-
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            plan = self.scheduler.plan(0)
-            if plan is not None:
-                self.scheduler.commit(plan, [5] * len(plan.logit_segments))
-
-    def cancel(self, job: Job) -> None:
-        self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
-
-
-def beyond_its_share(desk: Desk) -> None:
-    for i in range(CROWD):
-        desk.ask([i % 50] * 20, "a")
-
-
-def behind_a_prefix(desk: Desk) -> None:
-    for i in range(CROWD):
-        desk.ask([*[1] * 4000, i % 50], "a")
-
-
-def behind_a_parent(desk: Desk) -> None:
-    parent = desk.ask([1] * 4000, "a")
-    for _ in range(CROWD):
-        desk.ask([1] * 4000, "a", fork_of=parent)
-
-
-CROWDS = (beyond_its_share, behind_a_prefix, behind_a_parent)
-
-
-@pytest.mark.parametrize("crowd", CROWDS)
-@pytest.mark.parametrize("client", ["b", None])
-def test_nobody_waits_for_anothers_crowd_while_rows_are_empty(crowd: Callable[[Desk], None], client: str) -> None:
-    desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
-    crowd(desk)
-    desk.step()
-    late = desk.ask([7] * 9, client)
-    desk.step()
-    assert late.running
-    assert desk.scheduler.rows_running == 2, "the crowd waits, but for its first"
-    desk.scheduler.check_invariants()
-
-
-@pytest.mark.parametrize("crowd", CROWDS)
-def test_a_step_looks_at_few_however_many_wait(crowd: Callable[[Desk], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
-    crowd(desk)
-    looks: list[Job] = []
-    match = desk.scheduler._running.match
-    monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
-    for _ in range(12):
-        looks.clear()
-        desk.step()
-        assert len(looks) <= 400
-
-
-def test_thousands_of_clients_are_served_in_order() -> None:
-    desk = Desk(client_tokens=70)
-    jobs = [desk.ask([1] * 20, f"client {i // 2}") for i in range(4000)]
-    desk.step()
-    assert [job.running for job in jobs[:40]] == [i % 2 == 0 and i < 32 for i in range(40)]
-    desk.scheduler.check_invariants()
-
-
-@pytest.mark.parametrize("crowd", CROWDS)
-def test_everybody_can_be_cancelled_and_leaves_nothing_behind(crowd: Callable[[Desk], None]) -> None:
-    desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
-    crowd(desk)
-    desk.step(2)
-    jobs = desk.scheduler.jobs
-    assert list(jobs[1:]) == sorted(jobs[1:], key=lambda j: j.order) and len(jobs) == desk.scheduler.rows_waiting + 1
-    for i, job in enumerate(reversed(jobs)):
-        desk.cancel(job)
-        if i % 500 == 0:
-            desk.scheduler.check_invariants()
-    assert desk.scheduler.idle and not desk.scheduler.rows_waiting
-    desk.scheduler.check_invariants()
-
-
-def test_forks_go_on_when_their_parent_is_cancelled_while_it_waits() -> None:
-    desk = Desk(max_rows=1)
-    first = desk.ask([3] * 9)
-    parent = desk.ask([1] * 20)
-    fork = desk.ask([1] * 20, fork_of=parent)
-    desk.step()
-    desk.cancel(parent)
-    desk.cancel(first)
-    desk.step(2)
-    assert fork.running
-    desk.scheduler.check_invariants()

@@ -72,3 +72,13 @@ def assert_nothing_lost(stats: Any) -> None:
     """Every block is free and no row is taken."""
     assert stats.free_blocks == stats.total_blocks
     assert (stats.rows_running, stats.rows_waiting, stats.kv_bytes_in_use) == (0, 0, 0)
+
+
+def finally_nothing_lost(engine: Any) -> None:
+    """The same of an engine, soon: cancelled requests need a step to leave."""
+    for _ in range(100):
+        stats = engine.stats()
+        if not stats.rows_running and not stats.rows_waiting:
+            break
+        time.sleep(0.01)
+    assert_nothing_lost(stats)

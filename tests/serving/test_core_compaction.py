@@ -1,4 +1,4 @@
-"""Moving blocks together while nothing runs: what is free becomes one run, and what is cached is found as before."""
+"""The core moves blocks together while nothing runs: what is free becomes one run, and what is cached is found again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
@@ -74,19 +71,3 @@ def test_an_idle_engine_tidies_up_only_when_it_is_badly_fragmented(tiny: Any) ->
     table = driver.core.cache.allocator(0).block_map()
     driver.core.tidy()
     assert driver.core.cache.allocator(0).block_map() == table
-
-
-def test_sequences_move_too_and_shared_blocks_stay_shared() -> None:
-    groups = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]
-    cache = KVCache(groups, 16, 4, prefix=PrefixCache(4))
-    for seq in range(3):
-        cache.allocate_for(seq, 12)
-        cache.append(seq, 12)
-    cache.fork(2, 3, 8)
-    cache.free(0)
-    cache.free(1)
-    where = {(c.group, c.source): c.target for c in cache.compact()}
-    assert where == {(g, 6 + i): i for g in range(2) for i in range(3)}
-    assert [cache.block_table(seq, 1).tolist() for seq in (2, 3)] == [[0, 1, 2], [0, 1]]
-    assert cache.stats().shared_blocks == 4
-    cache.check_invariants()

@@ -1,0 +1,42 @@
+"""The prefix cache alone: what blocks are called, and in which order they go."""
+
+from __future__ import annotations
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+def test_another_identity_has_other_keys() -> None:
+    one, other = (PrefixCache(4, identity) for identity in ("model one", "model two"))
+    text = list(range(20))
+    assert not set(one.keys(text)) & set(other.keys(text))
+    one.insert(one.root(), text[:4], (0,))
+    assert one.match(text, other.keys(text), 19).entries == ()
+
+
+def test_a_block_in_another_place_has_another_key() -> None:
+    cache = PrefixCache(4)
+    assert len(set(cache.keys([1, 2, 3, 4] * 3))) == 3
+
+
+def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
+    cache = KVCache([LAYER], 12, block_size=2)
+    texts = [[i] * 6 for i in (1, 2, 3)]
+    for seq, text in enumerate(texts):
+        cache.allocate_for(seq, 6)
+        cache.append(seq, 6)
+        cache.release_blocks(seq, text, 6)
+    hit = cache.match(texts[0], cache.prefix.keys(texts[0]), 6)
+    cache.allocate_for(9, 6, match=hit)
+    cache.free(9)
+
+    def found() -> list[int]:
+        return [len(cache.match(t, cache.prefix.keys(t), 6).entries) for t in texts]
+
+    seen = []
+    while cache.drop_cached(1):
+        seen.append(found())
+    assert seen == [[3, 2, 3], [3, 1, 3], [3, 0, 3], [3, 0, 2], [3, 0, 1], [3, 0, 0], [2, 0, 0], [1, 0, 0], [0, 0, 0]]

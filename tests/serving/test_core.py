@@ -1,0 +1,42 @@
+"""The engine's work step by step: requests that are cancelled at any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.request import FinishReason, RequestState
+from support.core_driver import Driver, assert_nothing_lost
+from support.tiny import tokens_of
+
+PROMPT = tokens_of(20, seed=1)
+
+
+@pytest.mark.parametrize("steps", range(0, 30, 3))
+def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny: Any, theirs: Any, steps: int) -> None:
+    """Fifty tokens are prefilled in four pieces, then decoded across the end of a window."""
+    driver = Driver(tiny("llama"), prefill_budget=16)
+    prompt, other = tokens_of(50, seed=2), tokens_of(9, seed=3)
+    neighbour = driver.add(other, 40)
+    handle = driver.add(prompt, 60)
+    driver.step(steps)
+    handle.cancel()
+    completion = driver.result(handle)
+    assert completion.finish_reason is FinishReason.CANCELLED and handle.state is RequestState.CANCELLED
+    assert list(completion.token_ids) == theirs("llama", prompt, 60)[: len(completion.token_ids)]
+    handle.cancel()
+    driver.finish()
+    assert list(driver.result(neighbour).token_ids) == theirs("llama", other, 40)
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), max_rows=1)
+    first, second = driver.add(PROMPT, 20), driver.add(PROMPT, 20)
+    driver.step(3)
+    second.cancel()
+    assert driver.result(second).token_ids == ()
+    driver.finish()
+    assert len(driver.result(first).token_ids) == 20
+    assert_nothing_lost(driver.core.stats())

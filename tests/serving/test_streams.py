@@ -1,0 +1,137 @@
+"""Answers as iterators: whoever stops reading has the request cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import EngineClosed, InvalidRequest
+from cortexmlx.request import TokenEvent
+from support.core_driver import finally_nothing_lost
+from support.tiny import tokens_of
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+PROMPT = tokens_of(20, seed=1)
+
+
+@pytest.fixture
+def engine(tiny: Any) -> Iterator[Engine]:
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
+        yield engine
+
+
+def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, LONG)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    finally_nothing_lost(engine)
+
+
+@pytest.mark.parametrize("end", ["closed", "left", "dropped", "used up"])
+def test_a_stream_that_was_never_started_is_cancelled(engine: Engine, end: str) -> None:
+    stream: Any = engine.stream(PROMPT, LONG)
+    before = engine.stats().generated_tokens
+    if end == "closed":
+        with closing(stream):
+            pass
+    elif end == "left":
+        with stream:
+            pass
+    elif end == "dropped":
+        del stream
+    else:
+        stream.close()
+        stream.close()
+        assert next(stream, None) is None
+    finally_nothing_lost(engine)
+    assert engine.stats().generated_tokens - before < 400
+
+
+def test_a_stream_raises_at_the_call_what_is_wrong(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.stream([])
+
+
+def test_an_astream_that_was_never_started_asks_for_nothing(engine: Engine) -> None:
+    async def leave() -> None:
+        engine.astream(PROMPT, LONG)
+        async with aclosing(engine.astream(PROMPT, LONG)), engine.astream(PROMPT, LONG) as stream:
+            pass
+        assert [event async for event in stream] == []
+
+    asyncio.run(leave())
+    assert engine.stats().prompt_tokens == 0
+
+
+def test_leaving_an_astream_cancels_its_request(engine: Engine) -> None:
+    async def first() -> None:
+        async for _ in engine.astream(PROMPT, LONG):
+            break
+
+    asyncio.run(first())
+    finally_nothing_lost(engine)
+
+
+def test_a_cancelled_asyncio_task_cancels_its_request(engine: Engine) -> None:
+    async def collect() -> list[Any]:
+        return [event async for event in engine.astream(PROMPT, LONG)]
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(collect(), 0.05)
+
+    asyncio.run(give_up())
+    finally_nothing_lost(engine)
+
+
+def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -> None:
+    loop = asyncio.new_event_loop()
+    stream = engine.astream(PROMPT, LONG)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+    before = engine.stats().requests_finished
+    assert engine.stats().rows_running == 1
+    del stream
+    finally_nothing_lost(engine)
+    assert engine.stats().requests_finished == before + 1
+    assert engine.stats().generated_tokens < 412
+
+
+def test_an_astream_belongs_to_one_event_loop(engine: Engine) -> None:
+    stream = engine.astream(PROMPT, LONG)
+
+    async def read() -> TokenEvent:
+        return await anext(stream)
+
+    asyncio.run(read())
+    with pytest.raises(InvalidRequest, match="another event loop"):
+        asyncio.run(read())
+    finally_nothing_lost(engine)
+
+
+def test_an_astream_raises_that_the_engine_was_closed(tiny: Any) -> None:
+    engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
+
+    async def read() -> None:
+        stream = engine.astream(PROMPT, LONG)
+        await anext(stream)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineClosed):
+            async for _ in stream:
+                pass
+        assert [event async for event in stream] == []
+
+    asyncio.run(read())
+
+
+def test_a_stream_keeps_its_engine(tiny: Any) -> None:
+    *_, last = Engine(tiny("llama"), kv_memory="256KB", block_size=8).stream(PROMPT, SHORT)
+    assert len(last.completion.token_ids) == 12
