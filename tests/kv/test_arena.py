@@ -7,9 +7,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cortexmlx.kv.arena as arena_module
 from cortexmlx.errors import KVBlockError, MemoryRefused
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.core_driver import Driver
@@ -57,3 +60,70 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
         arena.resize(2 * before)
     assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots}
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
+
+
+@given(st.data(), st.integers(1, 6), st.sampled_from([1, 2, 8]))
+@settings(max_examples=40)
+def test_the_slabs_hold_what_plain_arrays_hold(data: st.DataObject, blocks: int, size: int) -> None:
+    """Writes, copies, resizes and fills of two layer groups, beside NumPy arrays with the same indices."""
+    groups = [LayerGroup(KVSpec(2, 3, 1, "float32"), (0, 2)), LayerGroup(KVSpec(1, 2, 2, "float32"), (1,))]
+    arena = KVArena(groups, blocks, size)
+    plain = {layer: [np.array(a) for a in arena.slab(layer)] for layer in range(3)}
+    rng = np.random.default_rng(blocks)
+    for _ in range(data.draw(st.integers(1, 8))):
+        what = data.draw(st.sampled_from(["write", "copy", "resize", "fill"]))
+        group = data.draw(st.integers(0, 1))
+        slots = np.array(data.draw(st.lists(st.integers(0, blocks * size - 1), unique=True, max_size=9)), np.int32)
+        if what == "write":
+            layer = data.draw(st.sampled_from(groups[group].layers))
+            new = [rng.normal(size=(a.shape[0], len(slots), a.shape[2])).astype(np.float32) for a in plain[layer]]
+            arena.write(layer, mx.array(slots), *map(mx.array, new))
+            for array, values in zip(plain[layer], new, strict=True):
+                array[:, slots] = values
+        elif what == "copy":
+            some = data.draw(st.permutations(range(blocks)))[: 2 * (blocks // 2)]
+            sources, targets = np.array(some[::2], np.int32), np.array(some[1::2], np.int32)
+            arena.copy_blocks(group, sources, targets)
+            for layer in groups[group].layers:
+                for array in plain[layer]:
+                    by_block = array.reshape(array.shape[0], -1, size, array.shape[2])
+                    by_block[:, targets] = by_block[:, sources]
+        elif what == "fill":
+            arena.fill(group, slots, 0.5)
+            for layer in groups[group].layers:
+                for array in plain[layer]:
+                    array[:, slots] = 0.5
+        else:
+            keep, blocks = blocks, data.draw(st.integers(1, 8))
+            arena.resize(blocks)
+            for layer, arrays in plain.items():
+                kept = [a[:, : min(keep, blocks) * size] for a in arrays]
+                rest = (blocks + 2) * size - kept[0].shape[1]
+                plain[layer] = [np.pad(a, [(0, 0), (0, rest), (0, 0)]) for a in kept]
+    assert arena.null_block == blocks and arena.nbytes == sum(a.nbytes for arrays in plain.values() for a in arrays)
+    run = KVHandle(data.draw(st.integers(0, blocks - 1)), 1)
+    for layer, arrays in plain.items():
+        every = (arena.slab(layer), arena.view(layer, run, size), arena.blocks_of(layer))
+        for slab, view, matrices, array in zip(*every, arrays, strict=True):
+            assert np.array_equal(np.array(slab), array)
+            assert np.array_equal(np.array(view), array[:, run.start * size : run.stop * size])
+            head, total = array.shape[0] - 1, blocks + 2
+            assert np.array_equal(np.array(matrices[head * total + run.start]), np.array(view)[head])
+        assert not any(np.array(a)[:, blocks * size : (blocks + 1) * size].any() for a in arena.slab(layer))
+
+
+def test_a_view_is_of_tokens_that_the_run_has() -> None:
+    arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, 8)
+    assert arena.view(0, KVHandle(1, 2), 16)[0].shape == (1, 16, 4)
+    for tokens in (-1, 17):
+        with pytest.raises(ValueError, match="a run of 2 blocks of 8 has no"):
+            arena.view(0, KVHandle(1, 2), tokens)
+
+
+def test_an_arena_that_is_refused_says_how_much_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes again, up to 256 MiB, must be left for the steps."""
+    group, asked = LayerGroup(KVSpec(1, 4, 4, "float32"), (0, 1)), list[int]()
+    monkeypatch.setattr(arena_module, "obtainable", lambda size: asked.append(size))
+    with pytest.raises(MemoryRefused, match=r"refuses 4 KiB .*--kv-memory"):
+        KVArena([group], 6, 8)
+    assert asked == [2 * 4096]

@@ -2,50 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.blocks import cached_text
 
-
-def groups(count: int) -> tuple[LayerGroup, ...]:
-    return tuple(LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(count))
+SEQ = 7
 
 
-def broken(cache: KVCache, how: str) -> None:
-    entry = cache.prefix.entry_of(0)
-    assert entry is not None
-    if how == "a lost block":
-        cache.prefix.acquire(entry)
-    elif how == "a cached block that is free":
-        cache.allocator(0).free(KVHandle(entry.blocks[0], 1))
-    elif how == "a used block that may be evicted":
-        cache._pools[0].ref_counts[entry.blocks[0]] += 1
-    elif how == "other tokens under a key":
-        entry.tokens = (9, *entry.tokens[1:])
-    elif how == "a block of two entries":
-        cache.prefix._by_block[1] = entry
-    else:
-        entry.parent.children.clear()
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "a lost block",
-        "a cached block that is free",
-        "a used block that may be evicted",
-        "other tokens under a key",
-        "a block of two entries",
-        "an entry that cannot be reached",
-    ],
-)
-def test_the_books_are_checked(how: str) -> None:
-    cache = KVCache(groups(1), 4, 4)
+def books() -> KVCache:
+    """Six tokens that nobody uses in blocks 0 and 1, and a sequence of eight in blocks 2 and 3."""
+    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 6, 4)
     cached_text(cache, list(range(6)))
+    cache.allocate_for(SEQ, 8)
+    cache.append(SEQ, 8)
+    return cache
+
+
+def entry(cache: KVCache, block: int = 0) -> Entry:
+    found = cache.prefix.entry_of(block)
+    assert found is not None
+    return found
+
+
+def hold_twice(cache: KVCache) -> None:
+    cache._sequences[SEQ].tables[0].blocks[1] = 2
+
+
+def be_longer(cache: KVCache) -> None:
+    cache._sequences[SEQ].length = 9
+
+
+def count_one_more(cache: KVCache) -> None:
+    cache._pools[0].ref_counts[2] += 1
+
+
+def lose(cache: KVCache) -> None:
+    cache.prefix.acquire(entry(cache))
+
+
+def free_what_is_used(cache: KVCache) -> None:
+    cache.allocator(0).free(KVHandle(2, 1))
+
+
+def evict_what_is_used(cache: KVCache) -> None:
+    cache.register(SEQ, list(range(20, 28)), 8)
+    cache.prefix.release(entry(cache, 2))
+
+
+def free_what_is_cached(cache: KVCache) -> None:
+    cache.allocator(0).free(KVHandle(0, 1))
+
+
+def forget_a_block(cache: KVCache) -> None:
+    del cache.prefix._by_block[1]
+
+
+def change_tokens(cache: KVCache) -> None:
+    entry(cache).tokens = (9, 1, 2, 3)
+
+
+def forget_a_successor(cache: KVCache) -> None:
+    entry(cache).parent.children.clear()
+
+
+def begin_elsewhere(cache: KVCache) -> None:
+    first = entry(cache)
+    first.parent = Node(first.parent.key, children=first.parent.children)
+
+
+def swap(cache: KVCache) -> None:
+    by_block = cache.prefix._by_block
+    by_block[0], by_block[1] = by_block[1], by_block[0]
+
+
+def hold_more_than_a_block(cache: KVCache) -> None:
+    cache.prefix.insert(cache.prefix.root(), range(30, 35), (2,))
+
+
+def wait_although_gone(cache: KVCache) -> None:
+    last = entry(cache, 1)
+    cache.prefix.remove(last)
+    cache.prefix.release(last)
+
+
+DAMAGE: dict[Callable[[KVCache], None], str] = {
+    hold_twice: "sequence 7 holds a block twice",
+    be_longer: "sequence 7 is longer than its blocks",
+    count_one_more: "counts do not match the tables",
+    lose: r"blocks \[0\] are lost",
+    free_what_is_used: "a block in use may be taken",
+    evict_what_is_used: "a block in use may be taken",
+    free_what_is_cached: "a cached block is free",
+    forget_a_block: "a block has two entries",
+    change_tokens: "under a key that is not its own",
+    forget_a_successor: "not among its parent's successors",
+    begin_elsewhere: "an entry's root is not its salt's",
+    swap: "does not lead to its entry",
+    hold_more_than_a_block: "more tokens than a block",
+    wait_although_gone: "what is gone waits to go",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_disagreement_is_noticed_by_name(damage: Callable[[KVCache], None]) -> None:
+    cache = books()
     cache.check_invariants()
-    broken(cache, how)
-    with pytest.raises(AssertionError):
+    damage(cache)
+    with pytest.raises(AssertionError, match=DAMAGE[damage]):
         cache.check_invariants()
+
+
+def test_the_counts_are_those_of_the_books() -> None:
+    cache = books()
+    cache.fork(SEQ, 8, 4)
+    stats = cache.stats()
+    assert (stats.total_blocks, stats.used_blocks, stats.shared_blocks) == (6, 2, 1)
+    assert (stats.cached_blocks, stats.free_blocks) == (2, 4), "what is cached and unused counts as free"
+    assert (stats.sequences, stats.tokens, stats.single_run_sequences) == (2, 12, 2)
+    assert cache.block_counts == (stats.used_blocks, stats.cached_blocks, stats.free_blocks)
+    assert stats.fragmentation == 0.0

@@ -1,4 +1,4 @@
-"""The core moves blocks together while nothing runs: what is free becomes one run, and what is cached is found again."""
+"""The core moves blocks together while nothing runs: what is free becomes one run, what is cached is found again."""
 
 from __future__ import annotations
 

@@ -1,0 +1,120 @@
+"""A group's blocks under random use, beside plain lists of who owns which."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.pool import BlockPool
+from cortexmlx.kv.table import BlockTable
+
+TABLES = 4
+TABLE = st.integers(0, TABLES - 1)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Tables take blocks, share them and give them up; some are cached and stay without owners."""
+
+    @initialize(blocks=st.integers(1, 20))
+    def begin(self, blocks: int) -> None:
+        self.pool = BlockPool(blocks)
+        self.blocks = blocks
+        self.tables = [BlockTable() for _ in range(TABLES)]
+        self.cached: set[int] = set()
+
+    def owners(self) -> Counter[int]:
+        return Counter(block for table in self.tables for block in table.blocks)
+
+    def held(self) -> set[int]:
+        return {*self.owners(), *self.cached}
+
+    @rule(at=TABLE, more=st.integers(0, 6), beyond=st.integers(0, 4))
+    def extend(self, at: int, more: int, beyond: int) -> None:
+        """As many as are needed, or as are wanted; a block is taken from nobody, and the old ones stay."""
+        free = self.blocks - len(self.held())
+        more = min(more, free)
+        table, taken = self.tables[at], self.held()
+        before = list(table.blocks)
+        self.pool.extend(table, len(before) + more, len(before) + more + beyond)
+        new = table.blocks[len(before) :]
+        assert table.blocks[: len(before)] == before and not taken & set(new) and len(set(new)) == len(new)
+        assert len(new) in (more, more + beyond) if more else not new
+        if len(new) > more:
+            assert new == list(range(new[0], new[0] + len(new))), "what is only wanted comes in one run"
+
+    @rule(source=TABLE, taker=TABLE, at=st.integers(0, 9))
+    def share(self, source: int, taker: int, at: int) -> None:
+        blocks = self.tables[source].blocks
+        if blocks and blocks[at % len(blocks)] not in self.tables[taker].blocks:
+            self.pool.share(self.tables[taker], blocks[at % len(blocks)])
+
+    @rule(at=TABLE, keep=st.integers(0, 6))
+    def give_up(self, at: int, keep: int) -> None:
+        """What is cached loses an owner and stays, anything else goes with its last owner."""
+        gone = self.tables[at].cut(keep)
+        left = self.owners()
+        self.pool.decref([b for b in gone if b in self.cached])
+        rest = [b for b in gone if b not in self.cached]
+        assert self.pool.release(rest) == sum(not left[b] for b in rest)
+
+    @rule(at=TABLE)
+    def cache(self, at: int) -> None:
+        self.cached |= set(self.tables[at].blocks[:1])
+
+    @precondition(lambda self: self.cached - set(self.owners()))
+    @rule(pick=st.integers(0, 9))
+    def evict(self, pick: int) -> None:
+        unused = sorted(self.cached - set(self.owners()))
+        block = unused[pick % len(unused)]
+        self.cached.remove(block)
+        self.pool.free_cached(block)
+
+    @rule(more=st.integers(1, 5))
+    def grow(self, more: int) -> None:
+        self.pool.grow(more)
+        self.blocks += more
+
+    @rule(less=st.integers(1, 5))
+    def shrink(self, less: int) -> None:
+        end = set(range(self.blocks - less, self.blocks))
+        if less >= self.blocks or end & self.held():
+            with pytest.raises(KVBlockError):
+                self.pool.shrink(less)
+        else:
+            self.pool.shrink(less)
+            self.blocks -= less
+
+    @rule()
+    def compact(self) -> None:
+        """Those that hold something come first, in their order, and nothing else is renumbered."""
+        places = self.pool.compact()
+        assert places == {old: new for new, old in enumerate(sorted(self.held()))}
+        for table in self.tables:
+            table.blocks = [places[b] for b in table.blocks]
+        self.cached = {places[b] for b in self.cached}
+
+    @invariant()
+    def counts_are_right_and_nothing_is_lost(self) -> None:
+        if hasattr(self, "pool"):
+            owners = self.owners()
+            assert self.pool.ref_counts.tolist() == [owners[b] for b in range(self.blocks)]
+            assert set(self.pool.list_free()) == set(range(self.blocks)) - self.held()
+            self.pool.allocator.check_invariants()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_the_last_run_grows_in_place_before_another_begins() -> None:
+    pool, one, other = BlockPool(12), BlockTable(), BlockTable()
+    pool.extend(one, 2, 2)
+    pool.extend(other, 1, 1)
+    pool.release(other.cut(0))
+    pool.extend(one, 4, 4)
+    assert one.blocks == [0, 1, 2, 3]
