@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.plan import StepKind
+from cortexmlx.scheduling.decode_window import DecodeWindow
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind
+from cortexmlx.scheduling.running import RunningSet
+from support.requests import job_of
 from support.stage import Stage
 
 
@@ -46,3 +53,95 @@ def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
     stage.scheduler.relieve(critical=True)
     stage.finish()
     assert stage.cache.blocks < 60
+
+
+# -- the window alone -------------------------------------------------------------------------------------------------
+
+
+class Opened:
+    """A window over rows whose prompts are computed, without a scheduler."""
+
+    def __init__(self, limits: list[int]) -> None:
+        self.cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 64, 4)
+        self.running = RunningSet(self.cache, 8, headroom=0, share_prefixes=True)
+        self.window = DecodeWindow(self.cache, self.running)
+        self.jobs = [job_of(i, [i] * (3 + i), limit) for i, limit in enumerate(limits)]
+        self.room: dict[int, int] = {}
+        for job in self.jobs:
+            job.keys = self.running.keys(job.tokens, None)
+            self.running.begin(job, None)
+            self.cache.append(job.id, len(job.tokens))
+            job.num_computed_tokens = job.num_stored_tokens = len(job.tokens)
+            job.state, job.num_planned_outputs = RequestState.DECODING, 1
+            job.tokens.append(9)
+        self.window.open(self.make_room)
+
+    def make_room(self, job: Job, tokens: int) -> None:
+        self.room[job.id] = tokens
+        assert self.running.reserve(job, tokens)
+
+    def step(self) -> None:
+        """A column: every lane that is to get a token gets it at once."""
+        for job in self.window.todo.values():
+            job.num_computed_tokens += 1
+            job.num_planned_outputs += 1
+            self.cache.append(job.id, 1)
+            job.tokens.append(9)
+        self.window.column += 1
+
+    def end(self, job: Job, well: bool) -> None:
+        lane = self.window.lane_of(job)
+        assert lane is not None
+        job.state, job.generation = RequestState.FINISHED, job.generation + 1
+        self.running.release_row(job)
+        if well:
+            self.window.await_flush(lane)
+        else:
+            self.running.release_blocks(job)
+
+
+def test_a_window_has_room_for_its_columns_and_for_no_more_than_an_answer_takes() -> None:
+    opened = Opened([40, 5, 1])
+    assert opened.room == {0: 3 + TAIL_COLUMNS, 1: 4 + 4}, "what has all its tokens planned gets no lane"
+    assert [lane.job.id for lane in opened.window.lanes] == [0, 1]
+    for _ in range(5):
+        opened.step()
+    assert list(opened.window.todo) == [0], "the second answer is complete"
+    assert opened.window.lane_of(opened.jobs[1]) is not None and opened.window.lane_of(opened.jobs[2]) is None
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, TAIL_COLUMNS))
+def test_a_flush_is_wanted_when_going_on_computes_more_in_vain_than_a_step_of_all(
+    lanes: int, dead: int, column: int
+) -> None:
+    opened = Opened([40] * lanes)
+    for job in opened.jobs[:dead]:
+        opened.end(job, well=False)
+    opened.window.column = column
+    in_vain = min(dead, lanes) * (TAIL_COLUMNS - column)
+    assert opened.window.wants_flush == (column == TAIL_COLUMNS or in_vain >= lanes)
+
+
+def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
+    opened = Opened([40, 40, 40])
+    for _ in range(6):
+        opened.step()
+    going, well, badly = opened.jobs
+    opened.end(well, well=True)
+    opened.end(badly, well=False)
+    assert opened.window.awaiting_flush == [well] and opened.cache.sequences == {going.id, well.id}
+    slots = {job: opened.cache.slots(job.id, 0, job.prompt_length, 6).tolist() for job in (going, well)}
+    flush = opened.window.flush()
+    assert flush is not None and flush.columns == 6
+    wanted = [*slots[going], *slots[well], *[SCRATCH_SLOT] * 6]
+    assert flush.writes[0].slots.tolist() == wanted
+    assert going.num_stored_tokens == going.num_computed_tokens == 9
+    assert opened.cache.sequences == {going.id} and not opened.window.awaiting_flush
+    found = opened.cache.match(well.tokens, opened.cache.prefix.keys(well.tokens), len(well.tokens))
+    assert len(found.entries) * 4 + found.partial_tokens == 10, "its prompt and six tokens; the newest has no key"
+    assert (opened.window.lanes, opened.window.column) == ((), 0)
+
+
+def test_a_window_without_a_column_has_nothing_to_flush() -> None:
+    opened = Opened([40])
+    assert opened.window.flush() is None and opened.window.lanes == ()

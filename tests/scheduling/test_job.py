@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Lane
 from support.clockwork import Clockwork
+from support.requests import job_of
 
 
 def test_a_high_priority_overtakes_but_a_low_one_does_not_wait_for_ever() -> None:
@@ -44,3 +49,39 @@ def test_the_delay_of_background_requests_has_an_end(one: int, other: int) -> No
     assert early.order < late.order
     works.now -= BACKGROUND_DELAY / 2 + 1e-6
     assert works.add(2, 1, tokens=other).order < early.order
+
+
+@pytest.mark.parametrize(
+    ("params", "needs"),
+    [
+        ({}, False),
+        ({"temperature": 1.0, "top_p": 0.5, "logit_bias": {3: 1.0}}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": 0.5}, True),
+        ({"frequency_penalty": -0.5}, True),
+        ({"logits_processors": [lambda tokens, logits: logits]}, True),
+    ],
+)
+def test_the_tokens_so_far_are_needed_by_what_looks_at_them(params: dict[str, Any], needs: bool) -> None:
+    assert job_of(0, [1, 2], **params).needs_history == needs
+
+
+def test_a_lane_lives_while_its_job_decodes_and_has_not_been_away() -> None:
+    job = job_of(0, [1, 2])
+    lane = Lane(job, job.generation, 2)
+    assert not lane.live
+    job.state = RequestState.DECODING
+    assert lane.live
+    job.generation += 1
+    assert not lane.live, "it was preempted, and decodes again in another row"
+
+
+def test_what_a_job_has_generated_stands_behind_its_prompt() -> None:
+    job = job_of(0, [1, 2, 3], max_tokens=4)
+    job.state = RequestState.DECODING
+    for planned in range(1, 5):
+        assert job.can_decode
+        job.tokens.append(9)
+        job.num_planned_outputs = planned
+    assert (job.output, job.generated, job.max_total_tokens) == ([9] * 4, 4, 7)
+    assert not job.can_decode

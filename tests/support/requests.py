@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
@@ -24,3 +25,9 @@ def add(
     """Queue a job."""
     request = QueuedRequest(tuple(prompt), params, seed, client=client, background=background)
     return scheduler.add(JobId(number), request, stop_ids, fork_of)
+
+
+def job_of(number: int, prompt: Sequence[int], max_tokens: int = 40, **params: Any) -> Job:
+    """A job that no scheduler knows."""
+    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **params))
+    return Job(JobId(number), request, frozenset(), max_tokens, arrival=float(number), number=number, keys=[])

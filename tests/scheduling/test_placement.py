@@ -1,0 +1,111 @@
+"""Where a step's tokens lie, beside an arena of labels: every query sees its row's tokens, and no junk is read."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.scheduling.job import Job, Lane
+from cortexmlx.scheduling.placement import arena_writes, flush_of, group_steps
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite
+from support.requests import job_of
+
+GROUPS = [LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 8, 8, "float32", window=5), (1,))]
+JUNK, ZERO = -1, -2
+BLOCKS = 160
+COUNTS = st.lists(st.sampled_from([1, 1, 2, 3, 7]), min_size=1, max_size=4)
+
+
+class Labels:
+    """An arena in which the token of job j at position p is the number 100 * j + p."""
+
+    def __init__(self, size: int) -> None:
+        self.cache = KVCache(GROUPS, BLOCKS, size)
+        self.slots = [np.full((BLOCKS + 1) * size, JUNK) for _ in GROUPS]
+        for group in self.slots:
+            group[BLOCKS * size :] = ZERO  # the null block
+
+    def write(self, group: int, write: ArenaWrite, labels: list[int]) -> None:
+        """A slot of scratch is nobody's: its label is dropped."""
+        real = write.slots != SCRATCH_SLOT
+        self.slots[group][write.slots[real]] = np.array(labels)[real]
+        self.slots[group][write.zeros] = ZERO
+
+    def read(self, group: int, step: GroupStep, row: int) -> list[int]:
+        """What a single-token query reads: whole blocks."""
+        size = self.cache.block_size
+        return [int(label) for b in step.tables[row] for label in self.slots[group][b * size : (b + 1) * size]]
+
+
+def labels_of(job: Job, first: int, count: int) -> list[int]:
+    return [100 * job.id + p for p in range(first, first + count)]
+
+
+@given(st.lists(COUNTS, min_size=1, max_size=5), st.sampled_from([1, 4, 8]))
+def test_each_query_finds_its_rows_tokens_and_no_junk(steps: list[list[int]], size: int) -> None:
+    arena = Labels(size)
+    jobs = [job_of(i, [1]) for i in range(max(map(len, steps)))]
+    for job in jobs:
+        arena.cache.allocate_for(job.id, 1)
+    for counts in steps:
+        scheduled = sorted(zip(jobs, counts, strict=False), key=lambda s: s[1] > 1)
+        for job, count in scheduled:
+            arena.cache.reserve(job.id, job.num_computed_tokens + count)
+        writes = arena_writes(arena.cache, scheduled)
+        written = [label for job, n in scheduled for label in labels_of(job, job.num_computed_tokens, n)]
+        for group, (write, step) in enumerate(
+            zip(writes, group_steps(arena.cache, scheduled, written=True), strict=True)
+        ):
+            arena.write(group, write, written)
+            assert step.window == GROUPS[group].spec.window
+            singles = [job for job, n in scheduled if n == 1]
+            assert step.lengths.tolist() == [job.num_computed_tokens + 1 for job in singles]
+            for row, job in enumerate(singles):
+                seen, length = arena.read(group, step, row), int(step.lengths[row])
+                assert seen[:length] == labels_of(job, 0, length) and set(seen[length:]) <= {ZERO}
+                if (run := step.runs[row]) is not None:
+                    assert [*range(run.start, run.stop)] == step.tables[row, : run.count].tolist()
+            begin = len(singles)
+            for piece, (job, n) in zip(step.pieces, scheduled[begin:], strict=True):
+                assert (piece.begin, piece.end, piece.first) == (begin, begin + n, job.num_computed_tokens)
+                where = piece.slots if piece.run is None else np.arange(piece.run.start * size, piece.run.stop * size)
+                assert where is not None
+                assert arena.slots[group][where[: piece.tokens]].tolist() == labels_of(job, 0, piece.tokens)
+                begin += n
+        for job, count in scheduled:
+            arena.cache.append(job.id, count)
+            job.num_computed_tokens += count
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=4), st.sampled_from([1, 4, 8]))
+def test_a_flush_brings_each_lanes_columns_to_their_slots_and_the_rest_to_scratch(
+    rows: list[tuple[int, int]], size: int
+) -> None:
+    arena, columns = Labels(size), 6
+    lanes = []
+    for i, (base, done) in enumerate(rows):
+        job = job_of(i, [1] * base)
+        arena.cache.allocate_for(job.id, base + done)
+        arena.cache.append(job.id, base + done)
+        for group in range(2):
+            before = arena.cache.slots(job.id, group, 0, base)
+            arena.slots[group][before] = labels_of(job, 0, base)
+            rest = arena.cache.slots(job.id, group, base, -base % size) if base % size else []
+            arena.slots[group][rest] = ZERO
+        lanes.append(Lane(job, job.generation, base))
+    ends = {i: base + done for i, (base, done) in enumerate(rows) if done}
+    flush = flush_of(arena.cache, lanes, columns, ends)
+    labels = [label for lane in lanes for label in labels_of(lane.job, lane.base, columns)]
+    assert flush.columns == columns
+    for group, write in enumerate(flush.writes):
+        assert (write.slots == SCRATCH_SLOT).sum() == columns * len(rows) - sum(done for _, done in rows)
+        arena.write(group, write, labels)
+        for lane, (base, done) in zip(lanes, rows, strict=True):
+            table = arena.cache.block_table(lane.job.id, group)
+            seen = [int(x) for b in table for x in arena.slots[group][b * size : (b + 1) * size]]
+            assert seen[: base + done] == labels_of(lane.job, 0, base + done)
+            assert set(seen[base + done :]) <= {ZERO}
