@@ -9,19 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from support.folders import CONFIG, write_folder
+from support.folders import CONFIG, fails, write_folder
 
-
-@pytest.fixture(autouse=True)
-def a_linux_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is loaded here becomes float32, as on a Linux CPU, wherever the tests run."""
-    import mlx.core as mx
-
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: True)
-    mx.set_default_device(mx.cpu)
-
+pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 
 TOKENS = [5, 250, 17, 99, 3, 140]
 
@@ -59,38 +51,6 @@ def test_all_end_tokens_are_collected(tmp_path: Path) -> None:
     assert set(load_model(folder).tokenizer.eos_token_ids) == {7, 11, 12, 256}
 
 
-def test_half_precision_becomes_float32_on_a_cpu_even_when_weights_may_not_grow(tmp_path: Path) -> None:
-    loaded = load_model(write_folder(tmp_path / "m", quantize=True, dtype="float16"), dequantize=False)
-    assert loaded.dtype == "float32"
-    assert hasattr(loaded.model.layers[0].mlp.up_proj, "scales")
-    assert any("quantized" in note for note in loaded.notes)
-
-
-def test_loading_reports_progress(tmp_path: Path) -> None:
-    seen: list[tuple[str, float]] = []
-    load_model(write_folder(tmp_path / "m"), on_progress=lambda what, fraction: seen.append((what, fraction)))
-    fractions = [fraction for _, fraction in seen]
-    assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
-
-
-def test_a_context_length_that_is_not_stated_is_assumed_and_said(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
-    (folder / "config.json").write_text(json.dumps(config))
-    loaded = load_model(folder)
-    assert loaded.context_length == 2048
-    assert any("2048" in note for note in loaded.notes)
-
-
-def fails(folder: Path, error: type[CortexError], *words: str) -> None:
-    with pytest.raises(error) as caught:
-        load_model(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
-
-
 def test_an_empty_folder_holds_no_model(tmp_path: Path) -> None:
     fails(tmp_path, ModelNotFound, "no config.json")
 
@@ -106,43 +66,6 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     fails(folder, ModelCorrupt, "no weights", "model*.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"x")
     fails(folder, ModelUnsupported, ".bin", "mlx_lm.convert")
-
-
-@pytest.mark.parametrize("kept", [0, 4, 8, 100, -1])
-def test_truncated_weights_are_reported_with_the_bytes(tmp_path: Path, kept: int) -> None:
-    folder = write_folder(tmp_path / "m")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:kept])
-    fails(folder, ModelCorrupt, "model.safetensors", "Download it again")
-
-
-def test_a_damaged_weights_header(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[8:20] = b"\xff" * 12
-    file.write_bytes(content)
-    fails(folder, ModelCorrupt, "header cannot be read")
-
-
-def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    fails(folder, ModelCorrupt, "git lfs pull")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    fails(folder, ModelCorrupt, "model-00002-of-00002.safetensors")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}'])
-def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "model.safetensors.index.json").write_text(content)
-    fails(folder, ModelCorrupt, "model.safetensors.index.json")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00", '{"hidden_size": 3}', '{"model_type": 4}'])

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.errors import CortexError
+
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -53,3 +55,33 @@ def write_folder(folder: Path, quantize: bool = False, dtype: str = "float32", *
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     return folder
+
+
+def fails(folder: Path, error: type[CortexError], *words: str) -> None:
+    """Loading `folder` ends in `error`, one line with `words` in it."""
+    import pytest
+
+    from cortexmlx.models import load_model
+
+    with pytest.raises(error) as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def cached_model(cache: Path, repo: str, complete: bool = True) -> Path:
+    """The snapshot of `repo` in the hub library's layout below `cache`; without weights if not `complete`."""
+    import mlx.core as mx
+
+    base = cache / f"models--{repo.replace('/', '--')}"
+    commit = "0" * 40
+    snapshot = base / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (base / "refs").mkdir()
+    (base / "refs" / "main").write_text(commit)
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    if complete:
+        mx.save_safetensors(str(snapshot / "model.safetensors"), {"w": mx.zeros((2, 2))})
+    return snapshot

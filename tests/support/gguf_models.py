@@ -110,6 +110,20 @@ def write_model(path: Path, architecture: str = "llama", header: dict[str, Any] 
     return write_gguf(path, header or metadata(architecture), tensors(architecture=architecture, **kwargs))
 
 
+def refused(tmp_path: Path, error: type[Exception], *words: str, **kwargs: Any) -> None:
+    """Loading the tiny model so written ends in `error`, one line with the file's name and `words` in it."""
+    import pytest
+
+    from cortexmlx.models import load_model
+
+    path = write_model(tmp_path / "tiny.gguf", **kwargs)
+    with pytest.raises(error) as caught:
+        load_model(path)
+    for word in ("tiny.gguf", *words):
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def values(stored: dict[str, tuple[str, tuple[int, ...], bytes]]) -> dict[str, np.ndarray]:
     return {name: decode(data, kind, shape) for name, (kind, shape, data) in stored.items()}
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import sentencepiece as spm
+from hypothesis import strategies as st
 
 CORPUS = [
     "Hello world, this is a test of the tokenizer.",
@@ -46,6 +47,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "remove_extra_whitespaces": False,
     },
 }
+
+ALPHABET = st.sampled_from([*"Helo wrdthis 12éß世界мир\n\t.▁<>", "<turn>", "\n\n", "   ", "🙂", "\u0301"])
+TEXTS = st.one_of(st.text(max_size=20), st.lists(ALPHABET, max_size=20).map("".join))
 
 
 @lru_cache

@@ -10,9 +10,10 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, PreTokenizer, pre_tokenizer
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
+from support.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
 
 # The rules as their models publish them.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -34,36 +35,6 @@ RULES = {
     "tekken": [TEKKEN],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]"],
 }
-ALPHABET = "aAsStl'’ 0123½Ⅳ\n\r\t.!/$_éÉß漢ǅʰ\u0301\u200b🙂"
-
-
-def byte_chars() -> dict[int, str]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {byte: chr(byte) for byte in printable}
-    for byte in range(256):
-        if byte not in table:
-            table[byte] = chr(0x100 + len(table) - len(printable))
-    return table
-
-
-CHARS = byte_chars()
-
-
-def vocabulary() -> tuple[list[str], list[str]]:
-    """All bytes, and a merge of every two bytes that the alphabet uses: any wrong word boundary changes the tokens."""
-    used = sorted({CHARS[byte] for byte in ALPHABET.encode()})
-    merges = [f"{a} {b}" for a in used for b in used]
-    return [CHARS[b] for b in range(256)] + [m.replace(" ", "") for m in merges], merges
-
-
-TOKENS, MERGES = vocabulary()
-NONE = SpecialTokens()
-SPECIALS = ["<|begin|>", "<|end|>"]
-
-
-def build(rule: PreTokenizer, special: SpecialTokens = NONE, **kwargs: object) -> ByteLevelTokenizer:
-    types = [1] * len(TOKENS) + [3] * len(SPECIALS) + [4]
-    return ByteLevelTokenizer([*TOKENS, *SPECIALS, "user made"], MERGES, types, rule, special, **kwargs)
 
 
 def split(patterns: list[str], text: str) -> list[str]:
@@ -161,17 +132,6 @@ def test_special_and_user_defined_tokens_in_the_text_are_one_token() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "auser made"
 
 
-def test_prompts_begin_and_end_as_the_settings_say() -> None:
-    first = len(TOKENS)
-    special = SpecialTokens(bos_id=first, eos_id=first + 1, add_bos=True, add_eos=True)
-    tokenizer = build(pre_tokenizer("smollm", "a.gguf"), special)
-    middle = [TOKENS.index("a")]
-    assert tokenizer.encode("a") == [first, *middle, first + 1]
-    assert tokenizer.encode("a", add_special_tokens=False) == middle
-    assert tokenizer.bos_token == "<|begin|>" and tokenizer.eos_token == "<|end|>"
-    assert tokenizer.eos_token_ids == {first + 1}
-
-
 def test_whole_words_skip_the_merges_where_the_rule_says_so() -> None:
     tokens = [*TOKENS, "hello"]
     types = [1] * len(tokens)
@@ -183,12 +143,6 @@ def test_whole_words_skip_the_merges_where_the_rule_says_so() -> None:
 def test_qwen2_composes_characters_first() -> None:
     assert BUILT["qwen2"].encode("e\u0301") == BUILT["qwen2"].encode("é")
     assert BUILT["smollm"].encode("e\u0301") != BUILT["smollm"].encode("é")
-
-
-def test_nul_and_broken_text_are_encoded() -> None:
-    tokenizer = BUILT["smollm"]
-    assert tokenizer.decode(tokenizer.encode("a\0b")) == "a\0b"
-    assert tokenizer.decode(tokenizer.encode("a\udc80b")) == "a\ufffdb"
 
 
 def test_ids_beyond_the_vocabulary_have_no_text() -> None:
@@ -203,47 +157,3 @@ def test_an_unknown_rule_is_refused_by_name() -> None:
 def test_merges_outside_the_vocabulary_are_corrupt() -> None:
     with pytest.raises(ModelCorrupt, match="inconsistent"):
         ByteLevelTokenizer(TOKENS[:256], ["zz yy"], [1] * 256, pre_tokenizer("smollm", "a"), SpecialTokens())
-
-
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token }}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-def templated() -> ByteLevelTokenizer:
-    first = len(TOKENS)
-    special = SpecialTokens(bos_id=first, eos_id=first + 1, add_bos=True)
-    return build(pre_tokenizer("smollm", "a.gguf"), special, chat_template=TEMPLATE)
-
-
-def test_a_conversation_is_rendered_by_the_template_without_a_second_bos() -> None:
-    tokenizer = templated()
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
-    assert text == "<|begin|>user: a<|end|>\nassistant:"
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
-    assert ids == tokenizer.encode(text, add_special_tokens=False)
-    assert ids.count(len(TOKENS)) == 1
-
-
-def test_a_template_that_refuses_is_an_invalid_request() -> None:
-    special = SpecialTokens()
-    tokenizer = build(
-        pre_tokenizer("smollm", "a"), special, chat_template="{{ raise_exception('roles must alternate') }}"
-    )
-    with pytest.raises(InvalidRequest, match="roles must alternate"):
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
-
-
-def test_messages_without_a_template_are_an_invalid_request() -> None:
-    assert not BUILT["smollm"].has_chat_template
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        BUILT["smollm"].apply_chat_template([{"role": "user", "content": "a"}])
-
-
-def test_mlx_lm_can_wrap_the_tokenizer() -> None:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-    wrapped = TokenizerWrapper(templated())
-    assert wrapped.eos_token_ids == {len(TOKENS) + 1}
-    assert wrapped.apply_chat_template([{"role": "user", "content": "a"}])[0] == len(TOKENS)

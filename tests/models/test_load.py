@@ -1,0 +1,52 @@
+"""Loading, whatever the model comes from: what becomes of its weights, what it says of itself, and how far it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.models import load_model
+from support.folders import CONFIG, write_folder
+from support.gguf_models import write_model
+
+pytestmark = pytest.mark.usefixtures("a_linux_cpu")
+
+
+def test_half_precision_becomes_float32_on_a_cpu_even_when_weights_may_not_grow(tmp_path: Path) -> None:
+    loaded = load_model(write_folder(tmp_path / "m", quantize=True, dtype="float16"), dequantize=False)
+    assert loaded.dtype == "float32"
+    assert hasattr(loaded.model.layers[0].mlp.up_proj, "scales")
+    assert any("quantized" in note for note in loaded.notes)
+
+
+def test_loading_reports_progress(tmp_path: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    load_model(write_folder(tmp_path / "m"), on_progress=lambda what, fraction: seen.append((what, fraction)))
+    fractions = [fraction for _, fraction in seen]
+    assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
+
+
+def test_a_context_length_that_is_not_stated_is_assumed_and_said(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load_model(folder)
+    assert loaded.context_length == 2048
+    assert any("2048" in note for note in loaded.notes)
+
+
+def test_dequantizing_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORTEXMLX_DEQUANTIZE", "0")
+    loaded = load_model(write_model(tmp_path / "tiny.gguf", type_name="Q4_0"))
+    assert hasattr(loaded.model.layers[0].mlp.up_proj, "scales")
+    assert loaded.weight_bytes < loaded.parameters
+
+
+def test_a_machine_with_little_memory_keeps_weights_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
+    parameters = load_model(path).parameters
+    for memory, packed in ((parameters * 16, True), (parameters * 16 + 16, False)):
+        monkeypatch.setattr("cortexmlx.models.load.memory_bytes", lambda memory=memory: memory)
+        assert hasattr(load_model(path).model.layers[0].mlp.up_proj, "scales") is packed
