@@ -216,7 +216,7 @@ def fake_engines(monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 
 def main() -> None:
-    """Run the command line on fake engines, for tests that need a process: `python tests/cli_fakes.py generate ...`."""
+    """Run the command line on fake engines, for tests that need a process: `cli_fakes.py generate ...`."""
     from cortexmlx.cli import main as command
 
     engines.open_engine = Fakes().open_engine  # type: ignore[assignment]

@@ -1,0 +1,110 @@
+"""The slash commands of a chat: what they change, and what they say."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_command, sparkline
+from cortexmlx.cli.chat_session import ChatSession, Question
+from cortexmlx.cli.conversation import Conversation
+from cortexmlx.errors import InvalidRequest
+
+
+@pytest.fixture
+def screen() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def printed(screen: Console) -> str:
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_help_names_every_command_and_alias(session: ChatSession, screen: Console) -> None:
+    run_command("/help", session, screen)
+    for command in COMMANDS:
+        assert all(name in printed(screen) for name in (command.name, *command.aliases, command.meaning))
+    assert [name for name, _ in completions()] == [command.name for command in COMMANDS]
+
+
+def test_clear_undo_and_regen_change_what_the_model_sees(session: ChatSession, screen: Console) -> None:
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    assert run_command("/regen", session, screen) == Question("two", again=True)
+    run_command("/undo", session, screen)
+    assert [turn["content"] for turn in session.conversation.turns] == ["one", "You said: one"]
+    run_command("/reset", session, screen)
+    assert session.conversation.turns == []
+    assert run_command("/undo", session, screen) is None
+    with pytest.raises(InvalidRequest, match="no answer to write again"):
+        run_command("/regen", session, screen)
+
+
+def test_system_is_shown_changed_and_removed(session: ChatSession, screen: Console) -> None:
+    run_command("/system Be brief.", session, screen)
+    assert session.conversation.system == "Be brief."
+    run_command("/system", session, screen)
+    run_command("/system none", session, screen)
+    assert session.conversation.system is None
+    assert printed(screen).splitlines() == [
+        "  system prompt: Be brief.",
+        "  system prompt: Be brief.",
+        "  system prompt: none",
+    ]
+
+
+def test_set_changes_one_parameter_and_checks_it(session: ChatSession, screen: Console) -> None:
+    run_command("/set temp 0.7", session, screen)
+    run_command("/set seed=5", session, screen)
+    assert (session.params.temperature, session.params.seed) == (0.7, 5)
+    run_command("/set seed none", session, screen)
+    assert session.params.seed is None
+    for line, says in {
+        "/set temp hot": "temperature is 'hot', but must be a number",
+        "/set top_k 1.5": "top_k is '1.5', but must be a whole number",
+        "/set top_p 2": "top_p is 2.0",
+        "/set colour red": "no setting 'colour': max_tokens, temperature",
+    }.items():
+        with pytest.raises(InvalidRequest, match=re.escape(says)):
+            run_command(line, session, screen)
+    assert session.params.temperature == 0.7
+
+
+def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    session.conversation.system = "Be brief."
+    session.ask(Question("né"))
+    run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
+    assert (tmp_path / "talk.json").stat().st_mode & 0o777 == 0o600
+    before, session.conversation = session.conversation, Conversation()
+    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
+    assert session.conversation == before
+
+
+def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:
+    session.ask(Question("one"))
+    for line in ("/stats", "/blocks", "/tokens"):
+        run_command(line, session, screen)
+    assert "1 MiB in use of 1 GiB; it may grow to 2 GiB" in printed(screen) and "##.." in printed(screen)
+    assert "of 8,192 tokens of context" in printed(screen)
+    assert "150 of 200 prompt tokens found (75%)" in printed(screen) and "over time" in printed(screen) in printed(
+        screen
+    )
+
+
+def test_a_sparkline_shows_peaks_and_never_more_than_its_width() -> None:
+    assert sparkline([0, 8, 4, 1]) == " █▄▁"
+    assert sparkline([1] * 9 + [100] + [1] * 90, width=10) == "█" + "▁" * 9
+    assert sparkline([]) == sparkline([0, 0]) == "-"
+
+
+def test_an_unknown_command_suggests_the_nearest(session: ChatSession, screen: Console) -> None:
+    with pytest.raises(InvalidRequest, match=r"no command /clera: did you mean /clear\?"):
+        run_command("/clera", session, screen)
+    for name in ("/exit", "/quit", "/bye"):
+        with pytest.raises(Leave):
+            run_command(name, session, screen)

@@ -1,0 +1,64 @@
+"""How a command ends: errors, Ctrl-C and readers that go away become exit codes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cortexmlx.cli.start import run
+from support import cli_fakes
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "generate missing -p hi",
+            "error: no model 'missing': no such folder or .gguf file, and not a hub id (org/name).\n",
+        ),
+        (
+            "generate fake -p !fail",
+            "error: prompt has 9120 tokens, the cache holds 8192: raise --kv-memory or shorten it\n",
+        ),
+        (
+            "generate broken -p hi",
+            "error: unexpected RuntimeError: a bug. Run it again with --debug for the traceback.\n",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    line: str, says: str, fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 1
+    assert capsys.readouterr().err == says
+
+
+def test_debug_anywhere_on_the_line_shows_the_traceback(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "missing", "-p", "hi", "--debug"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "ModelNotFound" in err
+
+
+def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
+    process = subprocess.Popen([*FAKE_COMMAND, "generate", "fake", "-p", "!slow"], stdout=-1, stderr=-1, stdin=-3)
+    assert process.stdout is not None
+    start = process.stdout.read(5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (start, process.returncode, err) == (b"word0", 130, b"")
+    assert out.startswith(b" word1") or out == b"\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen([*FAKE_COMMAND, "generate", "fake", "-p", "!slow"], stdout=-1, stderr=-1, stdin=-3)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=10) == 141
+    assert process.stderr.read() == b""

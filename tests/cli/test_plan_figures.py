@@ -1,0 +1,46 @@
+"""The figures of a plan, on machines of known memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli import plan_figures
+from cortexmlx.cli.plan_figures import Machine, make_plan
+from cortexmlx.cli.plan_source import PlanSource
+from cortexmlx.cli.skeleton import build
+from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+
+MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
+
+
+def plan_of(config: dict[str, Any], machine: Machine = MAC, **options: Any) -> plan_figures.Plan:
+    return make_plan(PlanSource("it", config, None), build(config), machine, max_rows=16, **options)
+
+
+def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:
+    plan = plan_of(QWEN3_8B, lengths=(8192,))
+    assert plan.model.kv_bytes_per_token == plan.here.kv_bytes_per_token == 147_456
+    left = 36 * 2**30 - 2 * 8_190_735_360 - 2 * 16 * 16 * 147_456 - 16 * 151_936 * 4
+    assert plan.here.free_bytes == left and plan.here.fits == left // 147_456
+    assert plan.here.arena_bytes == left // 2
+    assert plan.here.lengths[0].sequences == left // (8192 * 147_456)
+    assert plan_of(QWEN3_8B, kv_memory=2**30).here.arena_tokens == 2**30 // 147_456
+    assert plan_of(QWEN3_8B, itemsize=1).model.kv_bytes_per_token == 73_728
+
+
+def test_on_a_cpu_everything_is_float32_where_that_pays() -> None:
+    small = plan_of(GEMMA3_1B, Machine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
+    assert (small.weight_bytes, small.itemsize) == (4 * 999_885_952, 4)
+    quantized = {**QWEN3_8B, "quantization": {"group_size": 64, "bits": 4}}
+    large = plan_of(quantized, Machine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
+    assert large.weight_bytes == pytest.approx(8_190_735_360 * 5 / 8, rel=0.001)
+    assert large.weights_as == "quantized as stored, the rest float32"
+
+
+def test_a_latent_and_a_recurrent_state_are_counted_as_what_they_are() -> None:
+    assert plan_of(DEEPSEEK_V3).model.kv_bytes_per_token == 61 * 576 * 2
+    mamba = plan_of(MAMBA)
+    assert mamba.model.kv_bytes_per_token == 0 and mamba.here.fits is None
+    assert mamba.model.state_bytes_per_sequence > 64 * 80 * 64 * 128 * 2

@@ -1,0 +1,46 @@
+"""A model without its numbers is counted as its makers publish it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.cli.skeleton import build
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+
+
+def test_a_model_of_published_size_is_counted_exactly_and_nothing_is_allocated() -> None:
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()  # what other tests left
+    skeleton = build(QWEN3_8B)
+    assert (skeleton.parameters, skeleton.weight_bytes) == (8_190_735_360, 2 * 8_190_735_360)
+    assert skeleton.groups == (LayerGroup(KVSpec(8, 128, 128, "bfloat16"), tuple(range(36))),)
+    assert build(GEMMA3_1B).parameters == 999_885_952
+    assert build(DEEPSEEK_V3).parameters == 671_026_419_200
+    assert mx.get_peak_memory() - before < 2**20
+
+
+def test_latent_attention_keeps_one_latent_and_one_rope_key_per_layer() -> None:
+    assert build(DEEPSEEK_V3).groups == (LayerGroup(KVSpec(1, 512, 64, "bfloat16"), tuple(range(61))),)
+
+
+def test_windows_and_recurrent_state_are_told_apart() -> None:
+    near, far = build(GEMMA3_1B).groups
+    assert (near.spec, len(near.layers)) == (KVSpec(1, 256, 256, "bfloat16", window=512), 22)
+    assert (far.spec, far.layers) == (KVSpec(1, 256, 256, "bfloat16"), (5, 11, 17, 23))
+    (mamba,) = build(MAMBA).groups
+    assert (mamba.spec.kv_heads, mamba.layers) == (0, tuple(range(64)))
+    assert mamba.spec.row_bytes > 80 * 64 * 128 * 2
+
+
+def test_quantized_weights_take_their_bits_and_scales() -> None:
+    quantized = build({**QWEN3_8B, "quantization": {"group_size": 64, "bits": 4}})
+    assert quantized.weight_bytes == pytest.approx(8_190_735_360 * 4.5 / 8, rel=0.001)
+    assert quantized.parameters == 8_190_735_360
+
+
+def test_an_unknown_architecture_is_not_guessed() -> None:
+    with pytest.raises(ModelUnsupported, match="mlx-lm has no architecture"):
+        build({"model_type": "no_such_thing"})

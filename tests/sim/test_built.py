@@ -1,0 +1,43 @@
+"""Kernels as shared libraries: built once, kept by content, forgotten when long unused."""
+
+import os
+
+import pytest
+
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal import sim
+from cortexmlx.metal.sim import built
+from support.sim_tools import launch
+
+
+def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
+    built._runtime_object.cache_clear()
+    try:
+        source = "uint i = thread_position_in_grid.x; y[i] = x[i] + 41;"
+        launch(source)
+        libraries = {path.name for path in tmp_path.iterdir()}
+        monkeypatch.setattr(built.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+        y, _ = launch(source)
+        assert y[1].item() == 42
+        assert {path.name for path in tmp_path.iterdir()} == libraries
+    finally:
+        built._runtime_object.cache_clear()
+
+
+def test_nothing_is_left_behind_when_compilation_fails(monkeypatch, tmp_path):
+    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
+    with sim.options(static_pass=False), pytest.raises(KernelCompileError):
+        launch("this is not Metal")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
+    for age in range(20):
+        path = tmp_path / f"{age}.so"
+        path.touch()
+        os.utime(path, (1000 - age, 1000 - age))
+    built.prune(tmp_path, most=20)
+    assert len(list(tmp_path.iterdir())) == 20
+    built.prune(tmp_path, most=16)
+    assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}
