@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -20,9 +18,6 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.metal import sim
-from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.work import padded_tables, work_list
 from support.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
@@ -166,24 +161,3 @@ def test_a_row_is_bitwise_the_same_alone_and_in_a_batch_through_the_backend(kern
         alone.queries = step.queries[row : row + 1]
         alone.tail = tuple(t[row : row + 1] for t in step.tail)
         assert np.array_equal(alone.attend(kernels.attend, 5)[0], together[row])
-
-
-@pytest.mark.parametrize("batch", [1, 9])
-def test_the_simulator_runs_the_text_that_mlx_compiles(
-    batch: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True)
-    work = work_list(np.full(batch, 40, np.int32), 0, None, 256)
-    arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
-    arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
-    arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2), mx.zeros(6)]
-
-    def printed(factory: Any, run: Any) -> str:
-        kernels = DecodeKernels(lambda **options: partial(factory(**options), verbose=True))
-        capfd.readouterr()
-        run(lambda *inputs: kernels(v, work.items, DecodeInputs(*inputs)))
-        return capfd.readouterr().out
-
-    theirs = printed(mx.fast.metal_kernel, lambda call: mx.export_function(str(tmp_path / "call"), call, *arrays))
-    assert theirs.count("[[kernel]] void") == 2
-    assert printed(sim.metal_kernel, lambda call: call(*arrays)) == theirs

@@ -21,7 +21,14 @@ from pathlib import Path
 from tests.faults.planted import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("metal/test_decode.py", "metal/test_reduce.py", "metal/test_work.py", "attention/test_metal.py")
+TESTS = (
+    "metal/test_work.py",
+    "metal/test_rules.py",
+    "metal/test_kernels.py",
+    "metal/test_decode.py",
+    "metal/test_reduce.py",
+    "attention/test_metal.py",
+)
 
 
 def copy_sources(folder: Path) -> None:

@@ -1,8 +1,20 @@
-"""The rules of which variant is served."""
+"""Which shapes the kernels serve, and how a shape fills a threadgroup."""
 
 from __future__ import annotations
 
-from cortexmlx.metal.rules import Variant, refusal
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.metal import sim
+from cortexmlx.metal.kernels import kernel_text
+from cortexmlx.metal.rules import DTYPES, REGISTERS, THREADGROUP_BYTES, THREADS, Variant, lane_numbers, refusal
+
+DIMS = st.integers(2, 64).map(lambda n: 4 * n)
 
 
 def test_every_variant_fits_a_threadgroup() -> None:
@@ -12,3 +24,53 @@ def test_every_variant_fits_a_threadgroup() -> None:
             assert refusal(v) is None
             assert v.tile * v.tiles >= group > v.tile * (v.tiles - 1)
     assert refusal(Variant("float32", "float32", 256, 256, 32, 71)) is not None
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(DTYPES), DIMS, DIMS, st.integers(1, 100))
+def test_what_is_served_keeps_every_limit(dtype: str, kv_dtype: str, key_dim: int, value_dim: int, group: int) -> None:
+    v = Variant(dtype, kv_dtype, key_dim, value_dim, 32, group)
+    held = v.tile * (lane_numbers(key_dim) + lane_numbers(value_dim) + 3)
+    assert held <= REGISTERS and v.tile <= 8
+    if refusal(v) is None:
+        assert v.threads % 32 == 0 and 0 < v.threads <= THREADS
+        assert v.threadgroup_bytes <= THREADGROUP_BYTES
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": "int8"}, "float32, float16 and bfloat16"),
+        ({"kv_dtype": "int8"}, "float32, float16 and bfloat16"),
+        ({"key_dim": 18}, "a multiple of 4"),
+        ({"value_dim": 130}, "a multiple of 4"),
+        ({"key_dim": 4}, "between 8 and 256"),
+        ({"value_dim": 260}, "between 8 and 256"),
+        ({"group": 100}, "more than 384 threads"),
+    ],
+)
+def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
+    served = Variant("float16", "float16", 128, 128, 32, 4)
+    assert refusal(served) is None
+    assert says in str(refusal(replace(served, **change)))
+
+
+@pytest.mark.parametrize("dim", [8, 12, 64, 80, 96, 100, 112, 128, 192, 256])
+def test_the_kernels_count_a_lanes_numbers_and_a_partials_floats_as_the_rules_do(dim: int) -> None:
+    kernel = sim.metal_kernel(
+        name="counts",
+        input_names=[],
+        output_names=["counts"],
+        source="counts[0] = LaneLayout<DIM>::COUNT; counts[1] = sizeof(Partial<DIM>) / sizeof(float);",
+        header=kernel_text("paged_attention.h"),
+    )
+    one = (1, 1, 1)
+    (counts,) = kernel(
+        inputs=[],
+        template=[("DIM", dim)],
+        grid=one,
+        threadgroup=one,
+        output_shapes=[(2,)],
+        output_dtypes=[mx.int32],
+    )
+    v = Variant("float16", "float16", dim, dim, 32, 1)
+    assert counts.tolist() == [lane_numbers(dim), v.partial_floats]

@@ -1,4 +1,4 @@
-"""Work lists and padded tables: what the kernels are told of a step."""
+"""The work list and the block tables that the kernels read."""
 
 from __future__ import annotations
 
