@@ -9,6 +9,8 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
+from cortexmlx.models.gguf.config import model_config
+from cortexmlx.models.gguf.file import read_header
 from support.gguf_models import metadata, refused, write_model
 from support.gguf_writer import Uint32
 
@@ -71,3 +73,25 @@ def test_metadata_that_contradicts_itself_is_corrupt(tmp_path: Path, key: str, v
     with pytest.raises(ModelCorrupt) as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_configuration_is_that_of_the_metadata_in_the_words_of_config_json(tmp_path: Path) -> None:
+    header = metadata("qwen3", qwen3__rope__scaling__type="yarn", qwen3__rope__scaling__factor=4.0)
+    header["qwen3.rope.scaling.original_context_length"] = Uint32(128)
+    path = write_model(tmp_path / "tiny.gguf", "qwen3", header=header, tied=False)
+    assert model_config(read_header(path)) == {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": pytest.approx(1e-5),
+        "vocab_size": 263,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from support.gguf_models import metadata, tensors
+from cortexmlx.models.gguf.config import ARCHITECTURES, model_config
+from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.layout import parameter_names
+from support.gguf_models import metadata, tensors, write_model
 from support.gguf_writer import write_gguf
 
 
@@ -24,4 +28,27 @@ def test_a_missing_tensor_is_corrupt(tmp_path: Path) -> None:
     del stored["blk.1.ffn_up.weight"]
     path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
     with pytest.raises(ModelCorrupt, match=r"blk\.1\.ffn_up"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_names_are_those_of_the_parameters_of_mlx_lm(tmp_path: Path, architecture: str, tied: bool) -> None:
+    from mlx.utils import tree_flatten
+
+    header = read_header(write_model(tmp_path / "tiny.gguf", architecture, bias=architecture == "qwen2", tied=tied))
+    config = model_config(header)
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    names = parameter_names(header, config)
+    assert set(names.values()) == {name for name, _ in tree_flatten(model.parameters())}
+    assert set(names) == set(header.tensors) and len(set(names.values())) == len(names)
+    assert names["blk.1.attn_q.weight"] == "model.layers.1.self_attn.q_proj.weight"
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
+    stored = tensors("F32")
+    stored["blk.0.attn_k.weight"] = stored["blk.0.attn_q.weight"]
+    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
+    with pytest.raises(ModelCorrupt, match=r"'blk\.0\.attn_k\.weight' has the shape \(64, 64\), not \(32, 64\)"):
         load_model(path)

@@ -60,3 +60,14 @@ def test_mlx_lm_can_wrap_the_tokenizer() -> None:
     wrapped = TokenizerWrapper(templated())
     assert wrapped.eos_token_ids == {len(TOKENS) + 1}
     assert wrapped.apply_chat_template([{"role": "user", "content": "a"}])[0] == len(TOKENS)
+
+
+def test_the_vocabulary_is_looked_up_both_ways() -> None:
+    tokenizer = build(special=SpecialTokens(unk_id=3))
+    count = len(TOKENS) + 3
+    assert len(tokenizer) == tokenizer.vocab_size == len(tokenizer.get_vocab()) == count
+    for token, index in (("a", TOKENS.index("a")), ("<|end|>", len(TOKENS) + 1), ("user made", count - 1)):
+        assert tokenizer.convert_tokens_to_ids(token) == index
+        assert tokenizer.convert_ids_to_tokens(index) == token
+    assert tokenizer.convert_tokens_to_ids("no such token") == tokenizer.unk_token_id == 3
+    assert tokenizer.convert_ids_to_tokens([len(TOKENS), 3]) == ["<|begin|>", TOKENS[3]]

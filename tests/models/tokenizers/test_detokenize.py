@@ -1,0 +1,69 @@
+"""Streaming text: whatever the tokens are, what was shown is never taken back, and is all of the text in the end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer, LeadingSpace, Piece, PieceDetokenizer
+
+
+def shown(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
+    """What each token made certain, then what the end did."""
+    segments = []
+    for token in tokens:
+        detokenizer.add_token(token)
+        segments.append(detokenizer.last_segment)
+        assert detokenizer.text == "".join(segments)
+    detokenizer.finalize()
+    segments.append(detokenizer.last_segment)
+    assert detokenizer.text == "".join(segments) and detokenizer.tokens == tokens
+    return segments
+
+
+PIECES = st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=12)
+
+
+@given(PIECES)
+def test_byte_tokens_stream_to_what_python_decodes_of_them_all(pieces: list[bytes]) -> None:
+    segments = shown(ByteDetokenizer(pieces), [*range(len(pieces))])
+    assert "".join(segments) == b"".join(pieces).decode("utf-8", "replace")
+
+
+@given(st.text(max_size=20))
+def test_no_byte_of_a_character_shows_before_its_last(text: str) -> None:
+    data = text.encode()
+    for detokenizer in (
+        ByteDetokenizer([bytes([byte]) for byte in range(256)]),
+        PieceDetokenizer([Piece("", byte=byte) for byte in range(256)], LeadingSpace.KEEP),
+    ):
+        segments = shown(detokenizer, [*data])
+        assert [segment for segment in segments if segment] == [*text]
+
+
+def test_an_unfinished_character_ends_as_replacement_characters() -> None:
+    begun = [*"🙂".encode()[:3]]
+    as_one = ByteDetokenizer([bytes([byte]) for byte in range(256)])
+    assert shown(as_one, begun) == ["", "", "", "\ufffd"]
+    one_each = PieceDetokenizer([Piece("", byte=byte) for byte in range(256)] + [Piece("a")], LeadingSpace.KEEP)
+    assert shown(one_each, begun) == ["", "", "", "\ufffd" * 3]
+    one_each.reset()
+    assert shown(one_each, [*begun, 256]) == ["", "", "", "\ufffd" * 3 + "a", ""]
+
+
+@pytest.mark.parametrize(
+    ("leading", "text"),
+    [(LeadingSpace.KEEP, "<s>  a b"), (LeadingSpace.DROP_ONE, "<s> a b"), (LeadingSpace.DROP_ALL, "<s>a b")],
+)
+def test_spaces_at_the_beginning_are_dropped_as_they_were_added(leading: LeadingSpace, text: str) -> None:
+    pieces = [Piece("<s>", special=True), Piece(" ", marked=True), Piece(" a", marked=True), Piece(" b", marked=True)]
+    detokenizer = PieceDetokenizer(pieces, leading)
+    assert "".join(shown(detokenizer, [0, 1, 2, 3])) == text
+    detokenizer.reset()
+    assert "".join(shown(detokenizer, [0, 1, 2, 3])) == text, "a second answer begins as the first"
+
+
+def test_ids_beyond_the_vocabulary_add_no_text() -> None:
+    for detokenizer in (ByteDetokenizer([b"a"]), PieceDetokenizer([Piece("a")], LeadingSpace.KEEP)):
+        assert shown(detokenizer, [0, 1, -1, 10**6, 0]) == ["a", "", "", "", "a", ""]
