@@ -31,7 +31,7 @@ def _here(here: MachineFigures) -> Iterator[str]:
     yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
     yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
     yield line("KV per token", format_bytes(here.kv_bytes_per_token), f"{here.itemsize} bytes per number")
-    yield line("tails", format_bytes(here.tail_bytes), "the newest tokens of all rows, not yet in the arena")
+    yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
     yield line("logits", format_bytes(here.logits_bytes), "of one step")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
     yield line("arena", format_bytes(here.arena_bytes), f"{here.arena_tokens:,} tokens (--kv-memory changes it)")

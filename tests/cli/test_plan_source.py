@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx.cli.plan_source import PlanSource, find
 from cortexmlx.cli.start import run
+from support.gguf_models import tensors, write_model
 from support.published import QWEN3_8B
 
 
@@ -25,3 +27,25 @@ def test_of_a_hub_id_only_the_configuration_is_fetched(
     monkeypatch.setattr(hub, "_download", download)
     assert run(["plan", "org/Qwen3-8B"]) == 0
     assert "  weights         15.3 GiB    as stored\n  KV per token    144 KiB " in capsys.readouterr().out
+
+
+def test_a_folder_and_its_config_are_named_alike_with_the_bytes_of_the_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    alone = find(str(folder))
+    assert alone == find(str(folder / "config.json")) == PlanSource("Qwen3-8B", QWEN3_8B, None)
+    for name, size in {"model-1.safetensors": 100, "model-2.safetensors": 23, "other.safetensors": 7}.items():
+        (folder / name).write_bytes(bytes(size))
+    assert find(str(folder)).weight_bytes == find(str(folder / "config.json")).weight_bytes == 123
+    (tmp_path / "mine.json").write_text(json.dumps(QWEN3_8B))
+    assert find(str(tmp_path / "mine.json")).name == "mine"
+
+
+def test_a_gguf_file_is_as_large_as_its_tensors_and_quantized_as_they_are(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
+    source = find(str(path))
+    assert source.weight_bytes == sum(len(data) for _, _, data in tensors("Q4_0").values())
+    assert source.config["quantization"] == {"group_size": 32, "bits": 4}
+    assert (source.config["hidden_size"], source.config["dtype"]) == (64, "float16")
+    assert "quantization" not in find(str(write_model(tmp_path / "plain.gguf", type_name="F16"))).config

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import pytest
 
 from cortexmlx.cli import start
 
@@ -22,3 +26,35 @@ def test_mlx_environment_is_set_by_the_command_line_only_and_gives_way_to_the_us
     assert value(library, clean) == "None"
     assert value(command, clean) == start.MLX_ENVIRONMENT["MLX_MAX_MB_PER_BUFFER"]
     assert value(command, {**clean, "MLX_MAX_MB_PER_BUFFER": "7"}) == "7"
+
+
+def fails_with_a_traceback() -> None:
+    try:
+        raise ValueError("deep inside")
+    except ValueError:
+        logging.getLogger("cortexmlx").warning("a step failed", exc_info=True)
+    logging.getLogger("cortexmlx").debug("a detail")
+
+
+@pytest.fixture
+def root_log() -> Iterator[None]:
+    """The log as it was, afterwards."""
+    names = ("", "cortexmlx", "huggingface_hub")
+    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
+    handlers = logging.getLogger().handlers[:]
+    yield
+    logging.getLogger().handlers[:] = handlers
+    for logger, level in before:
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("root_log")
+def test_a_warning_is_one_line_and_debug_shows_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    start.log_to_stderr(debug=False)
+    fails_with_a_traceback()
+    assert capsys.readouterr() == ("", "cortexmlx: a step failed\n")
+    start.log_to_stderr(debug=True)
+    fails_with_a_traceback()
+    err = capsys.readouterr().err
+    assert err.startswith("cortexmlx: a step failed\nTraceback") and "ValueError: deep inside" in err
+    assert err.endswith("cortexmlx: a detail\n")

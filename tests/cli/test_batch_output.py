@@ -1,0 +1,102 @@
+"""Writing a batch: each record in the shape of its question, and on disk before the next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
+from cortexmlx.cli.batch_output import BatchWriter, answer_record, error_record
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+
+
+def answer(text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> Completion:
+    usage = Usage(prompt_tokens=5, completion_tokens=tokens, cached_tokens=2)
+    return Completion(text, tuple(range(tokens)), FinishReason.STOP, usage, Timings(0, 0, 0, 0, 0), logprobs)
+
+
+def request(style: Style) -> BatchRequest:
+    return BatchRequest(7, "q", style, "hi", SamplingParams())
+
+
+LOGPROBS = (TokenLogprob(3, -0.5, ((3, -0.5), (9, -1.5))), TokenLogprob(4, -2.0))
+
+
+def test_the_prompt_of_several_answers_is_counted_once() -> None:
+    body = answer_record(request(Style.CHAT), [answer("a", 3), answer("b", 4)], "m")["response"]["body"]
+    assert body["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
+    simple = answer_record(request(Style.SIMPLE), [answer("a", 3), answer("b", 4)], "m")
+    assert (simple["id"], simple["text"], [other["text"] for other in simple["others"]]) == ("q", "a", ["b"])
+    assert "others" not in answer_record(request(Style.SIMPLE), [answer("a", 3)], "m")
+
+
+def test_log_probabilities_have_the_shape_of_each_endpoint() -> None:
+    def choice(style: Style) -> object:
+        [one] = answer_record(request(style), [answer("ab", 2, LOGPROBS)], "m")["response"]["body"]["choices"]
+        return one["logprobs"]
+
+    assert choice(Style.CHAT) == {
+        "content": [
+            {
+                "token": "token_id:3",
+                "logprob": -0.5,
+                "top_logprobs": [
+                    {"token": "token_id:3", "logprob": -0.5},
+                    {"token": "token_id:9", "logprob": -1.5},
+                ],
+            },
+            {"token": "token_id:4", "logprob": -2.0, "top_logprobs": []},
+        ]
+    }
+    assert choice(Style.COMPLETIONS) == {
+        "tokens": ["token_id:3", "token_id:4"],
+        "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": [{"token_id:3": -0.5, "token_id:9": -1.5}, {}],
+    }
+    simple = answer_record(request(Style.SIMPLE), [answer("ab", 2, LOGPROBS)], "m")
+    assert [(token["token_id"], token["logprob"]) for token in simple["logprobs"]] == [(3, -0.5), (4, -2.0)]
+    assert "logprobs" not in answer_record(request(Style.SIMPLE), [answer("ab", 2)], "m")
+
+
+def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
+    error = {"code": "invalid_request", "message": "bad", "line": 7}
+    assert error_record(BadLine(7, "q", Style.SIMPLE, "bad"), "bad") == {"id": "q", "error": error}
+    assert error_record(request(Style.CHAT), "gone", code="cancelled") == {
+        "id": "batch_req_7",
+        "custom_id": "q",
+        "response": None,
+        "error": {"code": "cancelled", "message": "gone", "line": 7},
+    }
+
+
+def test_a_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    writer = BatchWriter(path)
+    for count, record in enumerate([{"id": 1, "text": "né"}, {"id": 2, "error": {"code": "x"}}, {"id": 3}], 1):
+        writer.write(record)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) == count and json.loads(lines[-1]) == record
+    assert (writer.written, writer.failed) == (3, 1) and "né" in path.read_text(encoding="utf-8")
+    writer.close()
+    again = BatchWriter(path, append=True)
+    again.write({"id": 4})
+    again.close()
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+    BatchWriter(path).close()
+    assert path.read_text() == ""
+
+
+def test_stdout_stays_open(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = BatchWriter(None)
+    writer.write({"id": 1})
+    writer.close()
+    print("more")
+    assert capsys.readouterr().out == '{"id": 1}\nmore\n'

@@ -1,0 +1,43 @@
+"""Opening an engine for a command: closed after it, and a progress bar only where a person looks."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.engine import loading, open_engine
+from cortexmlx.errors import EngineClosed
+from cortexmlx.serving.config import EngineConfig
+from support.tiny import write_tiny
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_engine_is_there_for_a_command_and_closed_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny(tmp_path / "tiny")
+    with open_engine(EngineConfig(folder, kv_memory=2**20, max_rows=3, block_size=8)) as engine:
+        stats = engine.stats()
+        assert (engine.info.path, stats.max_rows, stats.block_size) == (str(folder), 3, 8)
+    with pytest.raises(EngineClosed):
+        engine.generate("a")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_sees_what_is_loaded_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with loading("org/model") as show:
+        assert show is not None
+        show("downloading", 0.37)
+    assert "downloading org/model" in sys.stderr.getvalue() and "37%" in sys.stderr.getvalue()
+    monkeypatch.setenv("TERM", "dumb")
+    with loading("org/model") as show:
+        assert show is None

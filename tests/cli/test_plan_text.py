@@ -1,0 +1,50 @@
+"""A plan as a page: every figure with where it comes from, on eighty columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.plan_figures import Machine, make_plan
+from cortexmlx.cli.plan_source import PlanSource
+from cortexmlx.cli.plan_text import page
+from cortexmlx.cli.skeleton import build
+from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+
+MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
+
+
+def page_of(config: dict[str, Any]) -> list[str]:
+    return page(make_plan(PlanSource("it", config, None), build(config), MAC, max_rows=16)).splitlines()
+
+
+def test_the_page_of_a_model_whose_figures_are_known() -> None:
+    lines = page_of(QWEN3_8B)
+    assert lines[:4] == [
+        "it: qwen3, 8.19 B parameters, context 40,960 tokens",
+        "  weights         15.3 GiB    as stored",
+        "  KV per token    144 KiB     36 layers x 8 heads x (128 + 128) x 2 bytes",
+        "",
+    ]
+    assert lines[4] == "On this machine: 48 GiB, 36 GiB of it for models"
+    table = lines[lines.index("     tokens   KV memory  sequences that fit at once") + 1 :]
+    assert [line.split()[0] for line in table] == ["4,096", "16,384", "40,960"]
+    assert table[0].split()[1:3] == ["576", "MiB"]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (GEMMA3_1B, "  KV per token    26 KiB      22 layers x 1 head x (256 + 256) x 2 bytes, window 512"),
+        (GEMMA3_1B, "                              4 layers x 1 head x (256 + 256) x 2 bytes"),
+        (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
+        (MAMBA, "any length: no layer keeps more than its window"),
+        (DEEPSEEK_V3, "the weights alone are too large"),
+        (DEEPSEEK_V3, "61 layers x 1 head x (512 + 64) x 2 bytes"),
+    ],
+)
+def test_every_kind_of_layer_and_of_shortage_has_its_words(config: dict[str, Any], says: str) -> None:
+    lines = page_of(config)
+    assert any(says in line for line in lines), "\n".join(lines)
