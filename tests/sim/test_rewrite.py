@@ -1,0 +1,59 @@
+"""From Metal's text to C++'s: what is rewritten, what is left alone, and that every line stays where it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.metal.sim.rewrite import blank_comments, to_cpp
+
+LINES = [
+    "float a = 1.5;",
+    "threadgroup float s[64];",
+    "threadgroup float\n    s[64],\n    t[2];",
+    "// threadgroup float comment[1.0];",
+    "/* 2.5\n more */ int b = 3;",
+    "float4 v = (float4)(1);",
+    "auto w = metal::vec<float, 4>(1, 2, 3, 4);",
+    'const char* text = "// 1.5";',
+    "using Four = vec<half, 4>; Four f = Four(1);",
+]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12))
+def test_every_line_stays_where_it_was(parts):
+    text = "\n".join([*parts, "last_line();"])
+    assert to_cpp(text).count("\n") == text.count("\n")
+    assert to_cpp(text).splitlines()[-1] == "last_line();"
+
+
+@given(st.text(st.sampled_from('/*\n" ab\\'), max_size=30))
+def test_blanked_comments_keep_the_length_and_the_lines(text):
+    blanked = blank_comments(text)
+    assert len(blanked) == len(text) and [c == "\n" for c in blanked] == [c == "\n" for c in text]
+    assert blank_comments(blanked) == blanked
+
+
+@pytest.mark.parametrize(
+    ("metal", "cpp"),
+    [
+        ("a = 1.5; // 2.5", "a = 1.5f;       "),
+        ("a = 1.5f + .5 + 2. + 1e3;", "a = 1.5f + .5f + 2.f + 1e3f;"),
+        ("a = 15 + 0x1e3 + v.x1 + 1.5h;", "a = 15 + 0x1e3 + v.x1 + 1.5h;"),
+        ("threadgroup float s[64];", "SIM_THREADGROUP(s, (float), [64])"),
+        ("threadgroup float s[4], t;", "SIM_THREADGROUP(s, (float), [4]) SIM_THREADGROUP(t, (float), )"),
+        ("threadgroup float* p = s;", "threadgroup float* p = s;"),
+        ("f(threadgroup float& v);", "f(threadgroup float& v);"),
+        ("v = (float4)(x);", "v = metal::__c_cast<float4>{}->*(x);"),
+        ("v = vec<float, 4>(a, b);", "v = metal::__make<vec<float, 4>>(a, b);"),
+        ("vec<float, 4> v = w;", "vec<float, 4> v = w;"),
+        ("operator half4() const;", "operator metal::vec<half, 4>() const;"),
+        ('p("a // x");', 'p("a // x");'),
+    ],
+)
+def test_what_cpp_would_take_in_another_way_is_rewritten_and_nothing_else(metal, cpp):
+    assert to_cpp(metal).rstrip(";") == cpp.rstrip(";")
+
+
+def test_a_name_for_a_vector_constructs_as_the_vector_does():
+    text = to_cpp("using Four = vec<half, 4>; auto f = Four(1, g); x.Four(2); Four (*pointer);")
+    assert "metal::__make<Four>(1, g)" in text and "x.Four(2)" in text and "Four (*pointer)" in text
