@@ -1,0 +1,99 @@
+"""Index arrays and masks against their definitions, position by position."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.reference import attend
+from cortexmlx.attention.reference_step import ReferenceStep
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
+
+SIZE, BLOCKS, HEADS = 4, 6, 2
+
+
+def step_of(lengths: list[int], window: int | None, pieces: tuple[Piece, ...] = ()) -> GroupStep:
+    tables = np.full((len(lengths), 3), BLOCKS, np.int32)
+    for row, length in enumerate(lengths):
+        count = -(-length // SIZE)
+        tables[row, :count] = [(row + 2 * i) % BLOCKS for i in range(count)]
+    return GroupStep(tables, np.array(lengths, np.int32), (None,) * len(lengths), pieces, window)
+
+
+def kv_of(step: GroupStep, tail_tokens: int) -> PagedKV:
+    arena = KVArena([LayerGroup(KVSpec(HEADS, 4, 4, "float32"), (0,))], BLOCKS, SIZE)
+    return PagedKV(arena, 0, step, None, tail_tokens, mx.float32, attend)
+
+
+def looks_at(query: int, seen: int, window: int | None) -> bool:
+    """The definition: up to itself, and no further back than the window, which counts the token itself."""
+    return seen <= query and (window is None or query - seen < window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 20])
+@pytest.mark.parametrize("tail", [0, 1, 5, 16])
+def test_a_row_sees_its_tokens_in_the_arena_and_its_columns_of_the_tail(window: int | None, tail: int) -> None:
+    lengths = [1, 4, 9, 12]
+    kv = kv_of(step_of(lengths, window), tail)
+    step = ReferenceStep.of(kv)
+    visible = np.array(step.row_index(HEADS, BLOCKS + 2).visible(kv))
+    assert visible.shape == (4, 1, 1, 3 * SIZE + tail)
+    for row, length in enumerate(lengths):
+        newest = length + tail - 1
+        arena = [p < length and looks_at(newest, p, window) for p in range(3 * SIZE)]
+        columns = [looks_at(newest, length + c, window) for c in range(tail)]
+        assert visible[row, 0, 0].tolist() == arena + columns
+
+
+def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
+    step = step_of([5, 8], 6)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    widths = [index.visible(kv_of(step, tail)).shape[-1] for tail in (1, 2, 3, 2)]
+    assert widths == [3 * SIZE + tail for tail in (1, 2, 3, 2)]
+
+
+def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
+    """Matrix `head * all blocks + block` of the slab, and the row and head that it is multiplied with."""
+    step = step_of([9, 12], None)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    block, row_head, each = (np.array(a) for a in (index.block, index.row_head, index.each))
+    flat = 0
+    for row in range(2):
+        for head in range(HEADS):
+            for place in range(3):
+                assert block[row, head, place] == head * (BLOCKS + 2) + step.tables[row, place]
+                assert row_head[row, head, place] == row * HEADS + head
+                assert each[row, head, place] == flat
+                flat += 1
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize(("first", "count"), [(0, 6), (5, 3), (11, 1)])
+def test_what_a_pieces_queries_may_see(window: int | None, first: int, count: int) -> None:
+    piece = Piece(0, count, first, None, np.arange(first + count, dtype=np.int32))
+    step = ReferenceStep(step_of([], window, (piece,)))
+    queries = range(first, first + count)
+    seen = [[looks_at(q, p, window) for p in range(piece.tokens)] for q in queries]
+    mask = step.mask(piece)
+    if isinstance(mask, str):
+        assert mask == "causal" and seen == [[p <= q for p in range(piece.tokens)] for q in queries]
+    else:
+        assert np.array(mask).tolist() == seen
+    oldest = 0 if window is None else max(0, first + 1 - window)
+    added = np.array(step.causal(first, first + count, oldest, mx.float32))
+    assert np.array_equal(added == 0, np.array(seen)[:, oldest:]) and set(added.reshape(-1)) <= {0.0, -np.inf}
+    assert not np.array(seen)[:, :oldest].any(), "what is left out is seen by no query"
+
+
+def test_arrays_are_made_once_for_all_layers() -> None:
+    pieces = (Piece(0, 3, 0, None, np.array([4, 1, 7], np.int32)), Piece(3, 5, 6, None, np.arange(8, dtype=np.int32)))
+    kv = kv_of(step_of([4], 2, pieces), 0)
+    step = ReferenceStep.of(kv)
+    assert ReferenceStep.of(kv) is step
+    assert [np.array(step.slots(p)).tolist() for p in pieces] == [[4, 1, 7], list(range(8))]
+    assert step.slots(pieces[0]) is step.slots(pieces[0]) and step.mask(pieces[1]) is step.mask(pieces[1])
+    assert step.row_index(HEADS, BLOCKS + 2) is step.row_index(HEADS, BLOCKS + 2)

@@ -1,0 +1,89 @@
+"""Softmax in powers of two against float64: scaled queries, products, a cap, a mask, weights and what is left over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention import softmax as softmax_module
+from cortexmlx.attention.softmax import Softmax, divided
+
+HEADS, GROUP, COLUMNS, DIM = 2, 3, 40, 8
+TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
+"""Of results of order 1. Below float32 the queries' products with the keys are rounded, and the weights once more."""
+
+
+def both_ways(dtype: str, sinks: bool, cap: float | None, scores: int | None, size: float) -> tuple[Any, Any]:
+    """The weighted sum `[HEADS, GROUP, DIM]` by the class and by its definition in float64."""
+    random = np.random.default_rng(int(size * 10))
+    kind = getattr(mx, dtype)
+    q = mx.array(random.normal(size=(HEADS, GROUP, DIM)) * size).astype(kind)
+    keys, values = (mx.array(random.normal(size=(HEADS, COLUMNS, DIM))).astype(kind) for _ in range(2))
+    extra = mx.array(random.normal(size=HEADS * GROUP) * size).astype(kind) if sinks else None
+    seen = random.random((HEADS, GROUP, COLUMNS)) < 0.7
+    seen[..., 0] = True
+
+    softmax = Softmax(0.25, extra, cap, kind, {}, scores)
+    products = softmax.capped(softmax.scaled(q) @ keys.swapaxes(-1, -2))
+    masked = mx.where(mx.array(seen), products, mx.array(-mx.inf, products.dtype))
+    weights, total = softmax.weights(masked, (HEADS, GROUP, 1))
+    assert weights.dtype == kind
+    found = np.array(divided(weights @ values, total).astype(mx.float32), float)
+
+    q, keys, values = (np.array(a.astype(mx.float32), float) for a in (q, keys, values))
+    logits = q @ keys.swapaxes(-1, -2) * 0.25
+    logits = logits if cap is None else cap * np.tanh(logits / cap)
+    logits = np.where(seen, logits, -np.inf)
+    columns = logits
+    if extra is not None:
+        columns = np.concatenate([logits, np.array(extra.astype(mx.float32), float).reshape(HEADS, GROUP, 1)], -1)
+    exponentials = np.exp(columns - columns.max(-1, keepdims=True))
+    wanted = exponentials[..., :COLUMNS] / exponentials.sum(-1, keepdims=True) @ values
+    return found, wanted
+
+
+@pytest.mark.parametrize("size", [1.0, 6.0])
+@pytest.mark.parametrize("scores", [None, 10])
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_it_is_the_softmax(dtype: str, sinks: bool, cap: float | None, scores: int | None, size: float) -> None:
+    found, wanted = both_ways(dtype, sinks, cap, scores, size)
+    assert np.abs(found - wanted).max() < TOLERANCE[dtype] * size
+
+
+@pytest.mark.parametrize("level", [-3e4, 0.0, 3e4])
+def test_scores_of_any_level_keep_their_weights(level: float) -> None:
+    """A maximum that began at 0, or sums without one, would lose or overflow them."""
+    softmax = Softmax(1.0, None, None, mx.float32, {})
+    scores = mx.array([[[level, level + 1.0, -mx.inf, level]]])
+    weights, total = softmax.weights(scores, (1, 1, 1))
+    assert total is not None
+    assert np.array(weights / total).reshape(-1) == pytest.approx([0.25, 0.5, 0.0, 0.25], abs=1e-6)
+
+
+def test_columns_of_ones_are_made_once_for_a_step() -> None:
+    ones: dict[int, mx.array] = {}
+    for columns in (3, 5, 3):
+        Softmax(1.0, None, None, mx.float32, ones).weights(mx.zeros((1, 1, columns)), (1, 1, 1))
+    assert sorted(ones) == [3, 5] and ones[3].shape == (3, 1)
+
+
+def test_few_scores_are_mlxs_own_softmax_unless_something_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where operations cost more than arithmetic, one operation; a sink or a cap is no part of that one."""
+    calls: list[int] = []
+    monkeypatch.setattr(softmax_module, "exp2", lambda x: calls.append(x.size) or mx.power(2.0, x))
+    few, scores = softmax_module._FEW, mx.zeros((1, 1, 4))
+    for sinks, cap, count, powers in [
+        (None, None, few, 0),
+        (None, None, few + 1, 1),
+        (None, None, None, 1),
+        (mx.zeros(1), None, few, 2),
+        (None, 2.0, few, 1),
+    ]:
+        calls.clear()
+        Softmax(1.0, sinks, cap, mx.float32, {}, count).weights(scores, (1, 1, 1))
+        assert len(calls) == powers
