@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import cortexmlx
 from cortexmlx import errors
 
@@ -9,3 +11,19 @@ from cortexmlx import errors
 def test_every_error_a_program_can_meet_is_public() -> None:
     raised = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert raised <= set(cortexmlx.__all__)
+
+
+ERRORS = [value for value in vars(errors).values() if isinstance(value, type)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_whoever_catches_the_base_catches_all_and_each_says_what_it_means(error: type[Exception]) -> None:
+    assert issubclass(error, errors.CortexError) and "__doc__" in vars(error) and error.__doc__
+    assert str(error("12 blocks are needed: raise --kv-memory")) == "12 blocks are needed: raise --kv-memory"
+
+
+def test_wrong_values_are_value_errors_and_special_cases_are_caught_with_the_general_one() -> None:
+    values = {error for error in ERRORS if issubclass(error, ValueError)}
+    assert values == {errors.InvalidRequest, errors.KVBlockError}
+    assert issubclass(errors.MemoryRefused, errors.KVCacheFull)
+    assert issubclass(errors.ForkedProcess, errors.EngineClosed)

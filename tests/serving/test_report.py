@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.core_driver import Driver
+from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
 
@@ -18,3 +18,40 @@ def test_preemption_says_so_in_the_statistics(tiny: Any) -> None:
     assert all(len(driver.result(h).token_ids) == 50 for h in handles)
     assert any("preempted: " in line and "preempted 1 times" in line for line in lines)
     assert driver.core.stats().preemptions > 0
+
+
+def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=2)
+    lengths, limit = (30, 9, 17), 12
+    driver.answers([tokens_of(n, seed=n) for n in lengths], limit)
+    driver.answers([tokens_of(30, seed=30)], limit)
+    stats, core = driver.core.stats(), driver.core
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.requests_finished) == (sum(lengths) + 30, 4 * limit, 4)
+    assert stats.cached_tokens == 29, "of a prompt that was there before, all but the last token"
+    assert (stats.queued.count, stats.time_to_first_token.count, stats.inter_token.count) == (4, 4, 4 * (limit - 1))
+    assert 0 < stats.tokens_per_second == 4 * limit / core.measured.busy.seconds
+    assert stats.kv_bytes == sum(a.nbytes for a in core.arena.arrays())
+    assert stats.kv_bytes_limit == 1024 * core.info.kv_bytes_per_token
+    assert (stats.steps, stats.preemptions, stats.sequences) == (core.scheduler.steps, 0, ())
+    assert stats.attention_backend == "reference" and stats.max_rows == 2 and stats.block_size == 8
+    assert_nothing_lost(stats)
+
+
+def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
+    driver = Driver(tiny("windowed llama"), tokens=512, max_rows=2)
+    for n in (30, 9, 17):
+        driver.add(tokens_of(n, seed=n), 20)
+    driver.step(3)
+    stats, cache = driver.core.stats(), driver.core.cache
+    jobs = driver.core.scheduler.jobs
+    assert (stats.rows_running, stats.rows_waiting, len(stats.sequences)) == (2, 1, 3)
+    blocks = [{int(b) for j in jobs[:2] for b in cache.block_table(j.id, g)} for g in range(len(cache.groups))]
+    assert stats.used_blocks == sum(map(len, blocks)) and stats.total_blocks == stats.used_blocks + stats.free_blocks
+    assert stats.kv_bytes_in_use >= sum(
+        len(used) * 8 * group.bytes_per_token for used, group in zip(blocks, cache.groups, strict=True)
+    )
+    for job, line in zip(jobs, stats.sequences, strict=True):
+        counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
+        assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
+    assert cache.describe(jobs[0].id) in stats.sequences[0]
+    assert len(stats.block_map) > 0 and stats.single_run_share == 1.0
