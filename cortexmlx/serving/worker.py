@@ -114,7 +114,14 @@ class Worker:
         self._calls.put(lambda core: core.cancel(request))
 
     def ask(self, question: Callable[[EngineCore], Any]) -> Any:
-        """Run `question` on the engine's thread between two steps and return its answer."""
+        """Run `question` on the engine's thread between two steps and return its answer. Raises CortexError if this is
+        that thread.
+        """
+        if self._task.here():
+            raise CortexError(
+                "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
+                "processors run there, so ask from another thread, or use on_event"
+            )
         answer: _Answer = queue.SimpleQueue()
 
         def run(core: EngineCore) -> None:
@@ -136,10 +143,13 @@ class Worker:
         return value
 
     def stop(self) -> None:
-        """End the thread and wait for it. Safe to call again, from any thread but the engine's own."""
-        with self._lock:
-            self._stopping = True
-            self._calls.put(None)
+        """End the thread and wait for it, unless this is the engine's own. Safe to call again, from any thread.
+
+        It takes no lock: a dropped engine is collected wherever Python looks for garbage, also where the lock is held.
+        Who submits meanwhile is told by the thread, at its end.
+        """
+        self._stopping = True
+        self._calls.put(None)
         if self._task.running and not self._task.here():
             self._task.join()
 

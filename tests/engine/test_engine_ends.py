@@ -15,6 +15,7 @@ from cortexmlx.errors import EngineClosed
 from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.programs import outcome
 from support.tiny import tokens_of
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -179,3 +180,51 @@ def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> N
 def test_an_engine_that_is_dropped_before_it_was_asked_closes_at_once(tiny: Any) -> None:
     worker = Engine(tiny("llama"), kv_memory="256KB", block_size=8)._worker
     worker._task.join()
+
+
+def test_an_engine_that_is_collected_while_its_thread_holds_the_lock_closes(tiny: Any) -> None:
+    """Python collects garbage on whatever thread allocates next, the engine's own as well."""
+    program = """
+import faulthandler, gc
+faulthandler.dump_traceback_later(20, exit=True)
+gc.disable()
+held = engine()
+worker, held.itself = held._worker, held
+
+class Handles(type(worker._handles)):
+    def values(self):
+        gc.collect()
+        return super().values()
+
+worker._handles = Handles()
+del held
+worker.stop()
+print("closed")
+"""
+    assert outcome(program, tiny("one layer")) == (0, "closed\n", "")
+
+
+@pytest.mark.parametrize("call", ["stats()", "on_memory_pressure('critical')", "check_invariants()", "inspect(id)"])
+def test_a_listener_that_asks_its_own_engine_is_refused_and_does_not_hang(tiny: Any, call: str) -> None:
+    program = f"""
+import faulthandler
+from cortexmlx import CortexError
+faulthandler.dump_traceback_later(20, exit=True)
+seen = []
+
+def listen(event):
+    if event.completion is None:
+        return
+    try:
+        e.{call}
+    except CortexError as error:
+        seen.append(str(error))
+        seen.append(e.submit([4], SamplingParams(max_tokens=1)))
+
+with engine() as e:
+    e.submit([1, 2, 3], SamplingParams(max_tokens=3), listener=listen).result()
+    e.{call}
+    message, later = seen
+    print(message.split(",")[0], later.result().usage.prompt_tokens)
+"""
+    assert outcome(program, tiny("one layer")) == (0, "the engine's own thread cannot ask the engine 1\n", "")
