@@ -258,6 +258,7 @@ class Engine:
         """A request that can run; raises what is wrong with it."""
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
+        _require(client is None or isinstance(client, str), f"client is {client!r}, but must be a text or None")
         submitted = time.perf_counter()
         self._worker.check_process()
         scheduler = self._worker.core.scheduler

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import InvalidRequest
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 
@@ -80,6 +81,12 @@ def test_a_preempted_request_finds_its_own_blocks_again_and_nobody_elses(tiny: A
         assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 40)
         assert driver.result(handle).usage.cached_tokens == 0
     driver.core.check_invariants()
+
+
+@pytest.mark.parametrize("client", [5, b"one", ("one", 1)])
+def test_a_client_that_is_no_text_is_refused_at_once(tiny: Any, client: Any) -> None:
+    with Engine(tiny("one layer")) as engine, pytest.raises(InvalidRequest, match="client is .* must be a text"):
+        engine.submit(tokens_of(20), client=client)
 
 
 def test_requests_of_no_client_share_as_ever(tiny: Any) -> None:
