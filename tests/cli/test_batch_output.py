@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -77,13 +78,16 @@ def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
     }
 
 
-def test_a_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
+def test_a_record_is_on_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.jsonl"
+    synced: list[int] = []
+    monkeypatch.setattr("cortexmlx.cli.batch_output.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
     writer = BatchWriter(path)
     for count, record in enumerate([{"id": 1, "text": "né"}, {"id": 2, "error": {"code": "x"}}, {"id": 3}], 1):
         writer.write(record)
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) == count and json.loads(lines[-1]) == record
+        assert len(synced) == count and synced[-1] == path.stat().st_size
     assert (writer.written, writer.failed) == (3, 1) and "né" in path.read_text(encoding="utf-8")
     writer.close()
     again = BatchWriter(path, append=True)

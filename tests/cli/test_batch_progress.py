@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import Any
 
@@ -56,7 +57,9 @@ def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
             self.asked += 1
             raise EngineClosed("the engine is closed")
 
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
     engine: Any = Ended()
     with Progress(engine, run_of(engine, []), total=1, live=True):
         time.sleep(0.2)
-    assert engine.asked == 1 and capsys.readouterr().err == ""
+    assert engine.asked == 1 and raised == [] and capsys.readouterr().err == ""

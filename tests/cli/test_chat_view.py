@@ -44,6 +44,10 @@ def test_the_whole_answer_is_there_however_it_was_cut(sizes: list[int]) -> None:
     assert words == ["so", "be", "it", "Hello", "there", "•", "one", "•", "two"]
 
 
+def test_what_could_have_become_a_tag_is_text_in_the_end() -> None:
+    assert viewed(["2 ", "<"]).split() == ["2", "<"]
+
+
 @pytest.mark.parametrize("thinking", [True, False])
 def test_thoughts_are_dim_and_apart(thinking: bool) -> None:
     begun = [] if thinking else ["<think>"]

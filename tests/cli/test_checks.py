@@ -41,7 +41,7 @@ def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyP
     import mlx.core as mx
 
     monkeypatch.setattr("cortexmlx.cli.checks.sys.platform", "linux")
-    mx.set_default_device(mx.cpu)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     monkeypatch.delenv("CORTEXMLX_DEQUANTIZE", raising=False)
     assert [check.verdict for check in CHECKS["weights"]()] == [Verdict.OK]
     monkeypatch.setenv("CORTEXMLX_DEQUANTIZE", "0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
@@ -24,6 +24,7 @@ NORMAL = st.dictionaries(
 
 
 @given(NORMAL)
+@example({"a" * 127: -1.0, "a" * 128: -2.0, "a" * 300: -3.0})
 def test_pieces_come_back_with_their_texts_scores_and_types(normal: dict[str, float]) -> None:
     pieces, scores = [*MEANT, *normal], [*[0.0] * len(MEANT), *normal.values()]
     types = [*TYPES, *[PieceType.NORMAL] * len(normal)]

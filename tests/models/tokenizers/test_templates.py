@@ -32,11 +32,24 @@ def test_tools_and_variables_reach_the_template() -> None:
         "{% for m in messages %}",
         "{{ messages[7]['content'] }}",
         "{{ nothing.at.all }}",
+        "{{ '{0}'.format() }}",
+        "{{ '{a}'.format() }}",
+        "{{ 'a' | dictsort }}",
         "{{ 1 + 'a' }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
     ],
-    ids=["syntax", "index", "undefined", "types", "a way out of the sandbox", "a change of what it was given"],
+    ids=[
+        "syntax",
+        "index",
+        "undefined",
+        "no argument",
+        "no name",
+        "attribute",
+        "types",
+        "a way out of the sandbox",
+        "a change of what it was given",
+    ],
 )
 def test_a_template_that_breaks_is_an_invalid_request_of_one_line(template: str) -> None:
     with pytest.raises(InvalidRequest, match="the model's chat template cannot render") as caught:
