@@ -85,7 +85,7 @@ def test_a_preempted_request_finds_its_own_blocks_again_and_nobody_elses(tiny: A
 
 @pytest.mark.parametrize("client", [5, b"one", ("one", 1)])
 def test_a_client_that_is_no_text_is_refused_at_once(tiny: Any, client: Any) -> None:
-    with Engine(tiny("one layer")) as engine, pytest.raises(InvalidRequest, match="client is .* must be a text"):
+    with Engine(tiny("one layer")) as engine, pytest.raises(InvalidRequest, match=r"client is .* must be a text"):
         engine.submit(tokens_of(20), client=client)
 
 
