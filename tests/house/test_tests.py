@@ -1,0 +1,166 @@
+"""A person who looks for the tests of a module finds them by its name, in a folder like the module's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"cortexmlx": "tests", "cli": "tests/cli", "bench": "tests/bench", "metal": "tests/metal"}
+"""Where the tests of a folder lie; those of a folder inside it lie in a folder of that name inside."""
+
+ELSEWHERE = {"cortexmlx": "tests/engine", "metal/sim": "tests/sim", "metal/sim/judge": "tests/sim"}
+"""The folders whose tests lie elsewhere. The modules at the top of the package are what an app sees: the engine's."""
+
+TESTED_WITH = {
+    "bench/against.py": "tests/bench/test_bench.py",
+    "bench/allocator.py": "tests/kv/test_allocator.py",
+    "bench/host_cost.py": "tests/bench/test_bench.py",
+    "bench/machine.py": "tests/bench/test_bench.py",
+    "bench/mlxlm.py": "tests/bench/test_bench.py",
+    "bench/pairs.py": "tests/bench/test_trace.py",
+    "bench/pool.py": "tests/bench/test_bench.py",
+    "bench/prompts.py": "tests/bench/test_trace.py",
+    "bench/random_model.py": "tests/bench/test_bench.py",
+    "bench/report.py": "tests/bench/test_bench.py",
+    "bench/rows.py": "tests/bench/test_bench.py",
+    "bench/scheduler.py": "tests/bench/test_bench.py",
+    "bench/serving.py": "tests/bench/test_bench.py",
+    "bench/session.py": "tests/bench/test_bench.py",
+    "bench/subject.py": "tests/bench/test_bench.py",
+    "cli/__init__.py": "tests/cli/test_cli_model.py",
+    "cli/app.py": "tests/cli/test_reference.py",
+    "cli/batch_output.py": "tests/cli/test_batch.py",
+    "cli/batch_progress.py": "tests/cli/test_batch.py",
+    "cli/batch_run.py": "tests/cli/test_batch.py",
+    "cli/bench.py": "tests/bench/test_bench.py",
+    "cli/chat_commands.py": "tests/cli/test_chat.py",
+    "cli/chat_input.py": "tests/cli/test_chat.py",
+    "cli/chat_session.py": "tests/cli/test_chat.py",
+    "cli/chat_view.py": "tests/cli/test_chat.py",
+    "cli/checks.py": "tests/cli/test_cli.py",
+    "cli/console.py": "tests/cli/test_generate.py",
+    "cli/conversation.py": "tests/cli/test_chat.py",
+    "cli/device.py": "tests/cli/test_cli.py",
+    "cli/doctor.py": "tests/cli/test_cli.py",
+    "cli/engine.py": "tests/cli/test_generate.py",
+    "cli/exits.py": "tests/cli/test_cli.py",
+    "cli/models.py": "tests/cli/test_cli.py",
+    "cli/options.py": "tests/cli/test_cli.py",
+    "cli/plan_figures.py": "tests/cli/test_plan.py",
+    "cli/plan_source.py": "tests/cli/test_plan.py",
+    "cli/plan_text.py": "tests/cli/test_plan.py",
+    "cli/skeleton.py": "tests/cli/test_plan.py",
+    "cli/start.py": "tests/cli/test_cli.py",
+    "cli/text.py": "tests/cli/test_generate.py",
+    "cli/thinking.py": "tests/cli/test_chat.py",
+    "cortexmlx/arrays.py": "tests/kv/test_table.py",
+    "cortexmlx/kv/step.py": "tests/scheduling/test_placement.py",
+    "cortexmlx/models/context.py": "tests/models/test_folder.py",
+    "cortexmlx/models/gguf/config.py": "tests/models/test_gguf_model.py",
+    "cortexmlx/models/gguf/file.py": "tests/models/test_gguf_file.py",
+    "cortexmlx/models/gguf/layout.py": "tests/models/test_gguf_model.py",
+    "cortexmlx/models/gguf/load.py": "tests/models/test_gguf_model.py",
+    "cortexmlx/models/gguf/tokenizer.py": "tests/models/test_gguf_model.py",
+    "cortexmlx/models/hub.py": "tests/models/test_resolve.py",
+    "cortexmlx/models/inventory.py": "tests/cli/test_cli.py",
+    "cortexmlx/models/json_file.py": "tests/models/test_folder.py",
+    "cortexmlx/models/load.py": "tests/models/test_folder.py",
+    "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
+    "cortexmlx/models/messages.py": "tests/models/test_gguf_model.py",
+    "cortexmlx/models/safetensors_check.py": "tests/models/test_folder.py",
+    "cortexmlx/models/tokenizers/alphabet.py": "tests/models/test_starter.py",
+    "cortexmlx/models/tokenizers/base.py": "tests/models/test_tokenizer_bytelevel.py",
+    "cortexmlx/models/tokenizers/bytelevel.py": "tests/models/test_tokenizer_bytelevel.py",
+    "cortexmlx/models/tokenizers/detokenize.py": "tests/serving/test_text.py",
+    "cortexmlx/models/tokenizers/exact_text.py": "tests/serving/test_text.py",
+    "cortexmlx/models/tokenizers/least_tokens.py": "tests/models/test_least_tokens.py",
+    "cortexmlx/models/tokenizers/sentencepiece.py": "tests/models/test_tokenizer_sentencepiece.py",
+    "cortexmlx/models/tokenizers/sentencepiece_folder.py": "tests/models/test_tokenizer_sentencepiece.py",
+    "cortexmlx/models/tokenizers/sentencepiece_proto.py": "tests/models/test_tokenizer_sentencepiece.py",
+    "cortexmlx/models/tokenizers/shared.py": "tests/models/test_shared_tokenizer.py",
+    "cortexmlx/models/tokenizers/templates.py": "tests/models/test_tokenizer_bytelevel.py",
+    "metal/sim/abi.py": "tests/sim/test_launch.py",
+    "metal/sim/buffers.py": "tests/sim/test_launch.py",
+    "metal/sim/built.py": "tests/sim/test_toolchain.py",
+    "metal/sim/entry.py": "tests/sim/test_source.py",
+    "metal/sim/host.py": "tests/sim/test_launch.py",
+    "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/cases.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx_kernels.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx_lm_kernels.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/reference.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/sdpa.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/steel.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/table.py": "tests/sim/test_judges.py",
+    "metal/sim/kernel.py": "tests/sim/test_launch.py",
+    "metal/sim/lines.py": "tests/sim/test_faults.py",
+    "metal/sim/memory.py": "tests/sim/test_launch.py",
+    "metal/sim/messages.py": "tests/sim/test_faults.py",
+    "metal/sim/report.py": "tests/sim/test_faults.py",
+    "metal/sim/rewrite.py": "tests/sim/test_static_pass.py",
+    "metal/sim/scopes.py": "tests/sim/test_static_pass.py",
+    "metal/sim/settings.py": "tests/sim/test_toolchain.py",
+    "metal/sim/sparse.py": "tests/sim/test_launch.py",
+}
+"""Modules that have no test file of their own, each with the file that judges it: plain data, what only puts others
+together, and what shows only in the work of its neighbours.
+"""
+
+
+def modules() -> Iterator[str]:
+    """Every module by its path; an `__init__.py` counts if it does something."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            if path.name != "__init__.py" or any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body):
+                yield path.relative_to(ROOT).as_posix()
+
+
+MODULES = sorted(modules())
+
+
+def folder_of(module: str) -> Path:
+    """Where the tests of a module lie."""
+    folder = Path(module).parent
+    if folder.as_posix() in ELSEWHERE:
+        return ROOT / ELSEWHERE[folder.as_posix()]
+    top, *inside = folder.parts
+    return ROOT.joinpath(FOLDERS[top], *inside)
+
+
+def own_tests(module: str) -> list[Path]:
+    """`test_<module>.py` and `test_<module>_<aspect>.py`: the test files whose name begins with the module's, and with
+    no longer name of a neighbour.
+    """
+    folder = folder_of(module)
+    names = {Path(m).stem for m in MODULES if folder_of(m) == folder}
+
+    def owner(test: Path) -> str:
+        return max((name for name in names if f"{test.stem}_".startswith(f"test_{name}_")), key=len, default="")
+
+    return [test for test in folder.glob("test_*.py") if owner(test) == Path(module).stem]
+
+
+def test_every_module_has_tests_of_its_name_or_says_where_they_are() -> None:
+    assert len(MODULES) > 150
+    assert [m for m in MODULES if not own_tests(m) and m not in TESTED_WITH] == []
+
+
+def test_the_list_names_modules_and_tests_that_exist() -> None:
+    assert list(TESTED_WITH) == sorted(TESTED_WITH)
+    assert set(TESTED_WITH) <= set(MODULES)
+    tests = set(TESTED_WITH.values())
+    assert [t for t in tests if not (ROOT / t).is_file() or "def test_" not in (ROOT / t).read_text()] == []
+
+
+def test_who_has_tests_of_its_name_is_not_in_the_list() -> None:
+    assert [m for m in TESTED_WITH if own_tests(m)] == []
+
+
+def test_a_longer_name_that_is_another_modules_is_not_an_aspect() -> None:
+    """`tests/cli/test_batch_input.py` judges `cli/batch_input.py`, not `cli/batch.py`."""
+    assert own_tests("cli/batch_input.py") == [ROOT / "tests/cli/test_batch_input.py"]
+    assert ROOT / "tests/cli/test_batch_input.py" not in own_tests("cli/batch.py")
+    assert ROOT / "tests/kv/test_prefix_machine.py" in own_tests("cortexmlx/kv/prefix.py")
