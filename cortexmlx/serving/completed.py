@@ -68,11 +68,17 @@ class AsCompleted(Iterator[Result]):
             raise
 
     def finished(self) -> Iterator[Result]:
-        """Those that have ended and were not handed out yet, without waiting for any; after `close` as well."""
+        """Those that have ended and were not handed out yet, without waiting for any; after `close` as well. What a
+        closed engine ended is left out.
+        """
         while not self._ended.empty():
             index = self._ended.get()
             if index in self._open:
-                yield self._hand_out(index)
+                try:
+                    result = self._hand_out(index)
+                except EngineClosed:
+                    continue
+                yield result
 
     def close(self) -> None:
         """Cancel what is not finished, and read no more. Safe to call again."""

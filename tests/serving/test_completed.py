@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.errors import InvalidRequest, PromptTooLong
+from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.serving.completed import AsCompleted
 from cortexmlx.serving.handle import RequestHandle
@@ -85,6 +86,20 @@ def test_what_has_ended_can_be_taken_after_closing_and_the_rest_is_cancelled() -
     assert [(index, result.text) for index, result in completed.finished()] == [(2, "2"), (0, "0")]  # type: ignore[union-attr]
     assert {1, 3} <= set(requests.cancelled)
     assert list(completed) == [] and list(completed.finished()) == []
+
+
+def test_what_has_ended_can_be_taken_after_the_engine_was_closed() -> None:
+    """In whatever order they ended, and without what the closing engine ended."""
+    requests = Requests()
+    completed = AsCompleted(((i, None) for i in range(4)), requests.check, requests.submit, ahead=4)  # type: ignore[misc]
+    completed._fill()
+    requests.running[3].fail(EngineClosed("closed"))
+    with pytest.raises(EngineClosed):
+        next(completed)
+    requests.running[1].fail(EngineClosed("closed"))
+    for index in (2, 0):
+        requests.running[index].push(TokenEvent("", completion=completion(str(index))))
+    assert [(index, result.text) for index, result in completed.finished()] == [(2, "2"), (0, "0")]  # type: ignore[union-attr]
 
 
 def test_a_request_that_says_twice_that_it_has_ended_is_handed_out_once() -> None:
