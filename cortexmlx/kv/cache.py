@@ -73,7 +73,7 @@ class KVCache:
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         source, own = (None, None) if match is None else self._adopt(sequence, match)
         if source is not None:
-            self.prefix.acquire(source)
+            self.prefix.mark_used(source)
         try:
             self._grow(seq, self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
         except KVCacheFull:
@@ -85,7 +85,7 @@ class KVCache:
                 self.prefix.remove(own)
         finally:
             if source is not None and not self._owned(source):
-                self.prefix.release(source)
+                self.prefix.mark_unused(source)
         if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
@@ -99,14 +99,14 @@ class KVCache:
         """
         for hit in match.entries:
             self._take(sequence, hit.blocks)
-            self.prefix.acquire(hit)
+            self.prefix.mark_used(hit)
         sequence.registered = len(match.entries)
         sequence.parent = match.last
         sequence.length = len(match.entries) * self.block_size + match.partial_tokens
         partial = match.partial
         if partial is None or len(partial.tokens) == self.block_size or self._owned(partial):
             return partial, None
-        self.prefix.acquire(partial)
+        self.prefix.mark_used(partial)
         self._take(sequence, partial.blocks)
         return None, partial
 
@@ -163,7 +163,9 @@ class KVCache:
         """
         sequence = self._sequences[seq]
         keep = self.blocks_for(max(sequence.length, tokens))
-        return sum(pool.release(table.cut(keep)) for pool, table in zip(self._pools, sequence.tables, strict=True))
+        return sum(
+            pool.decref_and_free(table.cut(keep)) for pool, table in zip(self._pools, sequence.tables, strict=True)
+        )
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
         """Begin `child` as a copy of the first `tokens` tokens of `parent` (None: all of them).
@@ -204,10 +206,10 @@ class KVCache:
         held = [self.prefix.entry_of(block) for block in sequence.tables[0].blocks]
         for pool, table in zip(self._pools, sequence.tables, strict=True):
             pool.decref([b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None])
-            pool.release([b for i, b in enumerate(table.blocks) if i >= len(held) or held[i] is None])
+            pool.decref_and_free([b for i, b in enumerate(table.blocks) if i >= len(held) or held[i] is None])
         for cached in reversed(held):
             if cached is not None and not self._owned(cached):
-                self.prefix.release(cached)
+                self.prefix.mark_unused(cached)
 
     def drop_cached(self, entries: int | None = None) -> int:
         """Evict up to `entries` unused cached blocks, oldest first (None: all of them). Returns how many went."""
@@ -307,14 +309,14 @@ class KVCache:
     # -- looking inside -----------------------------------------------------------------------------------------------
 
     @property
-    def free_blocks(self) -> int:
+    def obtainable_blocks(self) -> int:
         """Blocks that a new sequence can count on, in the fullest group: free, cached but unused, or not yet grown
         to.
         """
         return min(p.allocator.free_blocks for p in self._pools) + self.prefix.unused + self.max_blocks - self.blocks
 
-    def free_blocks_without(self, promised: Mapping[int, int]) -> int:
-        """`free_blocks` if each of these sequences gave back its blocks beyond so many tokens, or beyond its length."""
+    def obtainable_blocks_without(self, promised: Mapping[int, int]) -> int:
+        """`obtainable_blocks` if each of these sequences gave back its blocks beyond so many tokens or its length."""
         kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
         spare = [
             sum(max(0, len(self._sequences[seq].tables[g].blocks) - blocks) for seq, blocks in kept.items())
@@ -367,7 +369,7 @@ class KVCache:
                     pool.extend(table, need, max(need, want))
         except KVCacheFull:
             for pool, table, count in zip(self._pools, tables, before, strict=True):
-                pool.release(table.cut(count))
+                pool.decref_and_free(table.cut(count))
             raise
 
     def _make_room(self, pool: BlockPool, blocks: int) -> None:

@@ -49,7 +49,7 @@ class BlockPool:
         """One owner less for each of some cached blocks: without owners they stay, until they are evicted."""
         self.ref_counts[blocks] -= 1
 
-    def release(self, blocks: list[int]) -> int:
+    def decref_and_free(self, blocks: list[int]) -> int:
         """One owner less for each of some uncached blocks; free those that have none left. Returns how many were
         freed.
         """

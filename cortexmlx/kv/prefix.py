@@ -78,7 +78,7 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 class PrefixCache:
     """Entries by key. `identity` names the model; `hashing` is for tests.
 
-    The owner of the blocks tells it which entries are unused (`release`) and used again (`acquire`).
+    The owner of the blocks tells it which entries are unused (`mark_unused`) and used again (`mark_used`).
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PrefixCache:
         """Cache a block that follows `parent`. Returns its entry; None if those tokens are cached already, or their
         key is taken.
 
-        The entry counts as used until `release`. Fewer tokens than a block make a partial entry.
+        The entry counts as used until `mark_unused`. Fewer tokens than a block make a partial entry.
         """
         key = key or self._hash(parent.key, tokens)
         if key in self._entries or blocks[0] in self._by_block:
@@ -159,12 +159,12 @@ class PrefixCache:
 
     # -- use and eviction ---------------------------------------------------------------------------------------------
 
-    def release(self, entry: Entry) -> None:
-        """Nobody uses the entry's blocks now: it may be evicted, after those released before it."""
+    def mark_unused(self, entry: Entry) -> None:
+        """Nobody uses the entry's blocks now: it may be evicted, after those of which that was said before."""
         self._unused[entry.key] = entry
         self._unused.move_to_end(entry.key)
 
-    def acquire(self, entry: Entry) -> None:
+    def mark_used(self, entry: Entry) -> None:
         """The entry's blocks are used again: it must not be evicted."""
         self._unused.pop(entry.key, None)
 

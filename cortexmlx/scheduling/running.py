@@ -56,13 +56,13 @@ class RunningSet:
         if not self.jobs:
             return True
         need = self._blocks_needed(job, match)
-        if need <= self.cache.free_blocks:
+        if need <= self.cache.obtainable_blocks:
             return True
-        return need <= self.cache.free_blocks_without({row.id: row.reserved for row in self.jobs})
+        return need <= self.cache.obtainable_blocks_without({row.id: row.reserved for row in self.jobs})
 
     def make_room(self, job: Job, match: Match | None) -> None:
         """Drop headroom, if a job that fits needs it."""
-        if self._blocks_needed(job, match) > self.cache.free_blocks:
+        if self._blocks_needed(job, match) > self.cache.obtainable_blocks:
             self.drop_headroom()
 
     def _blocks_needed(self, job: Job, match: Match | None) -> int:

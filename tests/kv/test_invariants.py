@@ -43,7 +43,7 @@ def count_one_more(cache: KVCache) -> None:
 
 
 def lose(cache: KVCache) -> None:
-    cache.prefix.acquire(entry(cache))
+    cache.prefix.mark_used(entry(cache))
 
 
 def free_what_is_used(cache: KVCache) -> None:
@@ -52,7 +52,7 @@ def free_what_is_used(cache: KVCache) -> None:
 
 def evict_what_is_used(cache: KVCache) -> None:
     cache.register(SEQ, list(range(20, 28)), 8)
-    cache.prefix.release(entry(cache, 2))
+    cache.prefix.mark_unused(entry(cache, 2))
 
 
 def free_what_is_cached(cache: KVCache) -> None:
@@ -88,7 +88,7 @@ def hold_more_than_a_block(cache: KVCache) -> None:
 def wait_although_gone(cache: KVCache) -> None:
     last = entry(cache, 1)
     cache.prefix.remove(last)
-    cache.prefix.release(last)
+    cache.prefix.mark_unused(last)
 
 
 DAMAGE: dict[Callable[[KVCache], None], str] = {

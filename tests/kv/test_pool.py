@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
         left = self.owners()
         self.pool.decref([b for b in gone if b in self.cached])
         rest = [b for b in gone if b not in self.cached]
-        assert self.pool.release(rest) == sum(not left[b] for b in rest)
+        assert self.pool.decref_and_free(rest) == sum(not left[b] for b in rest)
 
     @rule(at=TABLE)
     def cache(self, at: int) -> None:
@@ -115,6 +115,6 @@ def test_the_last_run_grows_in_place_before_another_begins() -> None:
     pool, one, other = BlockPool(12), BlockTable(), BlockTable()
     pool.extend(one, 2, 2)
     pool.extend(other, 1, 1)
-    pool.release(other.cut(0))
+    pool.decref_and_free(other.cut(0))
     pool.extend(one, 4, 4)
     assert one.blocks == [0, 1, 2, 3]
