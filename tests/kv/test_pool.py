@@ -112,9 +112,11 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_the_last_run_grows_in_place_before_another_begins() -> None:
-    pool, one, other = BlockPool(12), BlockTable(), BlockTable()
-    pool.extend(one, 2, 2)
-    pool.extend(other, 1, 1)
-    pool.decref_and_free(other.cut(0))
-    pool.extend(one, 4, 4)
-    assert one.blocks == [0, 1, 2, 3]
+    """A hole of the same size elsewhere, which was freed later, would be taken first."""
+    pool, tables = BlockPool(8), [BlockTable() for _ in range(5)]
+    for table, count in zip(tables, (2, 2, 1, 2, 1), strict=True):
+        pool.extend(table, count, count)
+    pool.decref_and_free(tables[1].cut(0))
+    pool.decref_and_free(tables[3].cut(0))
+    pool.extend(tables[0], 4, 4)
+    assert tables[0].blocks == [0, 1, 2, 3]

@@ -45,15 +45,24 @@ def test_a_mixed_step_has_the_tokens_of_its_pieces_in_their_order(shape: list[tu
     assert plan.token_index.tolist() == [0] * len(whole)
 
 
-@given(st.permutations(range(5)), st.sets(st.integers(0, 4), min_size=1))
-def test_a_step_before_the_results_are_read_picks_each_lanes_token_from_them(order: list[int], done: set[int]) -> None:
-    """`done` have computed their prompts in the step before, and are the lanes of a window, in any order."""
+SOME = st.sets(st.integers(0, 4))
+
+
+@given(st.permutations(range(5)), SOME, SOME)
+def test_a_step_before_the_results_are_read_picks_each_lanes_token_from_them(
+    order: list[int], done: set[int], ended: set[int]
+) -> None:
+    """`done` have computed their prompts in the step before, and those that have not ended are the lanes of a window,
+    in any order.
+    """
+    done.add(order[0])
+    ended.discard(order[0])
     prompts = [[7] * (1 + i % 3 if i in done else 9) for i in range(5)]
     builder, jobs, mixed = prefilled(prompts, [min(len(p), 4) for p in prompts])
-    lanes = [Lane(jobs[i], jobs[i].generation, jobs[i].num_computed_tokens) for i in order if i in done]
+    lanes = [Lane(jobs[i], jobs[i].generation, jobs[i].num_computed_tokens) for i in order if i in done - ended]
     plan = builder.decode(lanes, 0, dict(enumerate(lane.job for lane in lanes)), False, None)
     where = [s.job for s in mixed.logit_segments]
-    source = list(range(len(lanes))) if plan.source is None else plan.source.tolist()
+    source = list(range(len(where))) if plan.source is None else plan.source.tolist()  # None: all, as they are
     assert plan.tokens is None and [where[i] for i in source] == [lane.job.id for lane in lanes]
     assert plan.positions.tolist() == [len(lane.job.tokens) for lane in lanes]
     assert plan.token_index.tolist() == [1] * len(lanes)
