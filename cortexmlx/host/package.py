@@ -68,7 +68,12 @@ def without_side_effects() -> Iterator[None]:
 
 
 def mlx_lm_utils() -> Any:
-    """The module `mlx_lm.utils`: loading of model folders. Imports transformers."""
+    """The module `mlx_lm.utils`: loading of model folders. Imports transformers, the first time: later calls take no
+    lock, so that an exception that is thrown at an engine's thread while it loads leaves none taken.
+    """
+    known = sys.modules.get(f"{_NAME}.utils")
+    if known is not None and not getattr(known.__spec__, "_initializing", False):
+        return known
     enter_mlx_lm()
     with without_side_effects():
         return importlib.import_module(f"{_NAME}.utils")
@@ -76,6 +81,8 @@ def mlx_lm_utils() -> Any:
 
 def enter_mlx_lm() -> None:
     """Make `mlx_lm.models.*` importable without mlx-lm's `__init__`. Does nothing when mlx-lm is imported already."""
+    if _NAME in sys.modules:
+        return
     with _loading:
         if _NAME in sys.modules:
             return

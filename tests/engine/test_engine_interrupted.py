@@ -143,7 +143,8 @@ random.seed(1)
 few = SamplingParams(max_tokens=8, ignore_eos=True)
 def engine_threads(): return [t for t in threading.enumerate() if t.name == "cortexmlx-engine"]
 def throw_at(thread):
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    if thread.ident is not None:  # it has begun
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
 """
 
 

@@ -131,7 +131,7 @@ def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
     opened.end(badly, well=False)
     assert opened.window.awaiting_flush == [well] and opened.cache.sequences == {going.id, well.id}
     slots = {job: opened.cache.slots(job.id, 0, job.prompt_length, 6).tolist() for job in (going, well)}
-    flush = opened.window.flush()
+    flush = opened.window.close()
     assert flush is not None and flush.columns == 6
     wanted = [*slots[going], *slots[well], *[SCRATCH_SLOT] * 6]
     assert flush.writes[0].slots.tolist() == wanted
@@ -144,4 +144,4 @@ def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
 
 def test_a_window_without_a_column_has_nothing_to_flush() -> None:
     opened = Opened([40])
-    assert opened.window.flush() is None and opened.window.lanes == ()
+    assert opened.window.close() is None and opened.window.lanes == ()

@@ -60,7 +60,7 @@ def test_after_compaction_the_free_end_can_be_given_back(tiny: Any, theirs: Any)
     kept = scattered(driver)
     blocks = driver.core.cache.blocks
     driver.core.compact()
-    driver.core.scheduler._shrink()
+    driver.core.cache.shrink(1)
     assert driver.core.cache.blocks == driver.core.stats().cached_blocks // len(driver.core.cache.groups) < blocks
     assert driver.answers(kept, 12) == [tuple(theirs("llama", t, 12)) for t in kept]
 
