@@ -192,15 +192,15 @@ raise SystemExit(7)
 def test_engines_that_close_and_open_under_interrupts_end_cleanly(tiny: Any) -> None:
     program = f"""{STORM}
 engine().close()  # the imports of the first load are not ours to mend
+opened = 0
 over = time.monotonic() + 6
-def storm():
-    while time.monotonic() < over:
+def storm():  # until one has opened in it, too
+    while time.monotonic() < over or (not opened and time.monotonic() < over + 30):
         time.sleep(random.random() * 0.02)
         for thread in engine_threads():
             throw_at(thread)
 storming = threading.Thread(target=storm)
 storming.start()
-opened = 0
 while storming.is_alive():
     try:
         with engine() as e:
