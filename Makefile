@@ -17,7 +17,7 @@ chat: .venv/.starter
 test: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m "not slow and not metal and not cuda" $(ARGS)
 
-# The long matrices, properties and soaks that need no real weights: continuous integration runs them, too.
+# The long matrices, properties and soaks that need no real weights.
 test-slow: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m "slow and not model and not metal and not cuda" $(ARGS)
 
