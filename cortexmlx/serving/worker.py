@@ -88,14 +88,21 @@ class Worker:
         submits in a loop would take the interpreter from it, and cancels wait behind submissions.
         """
         counted = not self._task.here()  # which would wait for itself
-        if counted:
-            self._permits.get()
         try:
+            if counted:
+                self._permits.get()
             self._submit(submissions, handles, counted)
         except BaseException:
             if counted:
-                self._permits.put(None)  # an engine that is closed wakes all who wait, one after the other
+                self._return_permit()  # an engine that is closed wakes all who wait, one after the other
             raise
+
+    def _return_permit(self) -> None:
+        """Let one more submit. Whoever was interrupted cannot tell whether it had a permit, and returns one; too many
+        are gone when the engine has caught up.
+        """
+        if self._permits.qsize() < _AHEAD:
+            self._permits.put(None)
 
     def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
         with self._lock:
@@ -130,11 +137,11 @@ class Worker:
             except Exception as error:
                 answer.put((None, error))
 
-        with self._lock:
-            self.check_open()
-            self._asking.add(answer)
-            self._calls.put(run)
         try:
+            with self._lock:
+                self.check_open()
+                self._asking.add(answer)
+                self._calls.put(run)
             value, error = answer.get()
         finally:
             self._asking.discard(answer)
@@ -213,7 +220,7 @@ class Worker:
             log.exception("the engine cannot begin anew, and closes")
             self._closing = True
         self._fail_all(CortexError(f"the engine's thread was interrupted by {raised!r}: ask again"))
-        self._permits.put(None)  # it may have been interrupted before it gave one back
+        self._return_permit()  # it may have been interrupted before it gave one back
         if self._stopping:
             self._calls.put(None)
 
@@ -248,7 +255,7 @@ class Worker:
 
     def _add(self, core: EngineCore, queued: Iterable[tuple[QueuedRequest, RequestHandle]], counted: bool) -> None:
         if counted:
-            self._permits.put(None)
+            self._return_permit()
         for request, handle in queued:
             if handle.ended:
                 continue
@@ -270,7 +277,7 @@ class Worker:
     def _shut_down(self) -> None:
         with self._lock:
             self._stopping = True
-        self._permits.put(None)
+        self._return_permit()
         self._tried.put(None)
         self._fail_all(EngineClosed("the engine was closed before the request could finish"))
         if hasattr(self, "core"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -117,6 +118,40 @@ def test_who_submits_in_a_loop_waits_for_the_engine_and_a_cancel_is_never_far(wo
     for thread in threads:
         thread.join(PATIENCE)
     assert len(refused) == 4, "closing wakes everybody who waits to submit"
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["after it got its permit", "before"])
+def test_an_interrupt_of_who_waits_to_submit_loses_no_permit_and_makes_none(worker: Worker, taken: bool) -> None:
+    """Python tells nobody which of the two it was."""
+
+    class Interrupted(queue.SimpleQueue[None]):
+        def get(self, *args: Any) -> Any:
+            if taken:
+                super().get(*args)
+            raise KeyboardInterrupt
+
+    usual = worker._permits
+    worker._permits = Interrupted()
+    count = usual.qsize()
+    for _ in range(count):
+        worker._permits.put(usual.get())
+    for _ in range(count):
+        with pytest.raises(KeyboardInterrupt):
+            submit(worker)
+    assert worker._permits.qsize() == count
+
+
+def test_an_interrupt_of_who_asks_leaves_no_question_behind(worker: Worker) -> None:
+    class Interrupted(queue.SimpleQueue[Any]):
+        def put(self, *args: Any) -> Any:
+            raise KeyboardInterrupt
+
+    usual = worker._calls
+    worker._calls = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        worker.ask(lambda core: None)
+    worker._calls = usual
+    assert not worker._asking
 
 
 @pytest.fixture
