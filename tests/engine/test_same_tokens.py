@@ -209,10 +209,8 @@ def outside(weights: Any, index: int, number: float) -> float:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "setting",
-    ["tight", *(pytest.param(s, marks=pytest.mark.slow) for s in ("prefix cache", "not pipelined", "budget 16"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["tight", "prefix cache", "not pipelined", "budget 16"])
 def test_real_weights_by_seed(real: Any, setting: str) -> None:
     """Four seeded answers to each prompt are those of the plainest setting, unless the seed's number lies on the
     border between two tokens.
