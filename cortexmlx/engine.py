@@ -19,7 +19,7 @@ from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Completion, FinishReason, QueuedRequest, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
@@ -296,7 +296,7 @@ def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> N
             try:
                 event = next(events, None)
             except CortexError as error:
-                event = TokenEvent("", finish_reason=FinishReason.ERROR, error=error)
+                event = TokenEvent.failed(error)
             if event is None:
                 return
             on_event(event)

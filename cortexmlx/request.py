@@ -296,6 +296,11 @@ class TokenEvent:
     index: int = 0
     error: CortexError | None = None
 
+    @classmethod
+    def failed(cls, error: CortexError) -> TokenEvent:
+        """The last event of a request that ended with an error."""
+        return cls("", finish_reason=FinishReason.ERROR, error=error)
+
 
 Message = Mapping[str, object]
 """One chat message: `{"role": "user", "content": "..."}` and whatever else the model's chat template reads."""

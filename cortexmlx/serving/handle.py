@@ -128,7 +128,7 @@ class RequestHandle:
     def _fail(self, error: CortexError) -> None:
         if not self.ended:
             self._error = error
-            self._end = TokenEvent("", finish_reason=FinishReason.ERROR, error=error)
+            self._end = TokenEvent.failed(error)
             self._state = RequestState.FAILED
 
     def _tell(self, event: TokenEvent) -> None:
