@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import mlx.core as mx
-
 from cortexmlx.cpu import blas
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes
+from cortexmlx.machine import memory_bytes, metal_device
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Machine:
             chip=_chip(),
             cpus=blas.usable_cpus(),
             memory=memory_bytes(),
-            device="Metal GPU" if mx.metal.is_available() else "CPU",
+            device="CPU" if metal_device() is None else "Metal GPU",
             system=f"{platform.system()} {platform.release()} {platform.machine()}",
             python=platform.python_version(),
             cortexmlx=version("cortexmlx"),
@@ -54,8 +52,9 @@ class Machine:
 
 
 def _chip() -> str:
-    if mx.metal.is_available():
-        return str(mx.device_info().get("device_name", platform.machine()))
+    gpu = metal_device()
+    if gpu is not None:
+        return gpu
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

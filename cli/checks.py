@@ -13,7 +13,7 @@ from typing import cast
 
 from cortexmlx import __version__
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.machine import memory_bytes, metal_device, working_set_bytes
 
 
 class Verdict(str, Enum):
@@ -26,12 +26,15 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, what was found, and what to do about it (empty: nothing)."""
+    """One line: what was looked at, what was found, and what to do about it (empty: nothing). `message` is a compiler's
+    or a library's whole text, which only `--json` shows.
+    """
 
     name: str
     verdict: Verdict
     detail: str
     advice: str = ""
+    message: str = ""
 
 
 def all_checks() -> Iterator[Check]:
@@ -82,10 +85,22 @@ def _device() -> Iterator[Check]:
     from cortexmlx.cpu import blas
 
     blas.preload()
+    import mlx.core as mx
+
     from cortexmlx.bench.machine import Machine
 
     here = Machine.here()
-    yield Check("device", Verdict.OK, f"{here.device}: {here.chip}, {here.cpus} CPUs")
+    verdict, advice = Verdict.OK, ""
+    if mx.metal.is_available() and here.device == "CPU":
+        verdict, advice = (
+            Verdict.FAIL,
+            "MLX computes on a GPU, but none can be opened in this session or virtual machine",
+        )
+    elif sys.platform == "darwin" and here.device == "CPU":
+        verdict, advice = Verdict.WARN, "this MLX was built without Metal: pip install --force-reinstall --no-cache mlx"
+    elif "Paravirtual" in here.chip:
+        verdict, advice = Verdict.WARN, "the GPU of a virtual machine: its results and times are not an Apple GPU's"
+    yield Check("device", verdict, f"{here.device}: {here.chip}, {here.cpus} CPUs", advice)
 
 
 def _blas() -> Iterator[Check]:
@@ -132,7 +147,7 @@ def _attention() -> Iterator[Check]:
     from cortexmlx.attention.backends import choose_backend
 
     name = choose_backend("auto").name
-    if not mx.metal.is_available():
+    if metal_device() is None:
         yield Check("attention", Verdict.OK, f"{name} (the kernels need an Apple GPU)")
         return
     yield Check("attention", Verdict.OK, name)
@@ -140,9 +155,11 @@ def _attention() -> Iterator[Check]:
     from cortexmlx.metal.kernels import KernelFactory
 
     for check in check_all(cast(KernelFactory, mx.fast.metal_kernel)):
-        advice = "" if check.agrees else "this shape runs on the reference path, slower; please report it"
-        yield Check("kernel", Verdict.OK if check.agrees else Verdict.WARN, f"{check.variant}: {check.outcome}", advice)
+        verdict, advice = (Verdict.OK, "") if check.agrees else (Verdict.WARN, _SLOWER)
+        yield Check("kernel", verdict, f"{check.variant.label}: {check.outcome}", advice, check.message)
 
+
+_SLOWER = "this shape runs on the reference path, slower: please report what `cortexmlx doctor --json` says of it"
 
 CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "cortexmlx": _version,

@@ -1,4 +1,4 @@
-"""How much memory this machine has for a model: no mlx needed, except on Apple Silicon to ask Metal."""
+"""How much memory this machine has for a model, and which GPU: no mlx needed, except to ask Metal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,24 @@ def _limit(path: str) -> int | None:
 
 def working_set_bytes() -> int:
     """Bytes that a model and its cache should use at most: what Metal recommends, else three quarters of the memory."""
-    if sys.platform == "darwin":
+    if sys.platform == "darwin" and metal_device() is not None:
         import mlx.core as mx
 
-        if mx.metal.is_available():
-            return int(mx.device_info()["max_recommended_working_set_size"])
+        return int(mx.device_info(mx.gpu)["max_recommended_working_set_size"])
     return memory_bytes() * 3 // 4
+
+
+def metal_device() -> str | None:
+    """The name of the Apple GPU that MLX can compute on, or None.
+
+    An MLX that was built for Metal says that Metal is available even where there is no GPU to open: in some virtual
+    machines and in sessions without one. It raises when the device is asked for.
+    """
+    import mlx.core as mx
+
+    if not mx.metal.is_available():
+        return None
+    try:
+        return str(mx.device_info(mx.gpu).get("device_name", "Apple GPU"))
+    except RuntimeError:
+        return None

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM
 
 KernelFactory = Callable[..., Any]
@@ -121,9 +121,16 @@ class DecodeKernels:
 
     def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:
         """Attention of `rows` query tokens, `[rows, query_heads, 1, value_dim]` in the dtype of the queries."""
-        rows, query_heads = inputs.queries.shape[:2]
-        kv_heads = inputs.keys.shape[0]
-        decode_template, reduce_template = _templates(variant)
+        return self.reduce(variant, self.decode(variant, items, inputs), inputs)
+
+    def decode(
+        self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None
+    ) -> mx.array:
+        """The partial results of all work items, `[items, query_heads, partial_floats]` float32. With `init_value` the
+        output is filled with it before the launch, which costs a launch of its own.
+        """
+        query_heads, kv_heads = inputs.queries.shape[1], inputs.keys.shape[0]
+        partials: mx.array
         (partials,) = self._decode(
             inputs=[
                 inputs.queries,
@@ -135,21 +142,29 @@ class DecodeKernels:
                 inputs.plan,
                 inputs.factors,
             ],
-            template=decode_template,
+            template=_templates(variant)[0],
             grid=(variant.threads, kv_heads, items),
             threadgroup=(variant.threads, 1, 1),
             output_shapes=[(items, query_heads, variant.partial_floats)],
             output_dtypes=[mx.float32],
+            init_value=init_value,
         )
-        threads = 32 * REDUCE_SIMDGROUPS
+        return partials
+
+    def reduce(
+        self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
+    ) -> mx.array:
+        """The result from the partial results. `init_value` as in `decode`."""
+        rows, query_heads = inputs.queries.shape[:2]
         attended: mx.array
         (attended,) = self._reduce(
             inputs=[partials, inputs.plan, inputs.sinks],
-            template=reduce_template,
-            grid=(threads, query_heads, rows),
-            threadgroup=(threads, 1, 1),
+            template=_templates(variant)[1],
+            grid=(REDUCE_THREADS, query_heads, rows),
+            threadgroup=(REDUCE_THREADS, 1, 1),
             output_shapes=[(rows, query_heads, 1, variant.value_dim)],
             output_dtypes=[inputs.queries.dtype],
+            init_value=init_value,
         )
         return attended
 

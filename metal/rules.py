@@ -20,6 +20,7 @@ REGISTERS = 88
 that leave 384 threads in a threadgroup."""
 THREADS = 384
 REDUCE_SIMDGROUPS = 4
+REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
 
 def lane_numbers(dim: int) -> int:
@@ -118,3 +119,15 @@ RULES: tuple[Rule, ...] = (
 def refusal(variant: Variant) -> str | None:
     """Why the kernels do not serve a variant, or None if they do."""
     return next((rule.reason for rule in RULES if not rule.holds(variant)), None)
+
+
+VARIANTS: tuple[Variant, ...] = (
+    *(Variant(t, t, d, d, 32, 4) for t in ("float16", "bfloat16", "float32") for d in (64, 80, 96, 112, 128, 192, 256)),
+    *(Variant("float16", "float16", 128, 128, 32, g) for g in (1, 2, 3, 5, 7, 8, 16)),
+    *(Variant("float16", "float16", 128, 128, b, 4) for b in (8, 16, 64, 128)),
+    Variant("float16", "float16", 192, 128, 32, 4),
+    Variant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
+    Variant("float16", "float16", 256, 256, 32, 2, softcap=True),
+)
+"""The variants that are checked as such: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
+integration. Every head_dim and dtype, groups, block sizes and options once."""

@@ -11,23 +11,36 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.machine import metal_device
 
 
 def _no_notes() -> tuple[str, ...]:
     return ()
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Backend:
-    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why."""
+    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why;
+    `reconsider()` is called after a step that failed.
+    """
 
     name: str
     attend: Attend
     notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+    reconsider: Callable[[], None] = field(default=_nothing)
 
     def describe(self) -> str:
         """Name and notes in one line."""
         return "; ".join([self.name, *(f"reference for {note}" for note in self.notes())])
+
+
+def automatic() -> str:
+    """What "auto" means here: the kernels where MLX computes on an Apple GPU."""
+    return "metal" if metal_device() is not None and mx.default_device() == mx.gpu else "reference"
 
 
 def choose_backend(name: str) -> Backend:
@@ -35,17 +48,17 @@ def choose_backend(name: str) -> Backend:
     "metal" where there is no Metal device.
     """
     if name == "auto":
-        name = "metal" if mx.metal.is_available() else "reference"
+        name = automatic()
     if name == "reference":
         return Backend("reference", reference.attend)
     if name == "metal":
-        if not mx.metal.is_available():
+        if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
         attention = MetalAttention(mx.fast.metal_kernel)
-        return Backend("metal", attention.attend, attention.notes)
+        return Backend("metal", attention.attend, attention.notes, attention.reconsider)
     if name == "sim":
         from cortexmlx.metal import sim
 
         attention = MetalAttention(sim.metal_kernel, check=False)
-        return Backend("sim", attention.attend, attention.notes)
+        return Backend("sim", attention.attend, attention.notes, attention.reconsider)
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

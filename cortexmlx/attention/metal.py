@@ -8,6 +8,7 @@ that disagrees, or a shape that the kernels do not serve, runs on the reference 
 from __future__ import annotations
 
 import logging
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from cortexmlx.metal.rules import PARTITION, Variant, refusal
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _log = logging.getLogger(__name__)
+
+_WHOLE = "the whole message is in the log, and in `cortexmlx doctor --json`"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class MetalStep:
 class MetalAttention:
     """`paged_attention` on kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
-    With `check`, each variant is compared with the reference at first use and disabled if it disagrees.
+    With `check`, each variant is compared with attention in float64 at first use and disabled if it disagrees. That
+    compiles what the step would compile anyway. Everything here belongs to the thread that evaluates the steps.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
@@ -71,6 +75,11 @@ class MetalAttention:
     def notes(self) -> tuple[str, ...]:
         """What runs on the reference path instead, and why."""
         return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
+
+    def reconsider(self) -> None:
+        """Check every variant again at its next use: after a step that failed, perhaps by a kernel."""
+        self._served.clear()
+        self._notes.clear()
 
     def attend(
         self,
@@ -138,14 +147,18 @@ class MetalAttention:
         return self._served[key]
 
     def _usable(self, variant: Variant) -> bool:
-        reason = refusal(variant)
+        reason, message = refusal(variant), ""
         if reason is None and self._check:
             result = check_variant(self._kernels, variant)
-            reason = None if result.agrees else f"disabled, {result.outcome}"
-        if reason is not None:
-            self._notes[variant.label] = reason
-            _log.warning("decode attention (%s) runs on the reference path: %s", variant.label, reason)
-        return reason is None
+            if not result.agrees:
+                reason, message = f"disabled, {result.outcome}", result.message
+        if reason is None:
+            return True
+        more = len(message.splitlines()) > 1
+        self._notes[variant.label] = reason + (f"; {_WHOLE}" if more else "")
+        whole = "\n" + textwrap.indent(message, "  ") if more else ""
+        _log.warning("decode attention (%s) runs on the reference path: %s%s", variant.label, reason, whole)
+        return False
 
     def _tail(self, kv: PagedKV, keys: mx.array, values: mx.array) -> Slab:
         if kv.tail is not None:
@@ -166,7 +179,8 @@ class MetalAttention:
     def _float_sinks(self, layer: int, sinks: mx.array) -> mx.array:
         known = self._sinks.get(layer)
         if known is None or known[0] is not sinks:
-            self._sinks[layer] = known = (sinks, sinks.astype(mx.float32))
+            padding = max(0, SMALL - sinks.size)  # a small input would be in another address space: another kernel
+            self._sinks[layer] = known = (sinks, mx.pad(sinks.astype(mx.float32), (0, padding)))
         return known[1]
 
 

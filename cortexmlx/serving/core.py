@@ -160,6 +160,7 @@ class EngineCore:
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""
+        self.backend.reconsider()
         self._in_flight.clear()
         self.runner.reset()
         self.scheduler.forget_all()

@@ -18,6 +18,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.metal import sim
+from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, damaged, dropped, raising
 from support.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
@@ -96,29 +97,88 @@ def test_a_shape_without_a_kernel_uses_the_reference_and_says_so(caplog: pytest.
     assert "head_dim 18" in attention.notes()[0]
 
 
-def _broken(damage: str) -> Any:
-    def factory(**options: Any) -> Any:
-        kernel = sim.metal_kernel(**options)
-
-        def call(**call_options: Any) -> list[mx.array]:
-            if damage == "raises":
-                raise RuntimeError("no such function\nmore")
-            return [a + 0.01 for a in kernel(**call_options)]
-
-        return call
-
-    return factory
-
-
-@pytest.mark.parametrize(("damage", "says"), [("wrong", "differs from the reference"), ("raises", "no such function")])
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (damaged(lambda a: a + 0.01, "reduce"), "differs from attention in float64"),
+        (dropped("decode"), "decode launch was dropped"),
+        (raising(ValueError(TOO_MANY_THREADS)), "maximum allowed threads per threadgroup (320)"),
+    ],
+    ids=["wrong", "dropped", "raises"],
+)
 def test_a_variant_that_disagrees_is_disabled_with_a_warning(
-    damage: str, says: str, caplog: pytest.LogCaptureFixture
+    factory: Any, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attention, step = MetalAttention(_broken(damage)), Step([9, 30])
+    attention, step = MetalAttention(factory), Step([9, 30])
     with caplog.at_level(logging.WARNING, "cortexmlx"):
         got = step.attend(attention.attend, 3)
     assert np.array_equal(got, step.attend(reference.attend, 3))
     assert says in caplog.text and says in attention.notes()[0]
+
+
+def test_the_compilers_whole_message_is_in_the_log_and_its_first_error_in_the_notes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attention, step = MetalAttention(raising(RuntimeError(COMPILE_ERROR))), Step([9, 30])
+    with caplog.at_level(logging.WARNING, "cortexmlx"):
+        for _ in range(2):
+            step.attend(attention.attend, 3)
+    [record] = caplog.records
+    lines = [line.strip() for line in record.getMessage().splitlines()]
+    assert [line.strip() for line in COMPILE_ERROR.strip().splitlines()[1:]] == lines[2:]
+    [note] = attention.notes()
+    assert "program_source:412:14: error: cannot initialize" in note and "\n" not in note
+    assert note.endswith("the whole message is in the log, and in `cortexmlx doctor --json`")
+
+
+def test_the_check_runs_the_kernels_that_are_used_afterwards() -> None:
+    """No launch after the check has another text: it would be compiled, unchecked, in the midst of an answer."""
+    texts: dict[str, list[str]] = {"check": [], "use": []}
+    phase = "check"
+
+    def factory(**options: Any) -> Any:
+        kernel = sim.metal_kernel(**options)
+
+        def call(**call: Any) -> list[mx.array]:
+            texts[phase].append(kernel.text(call["inputs"], call["output_dtypes"], call["template"]).text)
+            return list(kernel(**call))
+
+        return call
+
+    for sinks in (None, mx.array([0.5, -2.0])):
+        attention, step = MetalAttention(factory), Step([9, 30])
+        step.queries = step.queries[:, :2]
+        phase = "check"
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(attention, "_decode", lambda *given: given[1])
+            step.attend(attention.attend, 3, sinks=sinks)
+        phase = "use"
+        step.attend(attention.attend, 3, sinks=sinks)
+    assert attention.notes() == () and len(texts["use"]) == 4
+    assert set(texts["use"]) == set(texts["check"])
+
+
+def test_kernels_are_checked_again_after_a_step_that_failed() -> None:
+    """A kernel that passed and then fails in use is not trusted again; one that was slandered gets another chance."""
+    good, broken_now = True, raising(RuntimeError(GPU_TIMEOUT))
+
+    def factory(**options: Any) -> Any:
+        right, wrong = sim.metal_kernel(**options), broken_now(**options)
+        return lambda **call: (right if good else wrong)(**call)
+
+    attention, step = MetalAttention(factory), Step([9, 30])
+    wanted = step.attend(reference.attend, 3)
+    step.attend(attention.attend, 3)
+    good = False
+    with pytest.raises(RuntimeError, match="GPU Timeout"):
+        step.attend(attention.attend, 3)
+    attention.reconsider()
+    assert np.array_equal(step.attend(attention.attend, 3), wanted)
+    assert GPU_TIMEOUT in attention.notes()[0]
+    good = True
+    attention.reconsider()
+    step.attend(attention.attend, 3)
+    assert attention.notes() == ()
 
 
 def test_a_variant_that_agrees_is_used() -> None:

@@ -7,6 +7,8 @@ import importlib.metadata
 import pytest
 
 from cortexmlx.cli.checks import CHECKS, Verdict, all_checks
+from cortexmlx.metal.rules import VARIANTS
+from support.broken_kernels import COMPILE_ERROR, raising
 
 
 def test_a_wrong_version_of_mlx_lm_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +49,42 @@ def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CORTEXMLX_DEQUANTIZE", "0")
     [check] = CHECKS["weights"]()
     assert check.verdict is Verdict.WARN and check.advice == "unset CORTEXMLX_DEQUANTIZE for speed"
+
+
+@pytest.mark.parametrize(
+    ("system", "built", "opened", "verdict", "says"),
+    [
+        ("darwin", True, "Apple M4", Verdict.OK, ""),
+        ("darwin", True, "Apple Paravirtual device", Verdict.WARN, "virtual machine"),
+        ("darwin", True, None, Verdict.FAIL, "none can be opened"),
+        ("darwin", False, None, Verdict.WARN, "built without Metal"),
+        ("linux", False, None, Verdict.OK, ""),
+    ],
+)
+def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
+    monkeypatch: pytest.MonkeyPatch, system: str, built: bool, opened: str | None, verdict: Verdict, says: str
+) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setattr("cortexmlx.cli.checks.sys.platform", system)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: built)
+    monkeypatch.setattr("cortexmlx.bench.machine.metal_device", lambda: opened)
+    [check] = CHECKS["device"]()
+    assert check.verdict is verdict and says in check.advice
+    assert check.detail.startswith(f"Metal GPU: {opened}" if opened else "CPU: ")
+
+
+def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
+    monkeypatch.setattr("cortexmlx.attention.check.VARIANTS", VARIANTS[:2])
+    backend, *kernels = CHECKS["attention"]()
+    assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 2
+    for check, variant in zip(kernels, VARIANTS, strict=False):
+        assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
+        assert "\n" not in check.detail and "doctor --json" in check.advice
+        assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.machine import memory_bytes, metal_device, working_set_bytes
 
 
 def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +27,23 @@ def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyP
 
 def test_models_may_use_a_part_of_the_memory() -> None:
     assert memory_bytes() / 2 <= working_set_bytes() <= memory_bytes()
+
+
+def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's Metal build says that Metal is available wherever it runs; only the device's absence tells the truth."""
+    information: dict[str, Any] = {"device_name": "Apple M3 Max", "max_recommended_working_set_size": 1 << 30}
+
+    def device_info(device: Any) -> dict[str, Any]:
+        if not information:
+            raise RuntimeError("[metal::load_device] No Metal device available.")
+        assert device == mx.gpu
+        return information
+
+    monkeypatch.setattr(mx, "device_info", device_info)
+    monkeypatch.setattr("cortexmlx.machine.sys.platform", "darwin")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert metal_device() is None
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    assert metal_device() == "Apple M3 Max" and working_set_bytes() == 1 << 30
+    information.clear()
+    assert metal_device() is None and working_set_bytes() == memory_bytes() * 3 // 4

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, SamplingParams
+from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.metal import sim
+from support.broken_kernels import GPU_TIMEOUT, raising
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement
 from support.tiny import tokens_of
@@ -21,8 +25,6 @@ PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
 @pytest.fixture(autouse=True)
 def fast() -> Any:
     """The engine's tokens are judged here, the kernels' accesses elsewhere."""
-    from cortexmlx.metal import sim
-
     with sim.options(checked=False):
         yield
 
@@ -72,6 +74,33 @@ def test_forked_answers_share_their_prompt(tiny: Callable[[str], Path], judged: 
     driver.finish()
     for choice in (driver.result(handle), *driver.result(handle).others):
         _same(judged("llama")[0], PROMPTS[1], choice.token_ids, greedy)
+
+
+def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_next(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine goes on, on the reference path, and says why."""
+    good = True
+
+    def factory(**options: Any) -> Any:
+        right, wrong = sim.metal_kernel(**options), raising(RuntimeError(GPU_TIMEOUT))(**options)
+        return lambda **call: (right if good else wrong)(**call)
+
+    def backend(name: str) -> Backend:
+        attention = MetalAttention(factory)
+        return Backend("metal", attention.attend, attention.notes, attention.reconsider)
+
+    monkeypatch.setattr("cortexmlx.serving.core.choose_backend", backend)
+    with Engine(tiny("llama"), kv_memory="4MB") as engine:
+        greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        wanted = engine.generate(PROMPTS[0], greedy).token_ids
+        assert engine.stats().attention_backend == "metal"
+        good = False
+        with pytest.raises(CortexError, match="GPU Timeout"):
+            engine.generate(PROMPTS[0], greedy)
+        assert engine.generate(PROMPTS[0], greedy).token_ids == wanted
+        described = engine.stats().attention_backend
+    assert described.startswith("metal; reference for float32, head_dim ") and GPU_TIMEOUT in described
 
 
 @pytest.mark.slow

@@ -1,0 +1,122 @@
+"""A small problem for the decode kernels with every kind of edge, and its answer in float64 by NumPy.
+
+The answer uses nothing of MLX: a GPU's own products may be coarse (an M5 multiplies float32 matrices in TF32, good to
+1e-3 only). The numbers are multiples of 1/32 below 4, which every dtype holds exactly, so that no conversion rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.metal.kernels import DecodeInputs
+from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.work import SMALL, padded_tables, work_list
+
+LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
+"""Tokens of each row that lie in the arena: more than two partitions, and a tail across a partition's end."""
+
+TAIL_TOKENS = 5
+WINDOW = PARTITION + 50
+_KV_HEADS = 2
+_COLUMNS = 16
+_SOFTCAP = 2.0
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the kernels get, how many work items that is, and `wanted` `[rows, query_heads, 1, value_dim]` float64."""
+
+    inputs: DecodeInputs
+    items: int
+    wanted: npt.NDArray[np.float64]
+
+
+def make_problem(variant: Variant, window: int | None) -> Problem:
+    """Rows of unequal length whose blocks lie scattered; what no row holds is NaN, in the arena and in the tail."""
+    random = np.random.default_rng(7)
+
+    def draw(*shape: int) -> Floats:
+        return (np.clip(np.rint(32 * random.standard_normal(shape)), -127, 127) / 32).astype(np.float32)
+
+    rows, heads = len(LENGTHS), _KV_HEADS * variant.group
+    tables, slots = _scattered(variant.block_size, random.permutation)
+    queries, sinks = draw(rows, heads, variant.key_dim), draw(heads)
+    factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
+
+    def laid_out(dim: int) -> tuple[list[Floats], Floats, Floats]:
+        """What each row holds `[kv_heads, tokens, dim]`, in a slab and in the tails."""
+        slab = np.full((_KV_HEADS, (tables.max() + 1) * variant.block_size, dim), np.nan, np.float32)
+        tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
+        held = [draw(_KV_HEADS, length + TAIL_TOKENS, dim) for length in LENGTHS]
+        for row, (mine, length) in enumerate(zip(held, LENGTHS, strict=True)):
+            slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = mine[:, :length], mine[:, length:]
+        return held, slab, tails
+
+    keys, slab_keys, tail_keys = laid_out(variant.key_dim)
+    values, slab_values, tail_values = laid_out(variant.value_dim)
+    seen = slice(None if window is None else -window, None)
+    scale, softcap = map(float, factors)
+    wanted = [
+        _attention(query, k[:, seen], v[:, seen], scale, softcap, sinks if variant.sinks else None)
+        for query, k, v in zip(queries, keys, values, strict=True)
+    ]
+
+    def on_device(numbers: Floats, dtype: str) -> mx.array:
+        return mx.array(numbers).astype(getattr(mx, dtype))
+
+    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, PARTITION)
+    inputs = DecodeInputs(
+        queries=on_device(queries[:, :, None], variant.dtype),
+        keys=on_device(slab_keys, variant.kv_dtype),
+        values=on_device(slab_values, variant.kv_dtype),
+        tail_keys=on_device(tail_keys, variant.kv_dtype),
+        tail_values=on_device(tail_values, variant.kv_dtype),
+        tables=mx.array(padded_tables(tables)),
+        plan=mx.array(work.plan),
+        factors=mx.array(factors),
+        sinks=mx.array(np.pad(sinks, (0, max(0, SMALL - heads)))),
+    )
+    return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
+
+
+def _scattered(
+    block_size: int, permutation: Callable[[int], npt.NDArray[np.int64]]
+) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.int64]]]:
+    """Block tables `[rows, blocks]`, filled up with the last block, which no row has, and each row's slots."""
+    counts = [-(-length // block_size) for length in LENGTHS]
+    spare = sum(counts)
+    blocks = iter(permutation(spare))
+    tables = np.full((len(counts), max(counts)), spare, np.int32)
+    slots = []
+    for row, (count, length) in enumerate(zip(counts, LENGTHS, strict=True)):
+        tables[row, :count] = [next(blocks) for _ in range(count)]
+        position = np.arange(length)
+        slots.append(tables[row, position // block_size].astype(np.int64) * block_size + position % block_size)
+    return tables, slots
+
+
+def _attention(
+    queries: Floats, keys: Floats, values: Floats, scale: float, softcap: float, sinks: Floats | None
+) -> npt.NDArray[np.float64]:
+    """Softmax attention of one query per head over all tokens: queries `[query_heads, key_dim]`, keys and values
+    `[kv_heads, tokens, dim]`; returns `[query_heads, value_dim]`.
+    """
+    heads, group = len(queries), len(queries) // len(keys)
+    grouped = queries.astype(np.float64).reshape(len(keys), group, -1)
+    scores = (scale * grouped @ keys.astype(np.float64).swapaxes(1, 2)).reshape(heads, -1)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    extra = np.full((heads, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None]
+    largest = np.maximum(scores.max(axis=1, keepdims=True), extra)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=1, keepdims=True) + np.exp(extra - largest)
+    shares = (weights / total).reshape(len(keys), group, -1)
+    attended: npt.NDArray[np.float64] = (shares @ values.astype(np.float64)).reshape(heads, -1)
+    return attended

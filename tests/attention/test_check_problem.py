@@ -1,0 +1,96 @@
+"""The problems of the self-check: their answers against the tests' own float64 attention, and what they contain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention.check_problem import TAIL_TOKENS, WINDOW, make_problem
+from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.work import ROW_ITEMS, SMALL, WORK_ITEM
+from support.paged_problem import Options, Row, answer
+
+VARIANT = Variant("float16", "float16", 16, 32, 8, 3)
+SHAPES = [
+    VARIANT,
+    Variant("float32", "float32", 16, 16, 32, 1, sinks=True),
+    Variant("bfloat16", "bfloat16", 24, 16, 16, 5, softcap=True),
+]
+
+
+def numbers(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("v", SHAPES, ids=lambda v: v.label)
+def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, window: int | None) -> None:
+    """The rows are read back out of the arrays that the kernels get, and answered by the tests' judge."""
+    problem = make_problem(v, window)
+    given = problem.inputs
+    queries, keys, values = (numbers(a) for a in (given.queries, given.keys, given.values))
+    tail_keys, tail_values, tables = numbers(given.tail_keys), numbers(given.tail_values), np.array(given.tables)
+    flat = np.array(given.plan)
+    items = flat[2 * len(queries) :][: 4 * problem.items].view(WORK_ITEM)
+    rows = []
+    for r, query in enumerate(queries):
+        mine = items[items["row"] == r]
+        arena, last = int(mine["arena_tokens"][0]), int(mine["last"].max())
+        position = np.arange(arena)
+        slots = tables[r, position // v.block_size] * v.block_size + position % v.block_size
+        columns = slice(0, last - arena)
+        rows.append(
+            Row(
+                query[:, 0],
+                np.concatenate([keys[:, slots], tail_keys[r][:, columns]], axis=1),
+                np.concatenate([values[:, slots], tail_values[r][:, columns]], axis=1),
+            )
+        )
+    sinks = np.array(given.sinks)[: queries.shape[1]] if v.sinks else None
+    scale, softcap = np.array(given.factors)
+    wanted = answer(v, rows, Options(window, float(scale), float(softcap) if v.softcap else None, sinks))
+    assert problem.wanted.dtype == np.float64 and np.isfinite(wanted).all()
+    np.testing.assert_allclose(problem.wanted[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_lie_on_every_kind_of_edge() -> None:
+    problem = make_problem(VARIANT, None)
+    rows = len(problem.wanted)
+    items = np.array(problem.inputs.plan)[2 * rows :][: 4 * problem.items].view(WORK_ITEM)
+    ends = [int(items["last"][items["row"] == r].max()) for r in range(rows)]
+    arena = [int(items["arena_tokens"][items["row"] == r][0]) for r in range(rows)]
+    assert all(end - a == TAIL_TOKENS for end, a in zip(ends, arena, strict=True))
+    assert max(ends) > 2 * PARTITION and min(arena) == 1
+    assert any(a < PARTITION < end for a, end in zip(arena, ends, strict=True)), "a tail across two partitions"
+    windowed = make_problem(VARIANT, WINDOW)
+    plan = np.array(windowed.inputs.plan)[2 * rows :][: 4 * windowed.items].view(WORK_ITEM)
+    assert (plan["first"] % 32 != 0).any(), "a window that begins inside a slice"
+    assert ROW_ITEMS.itemsize == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_its_numbers_are_the_same_in_every_dtype(dtype: str) -> None:
+    """So no conversion, on whatever device, can differ from the judge's."""
+    exact = make_problem(replace(VARIANT, dtype="float32", kv_dtype="float32"), None).inputs
+    given = make_problem(replace(VARIANT, dtype=dtype, kv_dtype=dtype), None).inputs
+    for name in ("queries", "keys", "values", "tail_keys", "tail_values"):
+        mine: Any = getattr(given, name)
+        assert str(mine.dtype).endswith(dtype)
+        np.testing.assert_array_equal(numbers(mine), numbers(getattr(exact, name)))
+
+
+def test_what_no_row_holds_is_poison() -> None:
+    given = make_problem(VARIANT, None).inputs
+    for array in (given.keys, given.values, given.tail_keys, given.tail_values):
+        assert np.isnan(numbers(array)).any()
+
+
+@pytest.mark.parametrize("group", [1, 2, 8])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_no_input_is_so_small_that_mlx_would_compile_another_kernel(group: int, sinks: bool) -> None:
+    given = make_problem(replace(VARIANT, group=group, sinks=sinks), None).inputs
+    assert all(getattr(given, name).size >= SMALL for name in vars(given) if name != "factors")
