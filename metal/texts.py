@@ -1,0 +1,109 @@
+"""The kernels as files for Apple's compiler: `python -m cortexmlx.metal.texts FOLDER`.
+
+MLX compiles its own headers, the kernel's text and a generated signature as one text, at run time. Here each kernel of
+each variant is that text in a file of its own, which `xcrun metal -c` compiles anywhere; no GPU is needed to write it.
+`.ci/compile-metal` compiles them all.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.sim import metal_kernel
+from cortexmlx.metal.sim.source import KernelText
+from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.work import SMALL
+
+_UTILS = "mlx/backend/metal/kernels/utils.h"
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
+
+
+def kernel_texts(variant: Variant) -> Iterator[KernelText]:
+    """The kernels that a variant launches, as MLX generates them for inputs of at least `SMALL` elements, which is what
+    the engine gives it.
+    """
+    made: list[KernelText] = []
+
+    def recording(**options: Any) -> Any:
+        """In the place of `mx.fast.metal_kernel`: keeps the text of a call and computes nothing."""
+        kernel = metal_kernel(**options)
+
+        def call(*, inputs: Any, template: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            made.append(kernel.text(inputs, output_dtypes, template))
+            return [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
+
+        return call
+
+    dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
+    inputs = DecodeInputs(
+        queries=mx.zeros((1, variant.group, 1, variant.key_dim), dtype),
+        keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
+        values=mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
+        tail_keys=mx.zeros((1, 1, 1, variant.key_dim), kv_dtype),
+        tail_values=mx.zeros((1, 1, 1, variant.value_dim), kv_dtype),
+        tables=mx.zeros((1, SMALL), mx.int32),
+        plan=mx.zeros(SMALL, mx.int32),
+        factors=mx.zeros(2),
+        sinks=mx.zeros(SMALL),
+    )
+    DecodeKernels(recording)(variant, 1, inputs)
+    yield from made
+
+
+def preamble() -> str:
+    """The text that MLX puts before every kernel: its `utils.h` and what that includes, each header once, behind what
+    it includes itself.
+    """
+    done: list[str] = []
+    parts: list[str] = []
+
+    def add(name: str) -> None:
+        if name in done:
+            return
+        done.append(name)
+        text = (mlx_headers() / name).read_text()
+        for included in _INCLUDE.findall(text):
+            add(included)
+        alone = _ONCE.sub("", _INCLUDE.sub("", text))  # empty lines in their place: every other line keeps its number
+        parts.append(f'#line 1 "{name}"\n{alone.rstrip()}\n')
+
+    add(_UTILS)
+    return "".join(parts)
+
+
+def file_name(kernel: KernelText) -> str:
+    """The file of a kernel: its name in Metal, which has all its template arguments and input types."""
+    return kernel.name.removeprefix("custom_kernel_") + ".metal"
+
+
+def metal_file(kernel: KernelText) -> str:
+    """The whole of what MLX compiles for a kernel. A diagnostic names the line of a header or of this file."""
+    before = preamble()
+    return f'{before}#line {before.count(chr(10)) + 2} "{file_name(kernel)}"\n{kernel.text}'
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write every kernel of `VARIANTS` once into the folder that is named."""
+    if len(arguments) != 1:
+        print("usage: python -m cortexmlx.metal.texts FOLDER", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = {file_name(kernel): kernel for variant in VARIANTS for kernel in kernel_texts(variant)}
+    for name, kernel in kernels.items():
+        (folder / name).write_text(metal_file(kernel))
+    print(f"{len(kernels)} kernels of {len(VARIANTS)} variants in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
