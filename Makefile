@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-metal check bench clean distclean
+.PHONY: chat test test-slow test-all test-metal compile-metal check bench clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -25,8 +25,12 @@ test-slow: .venv/.starter .venv/.dev
 test-all: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m "not metal and not cuda" $(ARGS)
 
+# On a Mac: the kernels on its GPU, the whole matrix; and what Apple's compiler says of them, which needs no GPU.
 test-metal: .venv/.starter .venv/.dev
 	$(BIN)/python -m pytest -m metal $(ARGS)
+
+compile-metal: .venv/.dev
+	.ci/compile-metal build/metal
 
 check: .venv/.dev
 	$(BIN)/ruff check .
