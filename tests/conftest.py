@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from cortexmlx.cpu import blas
 
 blas.preload()
+# The judges that compute on a GPU need float32 products, which are TF32 on an M5 otherwise. MLX reads it at first use.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +23,22 @@ settings.load_profile("any machine")
 
 Tiny = Callable[[str], Path]
 Greedy = Callable[[str, Sequence[int], int], list[int]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--attention NAME`: what attention "auto" means in every engine of this run, such as reference on a Mac."""
+    choices = ("auto", "metal", "reference", "sim")
+    parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def attention(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Honours `--attention`."""
+    name: str = request.config.getoption("--attention")
+    with pytest.MonkeyPatch.context() as patched:
+        if name != "auto":
+            patched.setattr("cortexmlx.attention.backends.automatic", lambda: name)
+        yield
 
 
 @pytest.fixture(scope="session")

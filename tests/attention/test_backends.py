@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.backends import choose_backend
+from cortexmlx.attention.backends import automatic, choose_backend
 from cortexmlx.errors import InvalidRequest
 
 
@@ -16,6 +16,17 @@ def test_backends_are_chosen_by_name() -> None:
     assert choose_backend("sim").name == "sim"
     with pytest.raises(InvalidRequest, match="auto, metal, reference or sim"):
         choose_backend("cuda")
+
+
+def test_auto_is_what_is_best_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortexmlx.attention.backends.automatic", lambda: "sim")
+    assert choose_backend("auto").name == "sim" and choose_backend("reference").name == "reference"
+
+
+def test_a_run_of_the_tests_may_say_what_auto_means(request: pytest.FixtureRequest) -> None:
+    """`--attention` of `tests/conftest.py`."""
+    asked = request.config.getoption("--attention")
+    assert choose_backend("auto").name == (automatic() if asked == "auto" else asked)
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def test_auto_means_the_kernels_where_mlx_computes_on_an_apple_gpu(
     pretended: Callable[[bool, bool, mx.Device], None], built: bool, opens: bool, default: mx.Device, name: str
 ) -> None:
     pretended(built, opens, default)
-    assert choose_backend("auto").name == name
+    assert automatic() == name
     if opens:
         assert choose_backend("metal").name == "metal"
     else:

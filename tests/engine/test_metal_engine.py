@@ -1,5 +1,5 @@
-"""The whole engine with the Metal kernels in the simulator: the same greedy tokens as the reference backend, whatever
-happens to the rows around them, and nothing that quietly took the reference path instead.
+"""The whole engine with the Metal kernels, in the simulator or on an Apple GPU with `-m metal`: the same greedy tokens
+as the reference backend, whatever happens to the rows around them, and nothing that quietly took the reference path.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
 from support.broken_kernels import GPU_TIMEOUT, raising
 from support.core_driver import Driver, assert_nothing_lost
@@ -35,23 +36,32 @@ def _same(model: Any, prompt: list[int], mine: Any, theirs: Any) -> None:
     assert found is None or found[1] < NOISE, found
 
 
+@pytest.fixture(params=["sim", pytest.param("metal", marks=pytest.mark.metal)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of a backend that runs the kernels here."""
+    if request.param == "metal" and metal_device() is None:
+        pytest.skip("no metal device")
+    name: str = request.param
+    return name
+
+
 @pytest.mark.parametrize("name", ["llama", "windowed llama", "gpt_oss"])
 def test_same_tokens_as_the_reference_alone_and_in_a_batch(
-    name: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
+    backend: str, name: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
 ) -> None:
-    kernels, reference = Driver(tiny(name), attention="sim"), Driver(tiny(name), attention="reference")
+    kernels, reference = Driver(tiny(name), attention=backend), Driver(tiny(name), attention="reference")
     wanted = reference.answers(PROMPTS, 36)
     for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 36), wanted, strict=True):
         _same(judged(name)[0], prompt, mine, theirs)
     _same(judged(name)[0], PROMPTS[1], kernels.answers(PROMPTS[1:2], 36)[0], wanted[1])
     assert kernels.core.backend.notes() == ()
-    assert kernels.core.stats().attention_backend == "sim"
+    assert kernels.core.stats().attention_backend == backend
 
 
 def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
-    tiny: Callable[[str], Path], judged: Callable[[str], Any]
+    backend: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
 ) -> None:
-    driver, reference = (Driver(tiny("llama"), attention=a) for a in ("sim", "reference"))
+    driver, reference = (Driver(tiny("llama"), attention=a) for a in (backend, "reference"))
     first = driver.add(PROMPTS[0], 40)
     driver.step(9)
     second = driver.add(PROMPTS[1], 40)
@@ -67,8 +77,10 @@ def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
     assert_nothing_lost(driver.core.stats())
 
 
-def test_forked_answers_share_their_prompt(tiny: Callable[[str], Path], judged: Callable[[str], Any]) -> None:
-    driver, reference = (Driver(tiny("llama"), attention=a) for a in ("sim", "reference"))
+def test_forked_answers_share_their_prompt(
+    backend: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
+) -> None:
+    driver, reference = (Driver(tiny("llama"), attention=a) for a in (backend, "reference"))
     greedy = reference.answers([PROMPTS[1]], 20)[0]
     handle = driver.add(PROMPTS[1], 20, n=2)
     driver.finish()
@@ -86,11 +98,11 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
         right, wrong = sim.metal_kernel(**options), raising(RuntimeError(GPU_TIMEOUT))(**options)
         return lambda **call: (right if good else wrong)(**call)
 
-    def backend(name: str) -> Backend:
+    def choose(name: str) -> Backend:
         attention = MetalAttention(factory)
         return Backend("metal", attention.attend, attention.notes, attention.reconsider)
 
-    monkeypatch.setattr("cortexmlx.serving.core.choose_backend", backend)
+    monkeypatch.setattr("cortexmlx.serving.core.choose_backend", choose)
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
         wanted = engine.generate(PROMPTS[0], greedy).token_ids
@@ -105,11 +117,11 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_ten_tokens_of_the_starter_model() -> None:
+def test_ten_tokens_of_the_starter_model(backend: str) -> None:
     prompt = [{"role": "user", "content": "Name three colours of the rainbow."}]
     answers = {}
-    for attention in ("sim", "reference"):
+    for attention in (backend, "reference"):
         with Engine("smollm2", kv_memory="64MB", attention=attention) as engine:
             answers[attention] = engine.generate(prompt, SamplingParams(max_tokens=10, temperature=0.0)).token_ids
-    assert len(answers["sim"]) == 10
-    assert answers["sim"] == answers["reference"]
+    assert len(answers[backend]) == 10
+    assert answers[backend] == answers["reference"]

@@ -1,5 +1,4 @@
-"""The decode kernels against attention in float64, on the simulator by default, on an Apple GPU with `-m metal`
-and on an NVIDIA GPU with `-m cuda`.
+"""The decode kernels against attention in float64, on the simulator or a GPU (`conftest.py`).
 
 The slice that always runs; `test_decode_matrix.py` has the full matrix.
 """
@@ -13,45 +12,26 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal import sim
-from cortexmlx.metal.cuda import cuda_factory
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import PARTITION, Variant
 from support.paged_problem import TOLERANCE, Options, Row, answer, attend, error, lay_out, random_rows, rounded, variant
 
-FACTORIES = {
-    "sim": lambda: sim.metal_kernel,
-    "metal": lambda: mx.fast.metal_kernel if mx.metal.is_available() else None,
-    "cuda": lambda: cuda_factory if mx.cuda.is_available() else None,
-}
-
-
-@pytest.fixture(
-    scope="module",
-    params=["sim", pytest.param("metal", marks=pytest.mark.metal), pytest.param("cuda", marks=pytest.mark.cuda)],
-)
-def kernels(request: pytest.FixtureRequest) -> DecodeKernels:
-    factory = FACTORIES[request.param]()
-    if factory is None:
-        pytest.skip(f"no {request.param} device")
-    return DecodeKernels(factory)
-
-
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
 
 
-def test_every_length_of_context_in_one_batch(kernels: DecodeKernels) -> None:
+def test_every_length_of_context_in_one_batch(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant()
     rows = random_rows(v, CONTEXTS)
-    assert error(attend(kernels, v, rows), answer(v, rows)) < TOLERANCE["float32"]
+    assert error(attend(kernels, v, rows), answer(v, rows)) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 8, 9, 33])
-def test_batches_of_mixed_lengths(kernels: DecodeKernels, batch: int) -> None:
+def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, float], batch: int) -> None:
     v = variant()
     tokens = np.random.default_rng(batch).integers(1, 700, batch)
     tokens[0] = 1 + 4096 * (batch == 7)
     rows = random_rows(v, tokens, seed=batch)
-    assert error(attend(kernels, v, rows), answer(v, rows)) < TOLERANCE["float32"]
+    assert error(attend(kernels, v, rows), answer(v, rows)) < tolerance["float32"]
 
 
 @pytest.mark.parametrize(
@@ -65,17 +45,17 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, batch: int) -> None:
     ],
     ids=lambda v: v.label,
 )
-def test_dtypes_and_shapes(kernels: DecodeKernels, v: Variant) -> None:
+def test_dtypes_and_shapes(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     rows = random_rows(v, [300, 17, 65])
-    assert error(attend(kernels, v, rows, tail_tokens=5), answer(v, rows)) < TOLERANCE[v.dtype]
+    assert error(attend(kernels, v, rows, tail_tokens=5), answer(v, rows)) < tolerance[v.dtype]
 
 
-def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels) -> None:
+def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant(group=3)
     for tail_tokens in (1, 16):
         rows = random_rows(v, [p + tail_tokens for p in (*range(0, 40), *range(248, 264))], seed=tail_tokens)
         got = attend(kernels, v, rows, tail_tokens=tail_tokens)
-        assert error(got, answer(v, rows)) < TOLERANCE["float32"]
+        assert error(got, answer(v, rows)) < tolerance["float32"]
         assert np.array_equal(got, attend(kernels, v, rows)), "a token's place must not change a bit of the result"
 
 
@@ -90,7 +70,7 @@ def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: Decode
             assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
 
 
-def test_rows_may_share_blocks(kernels: DecodeKernels) -> None:
+def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant()
     first, *others = random_rows(v, [50, 33, 41])
     rows = [first]
@@ -98,15 +78,15 @@ def test_rows_may_share_blocks(kernels: DecodeKernels) -> None:
         keys, values = row.keys.copy(), row.values.copy()
         keys[:, :32], values[:, :32] = first.keys[:, :32], first.values[:, :32]
         rows.append(Row(row.query, keys, values))
-    assert error(attend(kernels, v, rows, shared=4), answer(v, rows)) < TOLERANCE["float32"]
+    assert error(attend(kernels, v, rows, shared=4), answer(v, rows)) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("window", [1, 8, 12, 100, 256, 300, 5000])
-def test_sliding_windows(kernels: DecodeKernels, window: int) -> None:
+def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int) -> None:
     v = variant()
     rows = random_rows(v, [3, 8, 20, 256, 257, 600, 1100])
     got = attend(kernels, v, rows, Options(window=window), tail_tokens=3)
-    assert error(got, answer(v, rows, Options(window=window))) < TOLERANCE["float32"]
+    assert error(got, answer(v, rows, Options(window=window))) < tolerance["float32"]
 
 
 def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
@@ -119,12 +99,12 @@ def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
 
 
 @pytest.mark.parametrize("level", [-40.0, -1e4, 1e4])
-def test_logits_far_from_zero(kernels: DecodeKernels, level: float) -> None:
+def test_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float) -> None:
     v = variant()
     logits = level + np.random.default_rng(1).integers(-2, 3, 600) / 4
     options = Options(scale=1.0)
     got = attend(kernels, v, [_row_with_logits(v, logits)], options)
-    assert error(got, answer(v, [_row_with_logits(v, logits)], options)) < TOLERANCE["float32"]
+    assert error(got, answer(v, [_row_with_logits(v, logits)], options)) < tolerance["float32"]
 
 
 def test_one_token_ten_thousand_above_the_others(kernels: DecodeKernels) -> None:
@@ -145,27 +125,27 @@ def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKe
     assert error(attend(kernels, v, [row], Options(scale=1.0))[0], np.repeat(mean, v.group, axis=0)) < 1e-6
 
 
-def test_half_precision_products_do_not_overflow(kernels: DecodeKernels) -> None:
+def test_half_precision_products_do_not_overflow(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant(dtype="float16", dim=64)
     rows = random_rows(v, [100, 300], size=120.0)
     options = Options(scale=1e-5)
     assert np.abs(rows[0].keys[0] @ rows[0].query[0]).max() > 65504
-    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < TOLERANCE["float16"]
+    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float16"]
 
 
-def test_softcap(kernels: DecodeKernels) -> None:
+def test_softcap(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant()
     rows = random_rows(v, [70, 300], size=4.0)
     options = Options(softcap=3.0)
-    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < TOLERANCE["float32"]
+    assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float32"]
 
 
-def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels) -> None:
+def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = variant(group=4)
     rows = random_rows(v, [0, 5, 300, 700])
     options = Options(sinks=np.array([-1e4, -3.0, 0.0, 1.0, 4.0, 20.0, 200.0, 1e4], np.float32))
     got = attend(kernels, v, rows, options)
-    assert error(got, answer(v, rows, options)) < TOLERANCE["float32"]
+    assert error(got, answer(v, rows, options)) < tolerance["float32"]
     assert not got[0].any()
 
 

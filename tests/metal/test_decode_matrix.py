@@ -1,69 +1,78 @@
-"""The full matrix of decode attention against float64, on the simulator. Slow: minutes."""
+"""The full matrix of decode attention against float64. Slow on the simulator: minutes. On a GPU it runs with
+`-m metal` or `-m cuda`, as the other cases do (`conftest.py`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
-from support.paged_problem import NONE, TOLERANCE, Options, answer, attend, error, random_rows, variant
+from support.paged_problem import NONE, Options, answer, attend, error, random_rows, variant
 
 pytestmark = pytest.mark.slow
 
 DIMS = (64, 80, 96, 112, 128, 192, 256)
 DTYPES = ("float32", "float16", "bfloat16")
+Judge = Callable[..., None]
 LENGTHS = (1, 31, 33, 255, 257, 513)
 
 
 @pytest.fixture(scope="module")
-def kernels() -> DecodeKernels:
-    return DecodeKernels(sim.metal_kernel)
+def judge(kernels: DecodeKernels, tolerance: dict[str, float]) -> Judge:
+    """Asserts that the kernels of a variant answer rows of `LENGTHS` tokens, and more by those of the tail."""
 
+    def judge(v: Variant, options: Options = NONE, **places: int) -> None:
+        rows = random_rows(v, [n + places.get("tail_tokens", 0) for n in LENGTHS])
+        got = attend(kernels, v, rows, options, **places)
+        assert error(got, answer(v, rows, options)) < tolerance[v.dtype]
 
-def _judge(kernels: DecodeKernels, v: Variant, options: Options = NONE, **places: int) -> None:
-    rows = random_rows(v, [n + places.get("tail_tokens", 0) for n in LENGTHS])
-    got = attend(kernels, v, rows, options, **places)
-    assert error(got, answer(v, rows, options)) < TOLERANCE[v.dtype]
+    return judge
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_every_head_dim_and_dtype(kernels: DecodeKernels, dim: int, dtype: str) -> None:
+def test_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str) -> None:
     for window in (None, 1, 300):
-        _judge(kernels, Variant(dtype, dtype, dim, dim, 32, 4), Options(window=window), tail_tokens=9)
+        judge(Variant(dtype, dtype, dim, dim, 32, 4), Options(window=window), tail_tokens=9)
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("group", (*range(1, 17), 24, 32, 48))
-def test_every_number_of_query_heads(kernels: DecodeKernels, group: int, dim: int) -> None:
-    _judge(kernels, Variant("float16", "float16", dim, dim, 16, group), tail_tokens=3)
+def test_every_number_of_query_heads(judge: Judge, group: int, dim: int) -> None:
+    judge(Variant("float16", "float16", dim, dim, 16, group), tail_tokens=3)
 
 
 @pytest.mark.parametrize("block_size", (8, 16, 32, 64, 128))
 @pytest.mark.parametrize("options", [Options(), Options(window=70), Options(softcap=5.0)], ids=str)
-def test_every_block_size(kernels: DecodeKernels, block_size: int, options: Options) -> None:
+def test_every_block_size(judge: Judge, block_size: int, options: Options) -> None:
     for tail_tokens in (0, 1, 16):
-        _judge(kernels, variant(block_size=block_size), options, tail_tokens=tail_tokens)
+        judge(variant(block_size=block_size), options, tail_tokens=tail_tokens)
 
 
 @pytest.mark.parametrize("tail_tokens", range(17))
-def test_a_boundary_at_every_position_changes_no_bit(kernels: DecodeKernels, tail_tokens: int) -> None:
+def test_a_boundary_at_every_position_changes_no_bit(
+    kernels: DecodeKernels, tolerance: dict[str, float], tail_tokens: int
+) -> None:
     v = variant(group=5, dtype="float16")
     for first in range(0, 520, 40):
         rows = random_rows(v, [p + tail_tokens for p in range(first, first + 40)], seed=first)
         got = attend(kernels, v, rows, tail_tokens=tail_tokens)
         assert np.array_equal(got, attend(kernels, v, rows, seed=1))
-        assert error(got, answer(v, rows)) < TOLERANCE["float16"]
+        assert error(got, answer(v, rows)) < tolerance["float16"]
 
 
 @pytest.mark.parametrize("batch", (1, 7, 8, 9, 33))
-def test_long_mixed_batches_are_bitwise_what_each_row_is_alone(kernels: DecodeKernels, batch: int) -> None:
+def test_long_mixed_batches_are_bitwise_what_each_row_is_alone(
+    kernels: DecodeKernels, tolerance: dict[str, float], batch: int
+) -> None:
     v = variant(dtype="bfloat16", group=3)
     tokens = np.random.default_rng(batch).integers(1, 4098, batch)
     rows = random_rows(v, tokens, seed=batch)
     together = attend(kernels, v, rows, tail_tokens=1)
-    assert error(together, answer(v, rows)) < TOLERANCE["bfloat16"]
+    assert error(together, answer(v, rows)) < tolerance["bfloat16"]
     for row, mine in zip(rows, together, strict=True):
         assert np.array_equal(attend(kernels, v, [row], seed=5)[0], mine)

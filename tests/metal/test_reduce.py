@@ -6,15 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
-from cortexmlx.metal.kernels import REDUCE_ENTRY, REDUCE_SIMDGROUPS, kernel_text
+from cortexmlx.metal.kernels import REDUCE_ENTRY, REDUCE_SIMDGROUPS, KernelFactory, kernel_text
 
 DIM = 64
 
 
-def reduced(partials: np.ndarray, sink: float | None) -> np.ndarray:
+def reduced(factory: KernelFactory, partials: np.ndarray, sink: float | None) -> np.ndarray:
     """The reduce kernel's answer for one row and one head from `partials` `[items, DIM + 2]`."""
-    kernel = sim.metal_kernel(
+    kernel = factory(
         name="cortex_paged_reduce",
         input_names=["partials", "decode_plan", "head_sinks"],
         output_names=["attended"],
@@ -37,7 +36,9 @@ def reduced(partials: np.ndarray, sink: float | None) -> np.ndarray:
 
 @pytest.mark.parametrize("sink", [None, -50.0, 190.0, 260.0])
 @pytest.mark.parametrize(("items", "peak"), [(33, 32), (34, 33), (70, 64), (70, 5)])
-def test_the_highest_score_may_lie_in_any_partition(items: int, peak: int, sink: float | None) -> None:
+def test_the_highest_score_may_lie_in_any_partition(
+    factory: KernelFactory, items: int, peak: int, sink: float | None
+) -> None:
     """More partitions than lanes, and one of them so far above the rest that a maximum without it overflows."""
     rng = np.random.default_rng(items)
     sums, highest, totals = rng.normal(size=(items, DIM)), np.zeros(items), rng.uniform(1, 9, items)
@@ -47,4 +48,4 @@ def test_the_highest_score_may_lie_in_any_partition(items: int, peak: int, sink:
     top = max(exact[:, DIM].max(), -np.inf if sink is None else sink)
     weights = np.exp(exact[:, DIM] - top)
     whole = (weights * exact[:, DIM + 1]).sum() + (0.0 if sink is None else np.exp(sink - top))
-    np.testing.assert_allclose(reduced(partials, sink), weights @ exact[:, :DIM] / whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(reduced(factory, partials, sink), weights @ exact[:, :DIM] / whole, rtol=1e-5, atol=1e-6)

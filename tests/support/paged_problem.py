@@ -22,6 +22,12 @@ COLUMNS = 16
 TOLERANCE = {"float32": 5e-6, "float16": 1.2e-3, "bfloat16": 1e-2}
 """Of results of order 1; half precision rounds only the result, whose last digit is 2 ** -11 or 2 ** -8 of it."""
 
+_FAST = 4e-5
+GPU_TOLERANCE = {dtype: tolerance + _FAST for dtype, tolerance in TOLERANCE.items()}
+"""The same on a GPU, where sums have another order and `fast::exp` is good to 3 + 2 |x| units in the last place. So a
+weight that matters (x above -16: 1e-7 of the largest) is off by 35 units, 4e-6 of it, and a mean of values up to 5 by
+at most twice that share of them. A product in TF32 would be off by 1e-3."""
+
 
 def variant(group: int = 2, dim: int = 16, block_size: int = 8, dtype: str = "float32", **changes: Any) -> Variant:
     """A small variant; `changes` set further fields."""
