@@ -13,7 +13,7 @@ from typing import cast
 
 from cortexmlx import __version__
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes, metal_device, working_set_bytes
+from cortexmlx.machine import memory_bytes, working_set_bytes
 
 
 class Verdict(str, Enum):
@@ -147,7 +147,7 @@ def _attention() -> Iterator[Check]:
     from cortexmlx.attention.backends import choose_backend
 
     name = choose_backend("auto").name
-    if metal_device() is None:
+    if name != "metal":
         yield Check("attention", Verdict.OK, f"{name} (the kernels need an Apple GPU)")
         return
     yield Check("attention", Verdict.OK, name)

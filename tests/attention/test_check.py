@@ -75,8 +75,9 @@ def test_kernels_that_are_a_little_wrong_differ(damage: Callable[[mx.array], mx.
     assert result.error is not None and result.error >= error
 
 
-def test_results_that_are_no_numbers_are_counted() -> None:
-    said = outcome(damaged(lambda a: mx.where(mx.arange(a.size).reshape(a.shape) % 4 == 0, mx.nan, a), "reduce"))
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_results_that_are_no_numbers_are_counted(strange: float) -> None:
+    said = outcome(damaged(lambda a: mx.where(mx.arange(a.size).reshape(a.shape) % 4 == 0, strange, a), "reduce"))
     assert said == "it gives NaN or infinity in 64 of 256 numbers"
 
 

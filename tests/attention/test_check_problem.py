@@ -87,6 +87,9 @@ def test_what_no_row_holds_is_poison() -> None:
     given = make_problem(VARIANT, None).inputs
     for array in (given.keys, given.values, given.tail_keys, given.tail_values):
         assert np.isnan(numbers(array)).any()
+    spare = int(np.array(given.tables).max()) * VARIANT.block_size
+    block = numbers(given.keys)[:, spare : spare + VARIANT.block_size]
+    assert block.size and np.isnan(block).all(), "the block that fills up the tables is there, and nobody's"
 
 
 @pytest.mark.parametrize("group", [1, 2, 8])
