@@ -25,7 +25,7 @@ from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _log = logging.getLogger(__name__)
 
-_WHOLE = "the whole message is in the log, and in `cortexmlx doctor --json`"
+_WHOLE = "the whole message is in the log"
 
 
 @dataclass(frozen=True)
