@@ -1,0 +1,77 @@
+"""`python -m cortexmlx.metal.agx [--build] [--json FILE] [words]`: what Mesa's compiler for Apple GPUs makes of them.
+
+The first time, the compiler must be built: about ten minutes, once. See "What an Apple compiler makes of it" in
+metal/README.md for how far the table can be trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cortexmlx.errors import CortexError, ToolchainMissing
+from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
+from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
+from cortexmlx.metal.agx.report import heading, read_result, row
+from cortexmlx.metal.variants import VARIANTS
+
+
+def main() -> int:
+    """Print the table; the exit status is 1 if the compiler is not there, or if it does not take a kernel."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.agx", description=__doc__)
+    parser.add_argument("--build", action="store_true", help="build the compiler if it is not there, without asking")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.add_argument("words", nargs="*", help="only kernels whose line contains each of these")
+    options = parser.parse_args()
+    begun, results, refused = time.perf_counter(), [], []
+    try:
+        compiler = find_compiler() or _built(options.build)
+    except CortexError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(heading())
+    for workload in _chosen(options.words):
+        try:
+            results.append(read_result(workload, compiler.compile(workload.source)))
+            print(row(results[-1]), flush=True)
+        except CortexError as error:
+            refused.append(workload)
+            print(f"{workload.kernel}, {workload.name}: {error}", file=sys.stderr)
+    took = time.perf_counter() - begun
+    print(f"Mesa {compiler.mesa}, LLVM {compiler.llvm}: {len(results)} kernels in {took:.0f} s", file=sys.stderr)
+    if options.json is not None:
+        record = {"mesa": compiler.mesa, "llvm": compiler.llvm, "kernels": [result.record() for result in results]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if refused else 0
+
+
+def _built(agreed: bool) -> Compiler:
+    """The compiler, built now if the user agrees."""
+    if not agreed:
+        if not sys.stdin.isatty():
+            raise ToolchainMissing(
+                f"Mesa's compiler for Apple GPUs is not built: `{COMMAND}` does it, in about ten minutes"
+            )
+        question = (
+            "Build Mesa's compiler for Apple GPUs now (about ten minutes; installs Debian packages as root)? [y/N] "
+        )
+        if input(question).strip().lower() not in ("y", "yes"):
+            raise ToolchainMissing("nothing was built")
+    return build_compiler()
+
+
+def _chosen(words: list[str]) -> Iterator[Workload]:
+    """The kernels whose line contains all words, each text once."""
+    seen: set[str] = set()
+    for workload in (w for kernels in (*map(our_kernels, VARIANTS), mlx_kernels()) for w in kernels):
+        if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
+            seen.add(workload.source)
+            yield workload
+
+
+if __name__ == "__main__":
+    sys.exit(main())

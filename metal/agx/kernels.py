@@ -1,0 +1,134 @@
+"""The kernels of the table: this project's for every doctor variant, and MLX's own from the installed headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.metal.agx.opencl import Instance, opencl_unit
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant, lane_numbers
+from cortexmlx.metal.sim.source import KernelText, TemplateArgs, generate, type_name
+from cortexmlx.metal.sim.toolchain import mlx_headers
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+SLICE_TOKENS = 32
+"""Tokens of a slice of the decode kernel: what is done once per slice is done once for so many tokens."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel to be compiled, and what its loops work on.
+
+    `key_bytes` and `value_bytes` are what one lane loads of a token's key and value: from them and the loads of a loop
+    follows how many tokens one turn of it does. `heads` is the query heads that a simdgroup holds; `slice_tokens` the
+    tokens of one turn of the loop around the loops over keys and values, where there is one. A kernel that reads no
+    keys has None for all four.
+    """
+
+    name: str
+    kernel: str
+    source: str
+    threads: int
+    heads: int | None = None
+    key_bytes: int | None = None
+    value_bytes: int | None = None
+    slice_tokens: int | None = None
+
+
+class _Recorder:
+    """In the place of `mx.fast.metal_kernel`: keeps the text that MLX would compile, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[KernelText, TemplateArgs, tuple[int, int, int]]] = []
+
+    def __call__(self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], **text: Any) -> Any:
+        def launch(
+            *, inputs: Sequence[mx.array], template: TemplateArgs, threadgroup: tuple[int, int, int], **call: Any
+        ) -> list[mx.array]:
+            dtypes: list[mx.Dtype] = call["output_dtypes"]
+            named = list(zip(input_names, inputs, strict=True)), list(zip(output_names, dtypes, strict=True))
+            made = generate(name, text["header"], text["source"], *named, template, False)
+            self.launches.append((made, template, threadgroup))
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(call["output_shapes"], dtypes, strict=True)]
+
+        return launch
+
+
+def our_kernels(variant: Variant) -> Iterator[Workload]:
+    """The decode and the reduce kernel of a variant, from the text that MLX would compile."""
+    recorder = _Recorder()
+    rows, kv_heads = 8, 2
+    dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
+    slab, tail = mx.zeros((kv_heads, 512, 8), kv_dtype), mx.zeros((rows, kv_heads, 8, 8), kv_dtype)
+    DecodeKernels(recorder)(
+        variant,
+        rows,
+        DecodeInputs(
+            mx.zeros((rows, kv_heads * variant.group, 1, variant.key_dim), dtype),
+            slab,
+            slab,
+            tail,
+            tail,
+            tables=mx.zeros((rows, 8), mx.int32),
+            plan=mx.zeros(64, mx.int32),
+            factors=mx.zeros(2),
+            sinks=mx.zeros(max(8, kv_heads * variant.group)),
+        ),
+    )
+    decode, reduce = recorder.launches
+    item = ITEM_BYTES[variant.kv_dtype]
+    yield Workload(
+        variant.label,
+        "paged_decode",
+        _unit(*decode),
+        variant.threads,
+        variant.tile,
+        lane_numbers(variant.key_dim) * item,
+        lane_numbers(variant.value_dim) * item,
+        SLICE_TOKENS,
+    )
+    sinks = ", sinks" if variant.sinks else ""
+    yield Workload(
+        f"{variant.dtype}, value_dim {variant.value_dim}{sinks}", "paged_reduce", _unit(*reduce), 32 * REDUCE_SIMDGROUPS
+    )
+
+
+def _unit(text: KernelText, template: TemplateArgs, threadgroup: tuple[int, int, int]) -> str:
+    arguments = {key: type_name(v) if isinstance(v, mx.Dtype) else str(int(v)) for key, v in template}
+    return opencl_unit(text.text, Instance(text.name, arguments, threadgroup))
+
+
+def mlx_kernels() -> Iterator[Workload]:
+    """MLX's attention of one query token, as its host code instantiates and launches it."""
+    text = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
+    for dtype in ("float16", "bfloat16"):
+        for dim in (64, 96, 128, 192, 256):
+            lane = dim // 32 * ITEM_BYTES[dtype]
+            shape = {"T": type_name(getattr(mx, dtype)), "D": str(dim), "V": str(dim)}
+            where = f"{dtype}, head_dim {dim}"
+
+            def one(
+                kernel: str,
+                threads: tuple[int, int, int],
+                heads: int = 1,
+                label: str = where,
+                lane: int = lane,
+                shape: dict[str, str] = shape,
+                **more: str,
+            ) -> Workload:
+                unit = opencl_unit(text, Instance(kernel, shape | more, threads), {"blocks": "128"})
+                return Workload(label, kernel, unit, threads[0] * threads[1], heads, lane, lane)
+
+            yield one("sdpa_vector", (1024, 1, 1))
+            yield one("sdpa_vector_2pass_1", (32, 8, 1))
+            if dim in _GQA_HEADS:
+                heads = _GQA_HEADS[dim]
+                yield one("sdpa_vector_2pass_1_gqa", (32, 8, 1), heads, G="8", HPT=str(heads))
+
+
+_GQA_HEADS = {64: 8, 128: 4}
+"""Query heads of a simdgroup of `sdpa_vector_2pass_1_gqa`, by head_dim: MLX compiles it for groups of 8 only."""

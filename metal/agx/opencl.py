@@ -1,0 +1,154 @@
+"""A Metal kernel's text as C++ for OpenCL: the same helpers and body behind `dialect.h`, and another signature.
+
+What a header cannot do happens here. In OpenCL a kernel is no template, takes no references, and has no attributes:
+types and numbers of the template become names before the kernel and at the top of its body, a reference to a constant
+becomes its value (a GPU has both in its uniform registers), and what Metal passes by attribute a local variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.sim.rewrite import blank_comments
+
+_KERNEL = re.compile(
+    r"(?:template\s*<(?P<template>[^{};]*?)>\s*)?\[\[kernel[^\]]*\]\]\s*void\s+(?P<name>\w+)\s*\(", re.S
+)
+_INSTANTIATION = re.compile(r"^template\s*\[\[host_name[^;]*;", re.M)
+_DIRECTIVE = re.compile(r"^[ \t]*(?:#[ \t]*include[^\n]*|#pragma once|using namespace metal;)[ \t]*$", re.M)
+_FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*\d+\s*\)\s*\]\]\s*;")
+_PARAMETER = re.compile(r"^(?P<type>.*?)\b(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]$", re.S)
+_VECTOR = re.compile(r"\b((?:float|half|u?(?:int|short|long|char))[234])\s*\(")
+_TRIPLE = "(uint3)((uint){0}(0), (uint){0}(1), (uint){0}(2))"
+_ATTRIBUTES = {
+    "threadgroup_position_in_grid": _TRIPLE.format("get_group_id"),
+    "thread_position_in_threadgroup": _TRIPLE.format("get_local_id"),
+    "threads_per_threadgroup": _TRIPLE.format("get_local_size"),
+    "thread_position_in_grid": _TRIPLE.format("get_global_id"),
+    "simdgroup_index_in_threadgroup": "get_sub_group_id()",
+    "thread_index_in_simdgroup": "get_sub_group_local_id()",
+    "thread_index_in_threadgroup": "get_local_linear_id()",
+}
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One kernel function with its template's arguments, as text, and the threads of a threadgroup."""
+
+    function: str
+    arguments: Mapping[str, str]
+    threads: tuple[int, int, int]
+
+
+def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | None = None) -> str:
+    """A translation unit whose one kernel, `instance.function`, is that of the Metal text.
+
+    `constants` gives values to function constants; the others are false or 0, and buffers that depend on one are null.
+
+    Raises:
+        KernelCompileError: the text has no such kernel, or a parameter that this dialect does not know.
+    """
+    text = _DIRECTIVE.sub("", _INSTANTIATION.sub("", blank_comments(text)))
+    text = _VECTOR.sub(r"make_vec<\1>(", text)
+    values = dict(constants or {})
+    text = _FUNCTION_CONSTANT.sub(lambda m: f"constant {m[1]} {m[2]} = {values.get(m[2], '0')};", text)
+    helpers, at, chosen = [], 0, None
+    for match in _KERNEL.finditer(text):
+        end = _closing(text, text.index("{", _closing(text, match.end() - 1, "()")), "{}")
+        helpers.append(text[at : match.start()])
+        at = end + 1
+        if match["name"] == instance.function:
+            chosen = match
+    if chosen is None:
+        raise KernelCompileError(f"no [[kernel]] function '{instance.function}' in this text")
+    helpers.append(text[at:])
+    close = _closing(text, chosen.end() - 1, "()")
+    opening = text.index("{", close)
+    body = text[opening + 1 : _closing(text, opening, "{}")]
+    types, numbers = _template(chosen["template"] or "", instance)
+    signature, locals_ = _signature(_split(text[chosen.end() : close]), values)
+    dialect = (files("cortexmlx.metal.agx") / "dialect.h").read_text()
+    size = ", ".join(map(str, instance.threads))
+    return (
+        f"{dialect}{''.join(helpers)}{types}\n__attribute__((reqd_work_group_size({size})))\n"
+        f"__kernel void {instance.function}({signature}) {{\n{numbers}{locals_}{body}}}\n"
+    )
+
+
+def _template(parameters: str, instance: Instance) -> tuple[str, str]:
+    """The template's parameters as type names, and as constants for the top of the body."""
+    types, numbers = "", ""
+    for parameter in _split(parameters):
+        declared, _, default = (part.strip() for part in parameter.partition("="))
+        kind, name = declared.split()
+        value = instance.arguments.get(name, default)
+        if not value:
+            raise KernelCompileError(f"'{instance.function}' needs a value for its template parameter '{name}'")
+        if kind == "typename":
+            types += f"typedef {value} {name};\n"
+        else:
+            numbers += f"  constexpr {kind} {name} = {value};\n"
+    return types, numbers
+
+
+def _signature(parameters: list[str], constants: Mapping[str, str]) -> tuple[str, str]:
+    """The parameters of an OpenCL kernel, and the local variables for the rest."""
+    passed, locals_ = [], ""
+    for parameter in parameters:
+        match = _PARAMETER.match(parameter.strip())
+        if match is None:
+            raise KernelCompileError(f"a kernel's parameter without an attribute: '{parameter.strip()}'")
+        kind, name, attribute = match["type"].strip(), match["name"], match["attribute"].strip()
+        needs = re.search(r"function_constant\(\s*(\w+)\s*\)", attribute)
+        if attribute in _ATTRIBUTES:
+            locals_ += f"  const {kind} {name} = {_ATTRIBUTES[attribute]};\n"
+        elif attribute == "threadgroups_per_grid":  # as on the GPU, from the command: the compiler has no name for it
+            passed.append(", ".join(f"const uint {name}_{axis}" for axis in "xyz"))
+            locals_ += f"  const {kind} {name} = (uint3)({name}_x, {name}_y, {name}_z);\n"
+        elif not attribute.startswith("buffer("):
+            raise KernelCompileError(f"the attribute [[{attribute}]] of '{name}' is not in the dialect for AGX")
+        elif needs and constants.get(needs[1], "0") in ("0", "false"):
+            value = kind.removesuffix("&").replace("constant ", "")
+            locals_ += f"  {value if kind.endswith('&') else kind} {name} = 0;\n"
+        elif kind.endswith("&"):
+            value = _argument(kind.removesuffix("&").replace("constant ", ""))
+            passed.append(f"{value} {name}")
+        else:
+            passed.append(f"{_argument(kind)} {name}")
+    return ", ".join(passed), locals_
+
+
+def _argument(kind: str) -> str:
+    """A type as an argument of a kernel: there a pointer to `size_t` is not allowed."""
+    return re.sub(r"\bsize_t\b", "ulong", kind)
+
+
+def _split(text: str) -> list[str]:
+    """What stands between commas outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for at, c in enumerate(text):
+        depth += (c in "([{<") - (c in ")]}>")
+        if c == "," and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [part for part in (*parts, text[start:]) if part.strip()]
+
+
+def _closing(text: str, at: int, pair: str) -> int:
+    """Where the bracket that opens at `at` is closed."""
+    for place, depth in _depths(text, at, pair):
+        if depth == 0:
+            return place
+    raise KernelCompileError(f"'{pair[0]}' is never closed: {text[at : at + 60]!r}")
+
+
+def _depths(text: str, at: int, pair: str) -> Iterator[tuple[int, int]]:
+    depth = 0
+    for place in range(at, len(text)):
+        if text[place] in pair:
+            depth += 1 if text[place] == pair[0] else -1
+            yield place, depth

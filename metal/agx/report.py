@@ -1,0 +1,134 @@
+"""The table: what Mesa's compiler makes of each kernel, per kernel and per token and query head."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cortexmlx.metal.agx.compiler import Output
+from cortexmlx.metal.agx.kernels import Workload
+from cortexmlx.metal.agx.listing import (
+    CLASSES,
+    Loop,
+    Statistics,
+    UnknownListing,
+    find_loops,
+    read_blocks,
+    read_statistics,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A kernel as it was compiled.
+
+    `per_token_head` counts the instructions that a simdgroup carries out for one token and one query head, by class:
+    those of the loops over keys and values, and the share of what is done once for a slice of tokens. Of a branch both
+    sides count. None for a kernel that has no such loops. `tokens` is how many tokens a turn of each loop does.
+    """
+
+    workload: Workload
+    statistics: Statistics
+    per_token_head: dict[str, float] | None
+    tokens: tuple[int, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The result in plain types, without the kernel's text."""
+        kernel = asdict(self.workload)
+        del kernel["source"]
+        return {
+            **kernel,
+            **asdict(self.statistics),
+            "tokens_per_turn": list(self.tokens),
+            "per_token_head": self.per_token_head,
+        }
+
+
+def read_result(workload: Workload, output: Output) -> Result:
+    """What the compiler's output says of a kernel.
+
+    Raises:
+        UnknownListing: the output is not understood, or its loops do not load whole keys and values.
+    """
+    statistics = read_statistics(output.statistics)
+    loops = find_loops(read_blocks(output.listing))
+    if workload.heads is None:
+        return Result(workload, statistics, None, ())
+    main = _main_loops(workload, loops)
+    tokens = tuple(_tokens(loop, needed) for loop, needed in main)
+    counts = dict.fromkeys(CLASSES, 0.0)
+    for (loop, _), turn in zip(main, tokens, strict=True):
+        _add(counts, loop, turn * workload.heads)
+    if workload.slice_tokens is not None:
+        _add(counts, _outer(loops)[0], workload.slice_tokens * workload.heads)
+    return Result(workload, statistics, {kind: round(number, 3) for kind, number in counts.items()}, tokens)
+
+
+def _add(counts: dict[str, float], loop: Loop, turns: int) -> None:
+    for kind, number in loop.kinds.items():
+        counts[kind] += number / turns
+
+
+def _outer(loops: tuple[Loop, ...]) -> tuple[Loop, tuple[Loop, ...]]:
+    """The loop over slices, and the loops inside it that load."""
+    for place, loop in enumerate(loops):
+        inside = tuple(inner for inner in loops[place + 1 : place + 1 + loop.inner] if inner.loaded)
+        if inside:
+            return loop, inside
+    raise UnknownListing("no loop around the loops over keys and values")
+
+
+def _main_loops(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]]:
+    """The loops over keys and values with the bytes that a lane loads of one token: one for both, or one for each."""
+    assert workload.key_bytes is not None and workload.value_bytes is not None
+    both = workload.key_bytes + workload.value_bytes
+    if workload.slice_tokens is None:
+        # Of an unrolled loop and its remainder, the unrolled one.
+        return [(max(loops, key=lambda loop: loop.loaded), both)]
+    inside = _outer(loops)[1]
+    if len(inside) == 1:
+        return [(inside[0], both)]
+    if len(inside) == 2:
+        return [(inside[0], workload.key_bytes), (inside[1], workload.value_bytes)]
+    raise UnknownListing(f"{len(inside)} loops load, where keys and values are two")
+
+
+def _tokens(loop: Loop, needed: int) -> int:
+    tokens, rest = divmod(loop.loaded, needed)
+    if rest or not tokens:
+        raise UnknownListing(f"a turn of a loop loads {loop.loaded} bytes, which is no multiple of a token's {needed}")
+    return tokens
+
+
+_COLUMNS = {
+    "fma": "fma",
+    "float": "float",
+    "integer": "int",
+    "convert": "conv",
+    "shuffle": "shuffle",
+    "reduce": "reduce",
+    "matrix": "matrix",
+    "device load": "load",
+    "threadgroup": "tgroup",
+    "spill": "spill",
+    "control": "control",
+    "move": "move",
+    "wait": "wait",
+}
+
+
+def heading() -> str:
+    """The first line of the table: what is said of a kernel, and after the bar per token and query head."""
+    kinds = " ".join(f"{short:>7}" for short in _COLUMNS.values())
+    return f"{'kernel':<80}{'inst':>5} {'regs':>4} {'threads':>7} {'spills':>7} | {'all':>6} {kinds}"
+
+
+def row(result: Result) -> str:
+    """A kernel's line of the table; `spills` is stores and loads of spilled registers in the whole kernel."""
+    s, counts = result.statistics, result.per_token_head
+    spills = f"{s.spills}:{s.fills}"
+    label = f"{result.workload.kernel} {result.workload.name}"
+    line = f"{label:<80}{s.instructions:>5} {s.half_registers:>4} {s.resident_threads:>7} {spills:>7} |"
+    if counts is None:
+        return line
+    return f"{line} {sum(counts.values()):>6.1f} " + " ".join(f"{counts[kind]:>7.2f}" for kind in _COLUMNS)
