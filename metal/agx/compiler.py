@@ -16,6 +16,11 @@ from cortexmlx.errors import KernelCompileError, ToolchainMissing
 
 COMMAND = "python -m cortexmlx.metal.agx --build"
 _TIMEOUT = 300.0
+_LANGUAGE = [
+    *("-cl-std=clc++2021", "-Xclang", "-finclude-default-header", "-Wno-c++11-narrowing"),
+    *("-O0", "-ffp-contract=on", "-fno-discard-value-names"),
+]
+_CXX_VERSION = re.compile(r"^!opencl\.cxx\.version = .*$", re.M)
 _WARNING = re.compile(r"^SPIR-V WARNING:\n(?:[ \t].*\n)*", re.M)
 
 
@@ -42,9 +47,12 @@ class Compiler:
             KernelCompileError: clang, the translator or Mesa refuses it; the message says which, and what it said.
         """
         with tempfile.TemporaryDirectory() as place:
-            source, module, words = (Path(place, f"kernel.{suffix}") for suffix in ("clcpp", "bc", "spv"))
+            source, text, module, words = (Path(place, f"kernel.{suffix}") for suffix in ("clcpp", "ll", "bc", "spv"))
             source.write_text(unit)
-            self._run("clang", [*self._clang(), str(source), "-o", str(module)])
+            self._run("clang", [*self._clang("cl"), *_LANGUAGE, "-S", str(source), "-o", str(text)])
+            # The translator knows what OpenCL's functions are, but not that C++ for OpenCL has the same ones.
+            text.write_text(_CXX_VERSION.sub("", text.read_text()))
+            self._run("clang", [*self._clang("ir"), "-c", str(text), "-o", str(module)])
             self._run("llvm-spirv", [*self._translator(), str(module), "-o", str(words)])
             output, statistics = self._run(
                 "asahi_clc",
@@ -54,23 +62,11 @@ class Compiler:
             )
         return Output(output, statistics)
 
-    def _clang(self) -> list[str]:
+    def _clang(self, language: str) -> list[str]:
         """Nothing is optimised here: that is Mesa's work, and it knows names for the kernel's arguments only so."""
         typed = ["-Xclang", "-no-opaque-pointers"] if self.llvm == 15 else []
-        language = [
-            "-x",
-            "cl",
-            "-cl-std=clc++2021",
-            "-Xclang",
-            "-finclude-default-header",
-            "-w",
-            "-Wno-c++11-narrowing",
-        ]
-        return [
-            *(f"clang-{self.llvm}", "-target", "spir64-unknown-unknown", *language),
-            *("-O0", "-Xclang", "-disable-llvm-passes", "-ffp-contract=on", "-fno-discard-value-names", *typed),
-            *("-emit-llvm", "-c"),
-        ]
+        target = ["-target", "spir64-unknown-unknown", "-x", language]
+        return [f"clang-{self.llvm}", *target, "-Xclang", "-disable-llvm-passes", *typed, "-emit-llvm", "-w"]
 
     def _translator(self) -> list[str]:
         extensions = "--spirv-ext=+SPV_INTEL_subgroups,+SPV_KHR_linkonce_odr"

@@ -101,26 +101,25 @@ def _tokens(loop: Loop, needed: int) -> int:
 
 
 _COLUMNS = {
-    "fma": "fma",
-    "float": "float",
-    "integer": "int",
-    "convert": "conv",
-    "shuffle": "shuffle",
-    "reduce": "reduce",
-    "matrix": "matrix",
-    "device load": "load",
-    "threadgroup": "tgroup",
-    "spill": "spill",
-    "control": "control",
-    "move": "move",
-    "wait": "wait",
+    "fma": ("fma",),
+    "float": ("float",),
+    "int": ("integer",),
+    "shuffle": ("shuffle",),
+    "reduce": ("reduce",),
+    "matrix": ("matrix",),
+    "load": ("device load",),
+    "spill": ("spill",),
+    "control": ("control",),
+    "move": ("move",),
+    "wait": ("wait",),
+    "other": ("convert", "device store", "threadgroup"),
 }
 
 
 def heading() -> str:
     """The first line of the table: what is said of a kernel, and after the bar per token and query head."""
-    kinds = " ".join(f"{short:>7}" for short in _COLUMNS.values())
-    return f"{'kernel':<80}{'inst':>5} {'regs':>4} {'threads':>7} {'spills':>7} | {'all':>6} {kinds}"
+    kinds = "".join(f"{name:>8}" for name in _COLUMNS)
+    return f"{'kernel':<72}{'inst':>5}{'regs':>5}{'threads':>8}{'spills':>7} |{'all':>6}{kinds}"
 
 
 def row(result: Result) -> str:
@@ -128,7 +127,8 @@ def row(result: Result) -> str:
     s, counts = result.statistics, result.per_token_head
     spills = f"{s.spills}:{s.fills}"
     label = f"{result.workload.kernel} {result.workload.name}"
-    line = f"{label:<80}{s.instructions:>5} {s.half_registers:>4} {s.resident_threads:>7} {spills:>7} |"
+    line = f"{label:<72}{s.instructions:>5}{s.half_registers:>5}{s.resident_threads:>8}{spills:>7} |"
     if counts is None:
         return line
-    return f"{line} {sum(counts.values()):>6.1f} " + " ".join(f"{counts[kind]:>7.2f}" for kind in _COLUMNS)
+    cells = "".join(f"{sum(counts[kind] for kind in kinds):>8.2f}" for kinds in _COLUMNS.values())
+    return f"{line}{sum(counts.values()):>6.1f}{cells}"

@@ -61,17 +61,18 @@ def test_the_script_is_one_that_a_shell_can_read() -> None:
 
 def test_the_three_programs_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    program(tmp_path / "clang-19", 'tr a-z A-Z < "${@: -3:1}" > "${@: -1}"')
-    program(tmp_path / "llvm-spirv-19", 'sed s/KERNEL/kernel/ "${@: -3:1}" > "${@: -1}"')
+    program(tmp_path / "clang-19", 'echo "$4" >> "$0.log"; cat "${@: -3:1}" > "${@: -1}"')
+    program(tmp_path / "llvm-spirv-19", 'tr a-z A-Z < "${@: -3:1}" > "${@: -1}"')
     program(tmp_path / "asahi_clc", 'cat "$1"; echo "$AGX_MESA_DEBUG" >&2')
-    output = Compiler(tmp_path, "25.0.7", 19).compile("a kernel\n")
-    assert (output.listing, output.statistics) == ("A kernel\n", "shaders,shaderdb,internal\n")
+    output = Compiler(tmp_path, "25.0.7", 19).compile("a kernel\n!opencl.cxx.version = !{!3}\n")
+    assert (output.listing.strip(), output.statistics) == ("A KERNEL", "shaders,shaderdb,internal\n")
+    assert (tmp_path / "clang-19.log").read_text().split() == ["cl", "ir"]
 
 
 def test_who_refuses_a_kernel_is_named_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     noise = r"SPIR-V WARNING:\n    In file a.c:1\n    12 bytes into the SPIR-V binary\n"
-    program(tmp_path / "clang-19", "exit 0")
+    program(tmp_path / "clang-19", 'touch "${@: -1}"')
     program(tmp_path / "llvm-spirv-19", f"printf '{noise}cannot translate this\\n' >&2; exit 3")
     with pytest.raises(KernelCompileError, match=r"^llvm-spirv failed \(3\):\ncannot translate this$"):
         Compiler(tmp_path, "25.0.7", 19).compile("")
