@@ -1,5 +1,5 @@
 // Enough of Metal's language, said in C++ for OpenCL, for kernels to be read by Mesa's compiler for Apple GPUs.
-// Address spaces are keywords there, too: device is __global, thread __private, threadgroup __local; constant is its own.
+// Address spaces are keywords there, too: device is __global, thread __private, threadgroup __local. constant is one.
 
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 
@@ -53,12 +53,16 @@ template <int N>
 struct vec_of<bfloat16_t, N> {
   struct type {
     typedef ushort bits_type __attribute__((ext_vector_type(N)));
-    bits_type bits;
+    bfloat16_t numbers[N];
 
     type() = default;
-    type(const __global type& other) : bits(other.bits) {}
     type(const __private type& other) = default;
-    float operator[](int i) const __private { return as_float((uint)bits[i] << 16); }
+    type(const __global type& other) {
+      const bits_type loaded = *(const __global bits_type*)&other;
+      for (int i = 0; i < N; i++) numbers[i].bits = loaded[i];
+    }
+    __private bfloat16_t& operator[](int i) __private { return numbers[i]; }
+    const __private bfloat16_t& operator[](int i) const __private { return numbers[i]; }
   };
 };
 
@@ -132,22 +136,35 @@ inline float exp(float x) { return native_exp2(x * 1.44269504f); }
 inline float tanh(float x) { return copysign(1.0f - 2.0f / (exp(2.0f * fabs(x)) + 1.0f), x); }
 }  // namespace precise
 
-// An 8 x 8 matrix over the lanes of a simdgroup, two neighbours of a row in each lane (published by dougallj's applegpu).
-extern "C" float2 nir_simd_matrix_agx__f32(float2 a, float2 b, float2 c);
-extern "C" float2 nir_simd_matrix_agx__f16(half2 a, half2 b, float2 c);
-extern "C" half2 nir_simd_matrix_agx__h16(half2 a, half2 b, half2 c);
-inline float2 matrix_sum(float2 a, float2 b, float2 c) { return nir_simd_matrix_agx__f32(a, b, c); }
-inline float2 matrix_sum(half2 a, half2 b, float2 c) { return nir_simd_matrix_agx__f16(a, b, c); }
-inline half2 matrix_sum(half2 a, half2 b, half2 c) { return nir_simd_matrix_agx__h16(a, b, c); }
+// An 8 x 8 matrix over the lanes of a simdgroup, two neighbours of a row in each lane, as it lies in registers.
+#define MATRIX_SUM(NAME, A, B, C) \
+  extern "C" C nir_simd_matrix_agx__##NAME(A a, B b, C c); \
+  inline C matrix_sum(A a, B b, C c) { return nir_simd_matrix_agx__##NAME(a, b, c); }
+MATRIX_SUM(fff, float2, float2, float2)
+MATRIX_SUM(hff, half2, float2, float2)
+MATRIX_SUM(fhf, float2, half2, float2)
+MATRIX_SUM(hhf, half2, half2, float2)
+MATRIX_SUM(hhh, half2, half2, half2)
+
+// What a matrix has in its registers: these GPUs multiply no bfloat16.
+template <typename T>
+struct matrix_element {
+  typedef T type;
+};
+template <>
+struct matrix_element<bfloat16_t> {
+  typedef float type;
+};
 
 template <typename T, int ROWS = 8, int COLUMNS = 8>
 struct simdgroup_matrix {
   static_assert(ROWS == 8 && COLUMNS == 8, "a matrix of a simdgroup has 8 rows and 8 columns");
-  vec<T, 2> elements;
+  typedef vec<typename matrix_element<T>::type, 2> pair;
+  pair elements;
 
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T x) : elements(x) {}
-  thread vec<T, 2>& thread_elements() __private { return elements; }
+  explicit simdgroup_matrix(T x) : elements((typename matrix_element<T>::type)x) {}
+  thread pair& thread_elements() __private { return elements; }
 
   static uint row() {
     const uint lane = get_sub_group_local_id();
@@ -166,34 +183,39 @@ inline simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T x) {
   return simdgroup_matrix<T, ROWS, COLUMNS>(x);
 }
 
-template <typename D, typename A, typename C>
+template <typename D, typename A, typename B, typename C>
 inline void simdgroup_multiply_accumulate(
     thread simdgroup_matrix<D>& d,
     const thread simdgroup_matrix<A>& a,
-    const thread simdgroup_matrix<A>& b,
+    const thread simdgroup_matrix<B>& b,
     const thread simdgroup_matrix<C>& c) {
   d.elements = matrix_sum(a.elements, b.elements, c.elements);
 }
-template <typename D, typename A>
+template <typename D, typename A, typename B>
 inline void simdgroup_multiply(
-    thread simdgroup_matrix<D>& d, const thread simdgroup_matrix<A>& a, const thread simdgroup_matrix<A>& b) {
+    thread simdgroup_matrix<D>& d, const thread simdgroup_matrix<A>& a, const thread simdgroup_matrix<B>& b) {
   d.elements = matrix_sum(a.elements, b.elements, (vec<D, 2>)(0));
 }
 
 #define MATRIX_ACCESS(SPACE) \
   template <typename T> \
   inline void simdgroup_load( \
-      thread simdgroup_matrix<T>& d, const SPACE T* at, ulong stride = 8, ulong2 origin = 0, \
-      bool transpose = false) { \
+      thread simdgroup_matrix<T>& d, const SPACE T* at, ulong stride = 8, ulong2 origin = 0, bool transpose = false) { \
     const ulong row = (transpose ? d.column() : d.row()) + origin.y; \
     const ulong column = (transpose ? d.row() : d.column()) + origin.x; \
     const SPACE T* first = at + row * stride + column; \
-    d.elements = transpose ? vec<T, 2>{first[0], first[stride]} : *(const SPACE vec<T, 2>*)first; \
+    if (transpose) { \
+      d.elements.x = first[0], d.elements.y = first[stride]; \
+    } else { \
+      const vec<T, 2> loaded = *(const SPACE vec<T, 2>*)first; \
+      d.elements.x = loaded[0], d.elements.y = loaded[1]; \
+    } \
   } \
   template <typename T> \
   inline void simdgroup_store( \
       const thread simdgroup_matrix<T>& d, SPACE T* at, ulong stride = 8, ulong2 origin = 0) { \
-    *(SPACE vec<T, 2>*)(at + (d.row() + origin.y) * stride + d.column() + origin.x) = d.elements; \
+    SPACE T* first = at + (d.row() + origin.y) * stride + d.column() + origin.x; \
+    first[0] = T(d.elements.x), first[1] = T(d.elements.y); \
   }
 MATRIX_ACCESS(device)
 MATRIX_ACCESS(threadgroup)

@@ -54,43 +54,40 @@ def read_result(workload: Workload, output: Output) -> Result:
     loops = find_loops(read_blocks(output.listing))
     if workload.heads is None:
         return Result(workload, statistics, None, ())
-    main = _main_loops(workload, loops)
-    tokens = tuple(_tokens(loop, needed) for loop, needed in main)
+    parts = _parts(workload, loops)
     counts = dict.fromkeys(CLASSES, 0.0)
-    for (loop, _), turn in zip(main, tokens, strict=True):
-        _add(counts, loop, turn * workload.heads)
-    if workload.slice_tokens is not None:
-        _add(counts, _outer(loops)[0], workload.slice_tokens * workload.heads)
-    return Result(workload, statistics, {kind: round(number, 3) for kind, number in counts.items()}, tokens)
+    for loop, tokens in parts:
+        for kind, number in loop.kinds.items():
+            counts[kind] += number / (tokens * workload.heads)
+    rounded = {kind: round(number, 3) for kind, number in counts.items()}
+    return Result(workload, statistics, rounded, tuple(tokens for _, tokens in parts))
 
 
-def _add(counts: dict[str, float], loop: Loop, turns: int) -> None:
-    for kind, number in loop.kinds.items():
-        counts[kind] += number / turns
-
-
-def _outer(loops: tuple[Loop, ...]) -> tuple[Loop, tuple[Loop, ...]]:
-    """The loop over slices, and the loops inside it that load."""
-    for place, loop in enumerate(loops):
-        inside = tuple(inner for inner in loops[place + 1 : place + 1 + loop.inner] if inner.loaded)
-        if inside:
-            return loop, inside
-    raise UnknownListing("no loop around the loops over keys and values")
-
-
-def _main_loops(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]]:
-    """The loops over keys and values with the bytes that a lane loads of one token: one for both, or one for each."""
+def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]]:
+    """The loops that all tokens pass through, each with the tokens of one turn."""
     assert workload.key_bytes is not None and workload.value_bytes is not None
     both = workload.key_bytes + workload.value_bytes
+    largest = max(loops, key=lambda loop: loop.loaded)
     if workload.slice_tokens is None:
-        # Of an unrolled loop and its remainder, the unrolled one.
-        return [(max(loops, key=lambda loop: loop.loaded), both)]
-    inside = _outer(loops)[1]
-    if len(inside) == 1:
-        return [(inside[0], both)]
-    if len(inside) == 2:
-        return [(inside[0], workload.key_bytes), (inside[1], workload.value_bytes)]
-    raise UnknownListing(f"{len(inside)} loops load, where keys and values are two")
+        return [(largest, _tokens(largest, both))]  # of an unrolled loop and its remainder, the unrolled one
+    for place, outer in enumerate(loops):
+        inside = [inner for inner in loops[place + 1 : place + 1 + outer.inner] if inner.loaded]
+        if len(inside) == 1:
+            return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]
+        if len(inside) == 2:
+            keys, values = inside
+            return [
+                (keys, _tokens(keys, workload.key_bytes)),
+                (values, _tokens(values, workload.value_bytes)),
+                (outer, workload.slice_tokens),
+            ]
+        if inside:
+            raise UnknownListing(f"{len(inside)} loops load, where keys and values are two")
+    if largest.loaded < workload.slice_tokens * both:
+        raise UnknownListing(
+            f"no loop loads {workload.slice_tokens} tokens of {both} bytes, and none stands around two"
+        )
+    return [(largest, workload.slice_tokens)]
 
 
 def _tokens(loop: Loop, needed: int) -> int:

@@ -78,7 +78,7 @@ WORKLOAD = Workload("a variant", "paged_decode", "the text", 128, 2, 8, 16, 32)
 
 def test_the_loops_over_keys_and_values_and_a_share_of_the_slice_are_one_token() -> None:
     result = read_result(WORKLOAD, Output(PAGED, STATISTICS))
-    assert result.tokens == (2, 1), "16 bytes of keys are two tokens of 8, 16 bytes of values one of 16"
+    assert result.tokens == (2, 1, 32), "16 bytes of keys are two tokens of 8, 16 bytes of values one of 16"
     counts = result.per_token_head
     assert counts is not None and list(counts) == list(CLASSES)
     # Keys: a turn is 2 tokens and 2 heads. Values: 1 token and 2 heads. The slice: 32 tokens and 2 heads.
@@ -102,6 +102,13 @@ def test_of_an_unrolled_loop_and_its_remainder_the_unrolled_one_counts() -> None
     assert (result.per_token_head["reduce"], result.per_token_head["fma"]) == (0.5, 0.5)
 
 
+def test_a_slice_without_loops_inside_is_one_turn() -> None:
+    workload = replace(WORKLOAD, key_bytes=4, value_bytes=4, slice_tokens=2)
+    result = read_result(workload, Output(SINGLE, STATISTICS))
+    assert result.tokens == (2,)
+    assert result.per_token_head is not None and result.per_token_head["fma"] == 1 / (2 * 2)
+
+
 def test_a_kernel_without_keys_has_statistics_only() -> None:
     workload = Workload("a variant", "paged_reduce", "the text", 128)
     result = read_result(workload, Output(PAGED, STATISTICS))
@@ -114,7 +121,7 @@ def test_a_kernel_without_keys_has_statistics_only() -> None:
     [
         (replace(WORKLOAD, key_bytes=12), PAGED, "loads 16 bytes, which is no multiple of a token's 12"),
         (replace(WORKLOAD, key_bytes=32), PAGED, "loads 16 bytes, which is no multiple of a token's 32"),
-        (WORKLOAD, SINGLE, "no loop around"),
+        (WORKLOAD, SINGLE, "no loop loads 32 tokens of 24 bytes"),
     ],
 )
 def test_loops_that_are_not_understood_are_refused(workload: Workload, listing: str, reason: str) -> None:
@@ -150,4 +157,4 @@ def test_the_record_is_plain_and_has_no_text() -> None:
         47,
     )
     assert (record["resident_threads"], record["spills"], record["fills"]) == (832, 2, 5)
-    assert record["tokens_per_turn"] == [2, 1] and record["per_token_head"]["fma"] == 1.25
+    assert record["tokens_per_turn"] == [2, 1, 32] and record["per_token_head"]["fma"] == 1.25
