@@ -17,7 +17,7 @@ from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
-from cortexmlx.metal.variants import VARIANTS
+from cortexmlx.metal.rules import VARIANTS
 
 
 def main() -> int:
