@@ -13,13 +13,12 @@ import numpy as np
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.mlx_decode import Shape, one_pass
 from cortexmlx.metal.rules import PARTITION, Variant
-from cortexmlx.metal.sim.host import HostKernel, Output
+from cortexmlx.metal.sim.report import LaunchReport
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
-_METAL_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
-_BITS = {name: np.dtype(bits) for name, bits in (("float32", "uint32"), ("float16", "uint16"), ("bfloat16", "uint16"))}
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,24 @@ def measure(
     beside: bool = False,
 ) -> Traffic:
     """One row of `tokens` tokens, the last `tail_tokens` of them in the tail; `beside` measures MLX's kernel too."""
+    dtype = getattr(mx, variant.kv_dtype)
+    decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
+    needed = min(tokens, window or tokens) * kv_heads * (variant.key_dim + variant.value_dim) * dtype.size
+    buffers = [decode.buffers[name] for name in _SLABS]
+    segments = sum(b.simd_segments for b in buffers)
+    return Traffic(
+        distinct=sum(b.group_distinct_read for b in buffers) / needed,
+        loaded=sum(b.bytes_read for b in buffers) / needed,
+        coalescing=sum(b.simd_ideal_segments for b in buffers) / segments,
+        partials=(decode.buffers["partials"].bytes_written + reduce.buffers["partials"].distinct_read) / needed,
+        mlx_loaded=_mlx_loaded(variant, min(tokens, window or tokens), kv_heads) / needed if beside else None,
+    )
+
+
+def launches(
+    variant: Variant, tokens: int, *, tail_tokens: int = 0, window: int | None = None, kv_heads: int = 1
+) -> tuple[LaunchReport, LaunchReport]:
+    """The decode and the reduce launch for one row of `tokens` tokens, recorded."""
     arena_tokens = tokens - tail_tokens
     blocks = -(-arena_tokens // variant.block_size)
     dtype = getattr(mx, variant.kv_dtype)
@@ -65,42 +82,13 @@ def measure(
     with sim.recording() as recorded:
         DecodeKernels(sim.metal_kernel)(variant, work.items, inputs)
     decode, reduce = recorded.launches
-    needed = min(tokens, window or tokens) * kv_heads * (variant.key_dim + variant.value_dim) * dtype.size
-    buffers = [decode.buffers[name] for name in _SLABS]
-    segments = sum(b.simd_segments for b in buffers)
-    return Traffic(
-        distinct=sum(b.group_distinct_read for b in buffers) / needed,
-        loaded=sum(b.bytes_read for b in buffers) / needed,
-        coalescing=sum(b.simd_ideal_segments for b in buffers) / segments,
-        partials=(decode.buffers["partials"].bytes_written + reduce.buffers["partials"].distinct_read) / needed,
-        mlx_loaded=_mlx_loaded(variant, min(tokens, window or tokens), kv_heads) / needed if beside else None,
-    )
+    return decode, reduce
 
 
 def _mlx_loaded(variant: Variant, tokens: int, kv_heads: int) -> int:
     """Bytes of keys and values that MLX's `sdpa_vector` loads for one query token over contiguous keys."""
-    dim, bits = variant.key_dim, _BITS[variant.kv_dtype]
-    heads = kv_heads * variant.group
-    kernel = HostKernel(("sdpa_vector.h",), "sdpa_vector", f"{_METAL_NAMES[variant.kv_dtype]}, {dim}", {})
-    stride, head_stride = np.array([dim], np.uint64), np.array([tokens * dim], np.uint64)
-    launched = kernel(
-        {
-            0: np.zeros((heads, dim), bits),
-            1: np.zeros((kv_heads, tokens, dim), bits),
-            2: np.zeros((kv_heads, tokens, dim), bits),
-            3: Output(heads * dim * bits.itemsize, bits.itemsize),
-            4: np.array([variant.group], np.int32),
-            5: np.array([tokens], np.int32),
-            6: head_stride,
-            7: stride,
-            8: head_stride,
-            9: stride,
-            10: np.array([1.0], np.float32),
-        },
-        (heads, 1, 1),
-        (1024, 1, 1),
-    )
-    return sum(b.bytes_read for b in list(launched.report.buffers.values())[1:3])
+    report = one_pass(Shape(variant.kv_dtype, variant.key_dim, variant.group, tokens, kv_heads))
+    return sum(b.bytes_read for b in list(report.buffers.values())[1:3])
 
 
 def table() -> Iterator[str]:

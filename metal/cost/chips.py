@@ -1,0 +1,61 @@
+"""Apple's GPUs in four numbers each, and how many cycles a kernel may spend before memory waits for it.
+
+Cores and bandwidth are Apple's published figures for the largest GPU of the name. Apple publishes no clocks:
+`clock_from` says where each was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEDULERS = 4
+"""Schedulers of a core, each of which issues one instruction of one simdgroup a cycle: 128 lanes of arithmetic a core
+(philipturner/metal-benchmarks, "ALU Layout")."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A GPU: its cores, highest clock in GHz, and memory bandwidth in GB/s (10^9 bytes)."""
+
+    name: str
+    cores: int
+    clock: float
+    bandwidth: float
+    clock_from: str
+
+    @property
+    def scheduler_cycles(self) -> float:
+        """Cycles of all schedulers together, in 10^9 a second."""
+        return self.cores * SCHEDULERS * self.clock
+
+    def budget(self, live_bytes: float) -> float:
+        """Scheduler cycles for `live_bytes` of keys and values at which arithmetic takes as long as memory."""
+        return live_bytes * self.scheduler_cycles / self.bandwidth
+
+    def share(self, live_bytes: float, cycles: float) -> float:
+        """The share of the bandwidth, at most 1, that a kernel reaches which spends `cycles` on `live_bytes`."""
+        return min(1.0, self.budget(live_bytes) / cycles)
+
+    def gigabytes(self, live_bytes: float, cycles: float, stream: float | None = None) -> float:
+        """GB/s that the same kernel reaches where memory gives `stream` GB/s (the published bandwidth if None)."""
+        return min(stream or self.bandwidth, live_bytes * self.scheduler_cycles / cycles)
+
+
+_POWERMETRICS = "highest state that powermetrics lists"
+_AS_MAX = "taken to be the M5 Max's: no listing was found"
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        Chip("M1", 8, 1.278, 68.25, "philipturner/metal-benchmarks"),
+        Chip("M1 Ultra", 64, 1.296, 800.0, "philipturner/metal-benchmarks"),
+        Chip("M2 Max", 38, 1.398, 400.0, "philipturner/applegpuinfo#10"),
+        Chip("M3 Max", 40, 1.380, 400.0, f"{_POWERMETRICS}: philipturner/applegpuinfo#4"),
+        Chip("M4", 10, 1.578, 120.0, f"{_POWERMETRICS}: published listings of an M4's 15 states end at 1578 MHz"),
+        Chip("M4 Max", 40, 1.578, 546.0, f"{_POWERMETRICS}: 1578 MHz under load in published logs of an M4 Max"),
+        Chip("M5", 10, 1.620, 153.0, _AS_MAX),
+        Chip("M5 Pro", 20, 1.620, 307.0, _AS_MAX),
+        Chip("M5 Max", 40, 1.620, 614.0, f"{_POWERMETRICS}: feedback-assistant/reports#830"),
+    )
+}
+"""The chips of the sheet, by name."""
