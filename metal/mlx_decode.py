@@ -6,15 +6,23 @@ What they do is counted here, so the numbers that they read are zeros; that they
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cortexmlx.metal.sim.host import HostKernel, Output, flatten
 from cortexmlx.metal.sim.report import LaunchReport
 
 _HEADERS = ("sdpa_vector.h",)
 _NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
-_BITS = {name: np.dtype(bits) for name, bits in (("float32", "uint32"), ("float16", "uint16"), ("bfloat16", "uint16"))}
+_BITS: dict[str, np.dtype[Any]] = {
+    name: np.dtype(bits) for name, bits in (("float32", "uint32"), ("float16", "uint16"), ("bfloat16", "uint16"))
+}
+
+_SCALE = np.array([1.0], np.float32)
+
+Buffer = npt.NDArray[Any] | Output
 
 
 @dataclass(frozen=True)
@@ -32,14 +40,19 @@ class Shape:
         """Bytes of all keys and values, each once."""
         return 2 * self.kv_heads * self.tokens * self.dim * _BITS[self.dtype].itemsize
 
-    def _slab(self, heads: int, tokens: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-        return np.zeros((heads, tokens, self.dim), _BITS[self.dtype])
+    @property
+    def inputs(self) -> list[Buffer]:
+        """Queries, keys, values."""
+        heads = ((self.kv_heads * self.group, 1), (self.kv_heads, self.tokens), (self.kv_heads, self.tokens))
+        return [np.zeros((*of, self.dim), _BITS[self.dtype]) for of in heads]
 
-    def _strides(self) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]:
+    @property
+    def strides(self) -> list[Buffer]:
         """Of keys, then of values: from head to head, and from token to token."""
-        return [np.array([stride], np.uint64) for stride in (self.tokens * self.dim, self.dim)] * 2
+        return [np.array([stride], np.uint64) for stride in (self.tokens * self.dim, self.dim) * 2]
 
-    def _output(self, rows: int) -> Output:
+    def output(self, rows: int) -> Output:
+        """Room for a result of each row."""
         item = _BITS[self.dtype].itemsize
         return Output(rows * self.dim * item, item)
 
@@ -48,9 +61,8 @@ def one_pass(shape: Shape) -> LaunchReport:
     """`sdpa_vector`: a threadgroup of 32 simdgroups for each query head, each simdgroup with every 32nd token."""
     kernel = HostKernel(_HEADERS, "sdpa_vector", f"{_NAMES[shape.dtype]}, {shape.dim}", {})
     heads = shape.kv_heads * shape.group
-    inputs = [shape._slab(heads, 1), *(shape._slab(shape.kv_heads, shape.tokens) for _ in "kv")]
-    buffers = dict(enumerate([*inputs, shape._output(heads), _int(shape.group), _int(shape.tokens), *shape._strides()]))
-    return kernel({**buffers, 10: _SCALE}, (heads, 1, 1), (1024, 1, 1)).report
+    buffers = [*shape.inputs, shape.output(heads), _int(shape.group), _int(shape.tokens), *shape.strides, _SCALE]
+    return kernel(dict(enumerate(buffers)), (heads, 1, 1), (1024, 1, 1)).report
 
 
 def two_pass(shape: Shape, blocks: int) -> LaunchReport:
@@ -72,15 +84,11 @@ def has_two_pass_gqa() -> bool:
 
 def _first_pass(kernel: HostKernel, shape: Shape, blocks: int) -> LaunchReport:
     heads = shape.kv_heads * shape.group
-    inputs = [shape._slab(heads, 1), *(shape._slab(shape.kv_heads, shape.tokens) for _ in "kv")]
     statistics = Output(heads * blocks * 4, 4)
-    buffers = dict(enumerate([*inputs, shape._output(heads * blocks), statistics, statistics]))
-    described = dict(enumerate([_int(shape.tokens), *shape._strides(), _SCALE], start=7))
-    return kernel({**buffers, **described}, (shape.kv_heads, 1, blocks), (32, shape.group, 1)).report
+    buffers = dict(enumerate([*shape.inputs, shape.output(heads * blocks), statistics, statistics]))
+    numbers = dict(enumerate([_int(shape.tokens), *shape.strides, _SCALE], start=7))
+    return kernel(buffers | numbers, (shape.kv_heads, 1, blocks), (32, shape.group, 1)).report
 
 
-_SCALE = np.array([1.0], np.float32)
-
-
-def _int(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+def _int(value: int) -> Buffer:
     return np.array([value], np.int32)

@@ -41,8 +41,9 @@ class Chip:
         return min(stream or self.bandwidth, live_bytes * self.scheduler_cycles / cycles)
 
 
-_POWERMETRICS = "highest state that powermetrics lists"
-_AS_MAX = "taken to be the M5 Max's: no listing was found"
+# The highest state that the tool lists or reaches.
+_POWERMETRICS = "powermetrics"
+_AS_MAX = "taken to be the M5 Max's"
 
 CHIPS: dict[str, Chip] = {
     chip.name: chip
@@ -51,8 +52,8 @@ CHIPS: dict[str, Chip] = {
         Chip("M1 Ultra", 64, 1.296, 800.0, "philipturner/metal-benchmarks"),
         Chip("M2 Max", 38, 1.398, 400.0, "philipturner/applegpuinfo#10"),
         Chip("M3 Max", 40, 1.380, 400.0, f"{_POWERMETRICS}: philipturner/applegpuinfo#4"),
-        Chip("M4", 10, 1.578, 120.0, f"{_POWERMETRICS}: published listings of an M4's 15 states end at 1578 MHz"),
-        Chip("M4 Max", 40, 1.578, 546.0, f"{_POWERMETRICS}: 1578 MHz under load in published logs of an M4 Max"),
+        Chip("M4", 10, 1.578, 120.0, f"{_POWERMETRICS}: published listings of its states end there"),
+        Chip("M4 Max", 40, 1.578, 546.0, f"{_POWERMETRICS}: published logs under load"),
         Chip("M5", 10, 1.620, 153.0, _AS_MAX),
         Chip("M5 Pro", 20, 1.620, 307.0, _AS_MAX),
         Chip("M5 Max", 40, 1.620, 614.0, f"{_POWERMETRICS}: feedback-assistant/reports#830"),

@@ -19,6 +19,7 @@ TESTED_WITH = {
     "cortexmlx/kv/step.py": "tests/scheduling/test_placement.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
+    "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/sim/abi.py": "tests/sim/test_launch.py",
     "metal/sim/buffers.py": "tests/sim/test_launch.py",
     "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",

@@ -40,7 +40,7 @@ MEASURED = [
 """Instructions and measured cycles: philipturner/metal-benchmarks, "Mixed workload performance"."""
 
 WORSE = [({EXP: 1, MUL: 1}, 9.94), ({ADD64: 2, A: 2}, 15.20)]
-"""Mixtures that take longer than the rule says: a transcendental after a multiplication, and pairs of 64-bit additions."""
+"""Mixtures that take longer than the rule says: a transcendental with a multiplication, pairs of 64-bit additions."""
 
 
 @pytest.mark.parametrize(("work", "measured"), MEASURED)

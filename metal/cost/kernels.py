@@ -1,0 +1,94 @@
+"""The decode kernels of the sheet, ours and MLX's, each with its counts and its arithmetic: `Cost`.
+
+Second passes are left out on both sides: what is here is the pass that reads the keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from cortexmlx.metal import mlx_decode, sim
+from cortexmlx.metal.cost import arithmetic
+from cortexmlx.metal.cost.counts import Counted, count
+from cortexmlx.metal.cost.cycles import Kind, Work, cycles, together
+from cortexmlx.metal.mlx_decode import Shape
+from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.traffic import launches
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+BLOCK_TOKENS = 128
+"""Tokens of a block of MLX's two passes: what its host code gives to one at 32,768 tokens on a Pro or Max."""
+
+HELD = {64: 8, 128: 4}
+"""Query heads that a simdgroup of `sdpa_vector_2pass_1_gqa` holds by head_dim, for the groups of 8 it is made for."""
+
+_BLOCKS = 4
+_PARTITIONS = 2
+_SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel spends per token and KV head: its counts, and the instructions of its arithmetic."""
+
+    kernel: str
+    group: int
+    counted: Counted
+    arithmetic: Work
+
+    @property
+    def work(self) -> Work:
+        """All instructions."""
+        return together(self.counted.work, self.arithmetic)
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of a scheduler."""
+        return cycles(self.work)
+
+    @property
+    def live_bytes(self) -> float:
+        """Bytes of a token's key and value."""
+        return self.counted.live_bytes
+
+
+@cache
+def paged(variant: Variant) -> Cost:
+    """paged_decode.metal on one row, all of it in the arena. Its shuffles go by a loop counter: the same lane for all,
+    known at run time.
+    """
+    tokens = _PARTITIONS * PARTITION
+    decode, _ = launches(variant, tokens)
+    row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
+    counted = count(decode, _SLABS, tokens, row_bytes, Kind.SHUFFLE_SAME)
+    return Cost("paged_decode", variant.group, counted, arithmetic.paged_decode(variant))
+
+
+@cache
+def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
+    """One of MLX's kernels, by its name, on one row of contiguous keys and values. None of them shuffles."""
+    shape = Shape(dtype, dim, group, _BLOCKS * BLOCK_TOKENS)
+    with sim.recording() as recorded:
+        if kernel == "sdpa_vector":
+            mlx_decode.one_pass(shape)
+        elif kernel == "sdpa_vector_2pass_1":
+            mlx_decode.two_pass(shape, _BLOCKS)
+        else:
+            mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
+    slabs = ("buffer(1)", "buffer(2)")
+    counted = count(recorded.last, slabs, shape.tokens, dim * ITEM_BYTES[dtype], Kind.SHUFFLE_SAME)
+    return Cost(kernel, group, counted, arithmetic.mlx_decode(dim, group))
+
+
+def beside(variant: Variant) -> Iterator[Cost]:
+    """Our kernel, and those of MLX that would do the same."""
+    yield paged(variant)
+    dim = variant.key_dim
+    if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not variant.softcap:
+        yield mlx("sdpa_vector", variant.kv_dtype, dim, variant.group)
+        yield mlx("sdpa_vector_2pass_1", variant.kv_dtype, dim, variant.group)
+        if variant.group == 8 and dim in HELD and mlx_decode.has_two_pass_gqa():
+            yield mlx("sdpa_vector_2pass_1_gqa", variant.kv_dtype, dim, variant.group)

@@ -1,0 +1,50 @@
+"""The kernels of the sheet: what is counted follows from how each shares keys and values among query heads."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortexmlx.metal.cost.cycles import Kind
+from cortexmlx.metal.cost.kernels import beside, mlx, paged
+from cortexmlx.metal.mlx_decode import has_two_pass_gqa
+from cortexmlx.metal.rules import Variant
+
+
+def variant(dim: int, group: int) -> Variant:
+    return Variant("float16", "float16", dim, dim, 32, group)
+
+
+def test_ours_loads_each_number_once_whatever_the_group() -> None:
+    for group in (1, 8):
+        cost = paged(variant(64, group))
+        assert cost.live_bytes == 2 * 64 * 2
+        assert cost.counted.amplification == 1.0
+        assert 2.0 < cost.work[Kind.LOAD] < 2.5, "a key and a value, and a fraction for tables, queries and partials"
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_ours_exchanges_what_its_text_says(group: int) -> None:
+    """For each token a sum for each head, and a shuffle for the place of the key, of the value and for each weight."""
+    work = paged(variant(64, group)).work
+    # Per slice of 32 tokens and head one maximum, per partition and simdgroup (4 of them) the final sum.
+    assert work[Kind.REDUCTION] == pytest.approx(group * (1 + 1 / 32 + 4 / 256))
+    assert work[Kind.SHUFFLE_SAME] == 2 + group
+
+
+def test_mlx_pays_for_every_query_head() -> None:
+    one, eight = (mlx("sdpa_vector_2pass_1", "float16", 128, group) for group in (1, 8))
+    assert eight.counted.amplification == 8 * one.counted.amplification == 8
+    assert eight.cycles == pytest.approx(8 * one.cycles, rel=1e-6)
+
+
+def test_the_sheet_has_mlx_beside_ours_where_mlx_has_a_kernel() -> None:
+    names = [cost.kernel for cost in beside(variant(64, 8))]
+    shared = ["sdpa_vector_2pass_1_gqa"] if has_two_pass_gqa() else []
+    assert names == ["paged_decode", "sdpa_vector", "sdpa_vector_2pass_1", *shared]
+    assert [cost.kernel for cost in beside(Variant("float16", "float16", 80, 80, 32, 4))] == ["paged_decode"]
+
+
+def test_cycles_are_of_all_the_instructions() -> None:
+    cost = mlx("sdpa_vector_2pass_1", "float16", 128, 8)
+    by_hand = 8 * (14.54 + 18 + 2 * 2 + 2)  # a sum, arithmetic, two exponentials, a key and a value
+    assert by_hand < cost.cycles < 1.03 * by_hand, "the rest is what is done once for 128 tokens"

@@ -1,0 +1,47 @@
+"""The sheet: what the README shows is what the command prints, and the model orders kernels as they were measured."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from cortexmlx.metal.cost.published import MEASURED, TWO_PASS
+from cortexmlx.metal.cost.sheet import EPILOGUE, SHAPES, calibration, chips, comparable, costs, modelled, ranking, sheet
+from cortexmlx.metal.mlx_decode import has_two_pass_gqa
+
+README = (files("cortexmlx.metal") / "README.md").read_text().splitlines()
+NO_SHARED_KERNEL = "the installed MLX has no sdpa_vector_2pass_1_gqa"
+
+
+@pytest.mark.skipif(not has_two_pass_gqa(), reason=NO_SHARED_KERNEL)
+def test_the_readme_shows_what_the_command_prints_of_chips_and_measurements() -> None:
+    assert [line for line in (*chips(), *calibration()) if line not in README] == []
+
+
+@pytest.mark.skipif(not has_two_pass_gqa(), reason=NO_SHARED_KERNEL)
+@pytest.mark.parametrize("shapes", [SHAPES[3:4], pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_the_readme_shows_what_the_command_prints_of_kernels(shapes: tuple[object, ...]) -> None:
+    lines = list(costs(shapes))
+    assert len(lines) > 2 + len(shapes)
+    assert [line for line in lines if line not in README] == []
+
+
+def test_the_model_orders_the_kernels_as_they_were_measured() -> None:
+    same, tied, other = ranking()
+    pairs = 21 if has_two_pass_gqa() else 16
+    assert (same, tied, other) == (pairs - 1, 1, 0)
+
+
+def test_one_query_head_to_eight_is_from_memory_bound_to_not() -> None:
+    of_pro = {m.group: m for m in MEASURED if (m.chip, m.kernel, m.dim) == ("M5 Pro", TWO_PASS, 128)}
+    assert modelled(of_pro[1]) == modelled(of_pro[4]) == 266.0
+    assert modelled(of_pro[8]) == pytest.approx(2 * modelled(of_pro[16]), rel=1e-6)
+
+
+def test_the_sheet_says_that_it_is_a_model_and_where_it_fails() -> None:
+    lines = list(sheet(SHAPES[:1]))
+    assert "\n".join(lines).endswith(EPILOGUE) and EPILOGUE.startswith("A model.")
+    (ultra,) = (m for m in comparable() if m.chip == "M1 Ultra")
+    assert modelled(ultra) > 3 * ultra.bandwidth, "a row that the model does not explain stays in the sheet"
+    assert any(line.startswith("M1 Ultra") and "0.26 (memory)" in line for line in lines)
