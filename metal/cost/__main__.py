@@ -1,10 +1,28 @@
-"""`python -m cortexmlx.metal.cost`: the cost sheet; with `--all`, of every variant that `cortexmlx doctor` checks."""
+"""The cost sheet of the decode kernels: `python -m cortexmlx.metal.cost [--all | --record FILE]`."""
 
-import sys
+import argparse
+from importlib.resources import as_file, files
+from pathlib import Path
 
+from cortexmlx.metal.cost.compiled import keep
 from cortexmlx.metal.cost.sheet import SHAPES, sheet
 from cortexmlx.metal.rules import VARIANTS
 
-if __name__ == "__main__":
-    for line in sheet(VARIANTS if "--all" in sys.argv[1:] else SHAPES):
+
+def main() -> None:
+    """Print the sheet, or keep what a compiler made of the kernels."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.cost", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every variant that cortexmlx doctor checks")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="a result of python -m cortexmlx.metal.agx --json")
+    options = parser.parse_args()
+    if options.record is not None:
+        with as_file(files("cortexmlx.metal.cost") / "compiled.json") as target:
+            record = keep(options.record, target)
+        print(f"{len(record.kernels)} kernels compiled by {record.compiler}")
+        return
+    for line in sheet(VARIANTS if options.all else SHAPES):
         print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

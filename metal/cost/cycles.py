@@ -5,9 +5,9 @@ multiplication, shifts, conversions and transcendentals. An instruction of the s
 throughput and takes two issue slots of the scheduler. So a transcendental or a multiplication with two additions takes
 4 cycles and with three takes 5, as the mixed workloads published there do (tests/metal/cost/test_cycles.py has them).
 
-Of operations among lanes no mixture was published: they are taken to keep the scheduler busy. What was not published at
-all (loads, stores, barriers, branches) counts the one slot that it takes to issue it. So the sum is too low where an
-instruction was not counted or costs more than its slot, and too high where lanes exchange beside arithmetic.
+Of operations among lanes no mixture was published: `cycles` takes them to keep the scheduler busy, `cycles_beside` to
+run beside arithmetic. What was not published at all (loads, stores, barriers, branches) counts the one slot that it
+takes to issue it. Both are too low where an instruction was not counted or costs more than its slot.
 """
 
 from __future__ import annotations
@@ -60,3 +60,12 @@ def cycles(work: Work) -> float:
     issue = sum(kind.issue * count for kind, count in work.items())
     second = sum(kind.second * count for kind, count in work.items())
     return max(issue, second)
+
+
+_AMONG_LANES = (Kind.SHUFFLE_FIXED, Kind.SHUFFLE_SAME, Kind.SHUFFLE_ANY, Kind.REDUCTION, Kind.VOTE)
+
+
+def cycles_beside(work: Work) -> float:
+    """The same if lanes exchanged beside arithmetic: the longer of the two."""
+    exchanges = {kind: count for kind, count in work.items() if kind in _AMONG_LANES}
+    return max(cycles(exchanges), cycles({kind: count for kind, count in work.items() if kind not in exchanges}))

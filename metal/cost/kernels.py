@@ -11,8 +11,9 @@ from functools import cache
 
 from cortexmlx.metal import mlx_decode, sim
 from cortexmlx.metal.cost import arithmetic
+from cortexmlx.metal.cost.compiled import OURS, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
-from cortexmlx.metal.cost.cycles import Kind, Work, cycles, together
+from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import Shape
 from cortexmlx.metal.rules import PARTITION, Variant
 from cortexmlx.metal.traffic import launches
@@ -32,22 +33,25 @@ _SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel spends per token and KV head: its counts, and the instructions of its arithmetic."""
+    """What a kernel spends per token and KV head: its counts, its arithmetic by the `text`, and as it was `compiled`
+    (None if there is no record of this text).
+    """
 
     kernel: str
     group: int
     counted: Counted
-    arithmetic: Work
+    text: Work
+    compiled: Work | None
 
     @property
     def work(self) -> Work:
-        """All instructions."""
-        return together(self.counted.work, self.arithmetic)
+        """All instructions, as far as they are known."""
+        return self.least if self.compiled is None else together(self.counted.work, self.compiled)
 
     @property
-    def cycles(self) -> float:
-        """Cycles of a scheduler."""
-        return cycles(self.work)
+    def least(self) -> Work:
+        """The instructions that the text asks for."""
+        return together(self.counted.work, self.text)
 
     @property
     def live_bytes(self) -> float:
@@ -64,7 +68,8 @@ def paged(variant: Variant) -> Cost:
     decode, _ = launches(variant, tokens)
     row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
     counted = count(decode, _SLABS, tokens, row_bytes, Kind.SHUFFLE_SAME)
-    return Cost("paged_decode", variant.group, counted, arithmetic.paged_decode(variant))
+    heads, text = variant.tile * variant.tiles, arithmetic.paged_decode(variant)
+    return Cost(OURS, variant.group, counted, text, _compiled(OURS, variant.label, heads, counted, text))
 
 
 @cache
@@ -80,7 +85,14 @@ def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
             mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
     slabs = ("buffer(1)", "buffer(2)")
     counted = count(recorded.last, slabs, shape.tokens, dim * ITEM_BYTES[dtype], Kind.SHUFFLE_SAME)
-    return Cost(kernel, group, counted, arithmetic.mlx_decode(dim, group))
+    text = arithmetic.mlx_decode(dim, group)
+    return Cost(kernel, group, counted, text, _compiled(kernel, f"{dtype}, head_dim {dim}", group, counted, text))
+
+
+def _compiled(kernel: str, name: str, heads: int, counted: Counted, text: Work) -> Work | None:
+    found = kept_record().find(kernel, name)
+    run_time = sum(counted.work.get(kind, 0.0) for kind in (Kind.SHUFFLE_SAME, Kind.SHUFFLE_ANY))
+    return work(found, heads, text[Kind.EXPONENT], run_time) if found else None
 
 
 def beside(variant: Variant) -> Iterator[Cost]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
 from cortexmlx.metal.cost.chips import CHIPS
-from cortexmlx.metal.cost.cycles import Kind
+from cortexmlx.metal.cost.compiled import RECORD_AGAIN, kept_record
+from cortexmlx.metal.cost.cycles import Kind, Work, cycles, cycles_beside
 from cortexmlx.metal.cost.kernels import HELD, Cost, beside, mlx
 from cortexmlx.metal.cost.published import MEASURED, SHARED, Measured
 from cortexmlx.metal.mlx_decode import has_two_pass_gqa
@@ -16,6 +17,8 @@ SHAPES = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64
 """The head_dims and query heads per KV head that most models have."""
 
 SHOWN = ("M2 Max", "M4 Max", "M5")
+_COMPUTING = (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)
+_TRANSCENDENTAL = (Kind.EXPONENT, Kind.RECIPROCAL, Kind.RECIPROCAL_ROOT)
 _COLUMNS = (
     ("loads", 6, (Kind.LOAD,)),
     ("reduce", 7, (Kind.REDUCTION,)),
@@ -23,16 +26,16 @@ _COLUMNS = (
     ("lane", 6, (Kind.SHUFFLE_SAME, Kind.SHUFFLE_ANY)),
     ("votes", 6, (Kind.VOTE,)),
     ("matrix", 7, (Kind.MATRIX_HALF, Kind.MATRIX_FLOAT)),
-    ("arith", 7, (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)),
-    ("exp", 6, (Kind.EXPONENT, Kind.RECIPROCAL, Kind.RECIPROCAL_ROOT)),
     ("barrier", 8, (Kind.BARRIER,)),
 )
 
 EPILOGUE = """\
-A model. What lanes exchange and what memory is asked for is counted in the simulator; arithmetic is counted from the
-kernels' text, a lower bound without addresses, moves and masks. Cycles are those measured on an M1, for every chip;
-bfloat16 counts as half. The model knows nothing of latency, of how many simdgroups fit, of caches, nor of a launch's
-fixed cost: a share is what arithmetic leaves when enough work is in flight. Nothing in it is tuned to fit."""
+A model. What lanes exchange and what memory is asked for is counted in the simulator; arithmetic in the kernels' text
+("least": no addresses, moves, masks) and in the output of a compiler for the M1 ("code": both sides of a branch count).
+Cycles are those measured on an M1, for every chip; bfloat16 counts as half. Shares are of the cycles of the code, or of
+the least where it was not compiled, with lanes' exchanges keeping the scheduler busy ("beside": if they run beside the
+arithmetic of the code). The model knows nothing of latency, of how many simdgroups fit, of caches, nor of a launch's
+fixed cost: it says what is possible when enough work is in flight. Nothing in it is tuned to fit."""
 
 
 def chips() -> Iterator[str]:
@@ -45,27 +48,46 @@ def chips() -> Iterator[str]:
 
 def costs(variants: Iterable[Variant]) -> Iterator[str]:
     """A line for each kernel of each shape: instructions of a simdgroup per token and KV head, cycles, shares."""
-    yield f"{'':<26}{'bytes':>6}{'':>12}{'shuffles':>13}{'':>27}{'group':>6}{'':>7}{'cycles':>7}  share of bandwidth"
     titles = "".join(f"{title:>{width}}" for title, width, _ in _COLUMNS)
-    yield f"{'':<26}{'/ live':>6}{titles}{'bytes':>6}{'cycles':>7}{'/ byte':>7}" + "".join(f"{c:>7}" for c in SHOWN)
+    shuffles = titles.index("fixed")
+    above = f"{'':<27}bytes{'':<{shuffles}}{'shuffles':<{len(titles) - shuffles}}"
+    yield f"{above}  group  arithmetic        cycles          share of bandwidth"
+    rest = "".join(f"{title:>7}" for title in ("bytes", "least", "code", "least", "beside", "code", *SHOWN))
+    yield f"{'':<26}/ live{titles}{rest}"
     for variant in variants:
         yield variant.label
         yield from (_line(cost) for cost in beside(variant))
 
 
 def _line(cost: Cost) -> str:
-    numbers = "".join(f"{sum(cost.work.get(k, 0.0) for k in kinds):>{width}.1f}" for _, width, kinds in _COLUMNS)
-    shares = "".join(f"{CHIPS[name].share(cost.live_bytes, cost.cycles):>7.2f}" for name in SHOWN)
+    counted = "".join(f"{_sum(cost.counted.work, kinds):>{width}.1f}" for _, width, kinds in _COLUMNS)
+    computing = _COMPUTING + _TRANSCENDENTAL
+    code = f"{_sum(cost.compiled, computing):.1f}" if cost.compiled else "-"
+    spent = [cycles(cost.least), cycles_beside(cost.work), *([cycles(cost.work)] if cost.compiled else [])]
+    numbers = "".join(f"{number:>7.0f}" for number in spent)
+    shares = "".join(f"{CHIPS[name].share(cost.live_bytes, cycles(cost.work)):>7.2f}" for name in SHOWN)
     return (
-        f"  {cost.kernel:<24}{cost.counted.amplification:>6.2f}{numbers}{cost.counted.threadgroup_bytes:>6.0f}"
-        f"{cost.cycles:>7.0f}{cost.cycles / cost.live_bytes:>7.2f}{shares}"
+        f"  {cost.kernel:<24}{cost.counted.amplification:>6.2f}{counted}{cost.counted.threadgroup_bytes:>7.0f}"
+        f"{_sum(cost.text, computing):>7.1f}{code:>7}{numbers:<21}{shares}"
     )
 
 
-def modelled(measured: Measured) -> float:
+def _sum(work: Work, kinds: Iterable[Kind]) -> float:
+    return sum(work.get(kind, 0.0) for kind in kinds)
+
+
+def compiler() -> Iterator[str]:
+    """Who compiled what is shown as compiled, and what was not because its text has changed since."""
+    record = kept_record()
+    yield f"code: {record.compiler}"
+    for text in record.stale():
+        yield f"{text} has changed since: it is shown as not compiled. {RECORD_AGAIN}"
+
+
+def modelled(measured: Measured, spent: Callable[[Cost], float] = lambda cost: cycles(cost.work)) -> float:
     """GB/s that the model gives for a published measurement, on a machine that streams what that one does."""
     cost = mlx(measured.kernel, "float16", measured.dim, measured.group)
-    return CHIPS[measured.chip].gigabytes(cost.live_bytes, cost.cycles, measured.stream)
+    return CHIPS[measured.chip].gigabytes(cost.live_bytes, spent(cost), measured.stream)
 
 
 def comparable() -> list[Measured]:
@@ -75,13 +97,15 @@ def comparable() -> list[Measured]:
 
 def calibration() -> Iterator[str]:
     """The model beside what was published."""
-    yield "chip      kernel                    heads    d   measured   model   measured / model   source"
+    yield "chip      kernel                    heads    d   measured   least  beside    code   measured / code   source"
     for m in comparable():
+        least = modelled(m, lambda cost: cycles(cost.least))
+        beside = modelled(m, lambda cost: cycles_beside(cost.work))
         rate = modelled(m)
         bound = " (memory)" if rate == m.stream else ""
         yield (
-            f"{m.chip:<10}{m.kernel:<26}{m.group:>5}{m.dim:>5}{m.bandwidth:>11.0f}{rate:>8.0f}"
-            f"{m.bandwidth / rate:>10.2f}{bound:<9}   {m.source}"
+            f"{m.chip:<10}{m.kernel:<26}{m.group:>5}{m.dim:>5}{m.bandwidth:>11.0f}{least:>8.0f}{beside:>8.0f}{rate:>8.0f}"
+            f"{m.bandwidth / rate:>9.2f}{bound:<9} {m.source}"
         )
 
 
@@ -100,6 +124,7 @@ def ranking() -> tuple[int, int, int]:
 def sheet(variants: Iterable[Variant] = SHAPES) -> Iterator[str]:
     """The whole sheet, line by line."""
     yield from costs(variants)
+    yield from compiler()
     yield ""
     yield from chips()
     yield ""

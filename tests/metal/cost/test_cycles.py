@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.cost.cycles import Kind, cycles, together
+from cortexmlx.metal.cost.cycles import Kind, cycles, cycles_beside, together
 
 A, MUL, EXP, RCP, SHIFT, ADD64 = (
     Kind.ARITHMETIC,
@@ -54,7 +54,10 @@ def test_what_the_rule_does_not_explain_takes_at_most_a_third_longer(work: dict[
 
 
 def test_exchanges_among_lanes_keep_the_scheduler_busy() -> None:
-    assert cycles({Kind.REDUCTION: 2, A: 10, EXP: 3}) == pytest.approx(2 * 14.54 + 10 + 6)
+    work = {Kind.REDUCTION: 2, A: 10, EXP: 3}
+    assert cycles(work) == pytest.approx(2 * 14.54 + 10 + 6)
+    assert cycles_beside(work) == pytest.approx(2 * 14.54)
+    assert cycles_beside({**work, A: 100}) == pytest.approx(100 + 6)
 
 
 def test_works_add_up_and_leave_out_what_is_not_there() -> None:
