@@ -78,8 +78,10 @@ class Record:
         return next((k for k in self.kernels if (k.kernel, k.name) == (kernel, name)), None)
 
     def dump(self) -> str:
-        """As it is kept."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """As it is kept: JSON, a kernel in each line."""
+        kernels = ",\n  ".join(json.dumps(asdict(kernel)) for kernel in self.kernels)
+        head = json.dumps({"compiler": self.compiler, "texts": dict(self.texts)}, indent=1).removesuffix("\n}")
+        return f'{head},\n "kernels": [\n  {kernels}\n ]\n}}\n'
 
 
 def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float) -> dict[Kind, float]:

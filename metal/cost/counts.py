@@ -51,16 +51,25 @@ def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: fl
     in_group = report.threadgroup_bytes_read + report.threadgroup_bytes_written
     simdgroups = report.threads / report.threadgroups / 32
     counted = {
-        Kind.REDUCTION: report.simd_ops["reduce"],
-        shuffles: report.simd_ops["shuffle"],
-        Kind.VOTE: report.simd_ops["vote"],
-        Kind.MATRIX_HALF: report.simd_ops["matrix"],
+        **_exchanges(report, shuffles),
         Kind.LOAD: row_loads + others,
         Kind.THREADGROUP: in_group / (32 * 4),
         Kind.BARRIER: report.barriers * simdgroups + report.simdgroup_barriers,
     }
     work = {kind: number / tokens for kind, number in counted.items() if number}
     return Counted(2 * row_bytes, loaded / tokens, in_group / tokens, work)
+
+
+def _exchanges(report: LaunchReport, shuffles: Kind) -> dict[Kind, int]:
+    """What the lanes of simdgroups did together. The report tells families apart, not the kinds of a family: which
+    shuffles a kernel has is known from its text, and a matrix operation counts as a product.
+    """
+    return {
+        Kind.REDUCTION: report.simd_ops["reduce"],
+        shuffles: report.simd_ops["shuffle"],
+        Kind.VOTE: report.simd_ops["vote"],
+        Kind.MATRIX_HALF: report.simd_ops["matrix"],
+    }
 
 
 def _uniform(buffer: BufferReport) -> bool:

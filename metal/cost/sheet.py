@@ -32,10 +32,11 @@ _COLUMNS = (
 EPILOGUE = """\
 A model. What lanes exchange and what memory is asked for is counted in the simulator; arithmetic in the kernels' text
 ("least": no addresses, moves, masks) and in the output of a compiler for the M1 ("code": both sides of a branch count).
-Cycles are those measured on an M1, for every chip; bfloat16 counts as half. Shares are of the cycles of the code, or of
-the least where it was not compiled, with lanes' exchanges keeping the scheduler busy ("beside": if they run beside the
-arithmetic of the code). The model knows nothing of latency, of how many simdgroups fit, of caches, nor of a launch's
-fixed cost: it says what is possible when enough work is in flight. Nothing in it is tuned to fit."""
+Cycles are those measured on an M1, for every chip, and its compiler is the M1's: later chips have instructions that it
+has not. Shares are of the cycles of the code, or of the least where it was not compiled, with lanes' exchanges keeping
+the scheduler busy ("beside": if they run beside the arithmetic of the code). The model knows nothing of latency, of how
+many simdgroups fit, of caches, nor of a launch's fixed cost: it says what is possible when enough work is in flight.
+Nothing in it is tuned to fit."""
 
 
 def chips() -> Iterator[str]:
