@@ -81,6 +81,7 @@ class Launch(ctypes.Structure):
         ("lockstep", c_uint32),
         ("padding", c_uint32),
         ("stacks", c_void_p),
+        ("arena", c_void_p),
         ("buffers", c_void_p),
         ("finding_count", c_uint32),
         ("aborted", c_uint32),

@@ -1,5 +1,6 @@
 """The C++ translation unit of a kernel: MLX's preamble, the rewritten text, and an entry point that calls it."""
 
+import re
 from collections.abc import Sequence
 
 from .rewrite import to_cpp
@@ -38,7 +39,9 @@ def attribute_value(attribute: str) -> str:
 
 def entry_point(instance: str, arguments: Sequence[str]) -> str:
     """The function that the runtime calls on every thread's stack; arguments may use `b` (buffers) and `t` (thread)."""
+    function = re.split(r"[<\s]", instance)[0]
     return (
+        f'\nextern "C" const char sim_kernel_function[] = "{function}";'
         "\n#define SIM_3(a) uint3{a[0], a[1], a[2]}\n"
         'extern "C" void sim_kernel_entry(void* const* buffers) {\n'
         "  void* const SIM_HIDDEN* b = (void* const SIM_HIDDEN*)buffers;\n"

@@ -90,7 +90,7 @@ def run(
         launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
         launch.lockstep = settings.lockstep
         launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
-        launch.stacks, launch.buffers = memory.stacks, ctypes.addressof(table)
+        launch.stacks, launch.arena, launch.buffers = memory.stacks, memory.arena, ctypes.addressof(table)
         load(library).sim_launch(ctypes.byref(launch))
         outputs = tuple(
             np.frombuffer(ctypes.string_at(table[slot].base, spec.nbytes), dtype=np.uint8)

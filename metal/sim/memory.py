@@ -4,15 +4,23 @@ import ctypes
 import mmap
 import threading
 
+from .abi import MAX_ARRAYS
+
 SLOT = 1 << 36
+STAGGER = 1 << 29  # no two buffers are a round number of bytes apart
 STACK_BYTES = 1 << 16
 MAX_THREADS = 1024
+ARRAY_SLOT = 1 << 36  # of a threadgroup array (runtime/arena.h)
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 RELEASE_ABOVE = 8 << 20
 
 
 def _reserve(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def _middle(slot: int) -> int:
+    return SLOT // 2 - slot % 32 * STAGGER
 
 
 class DeviceMemory:
@@ -23,6 +31,8 @@ class DeviceMemory:
         self._stacks = _reserve(MAX_THREADS * STACK_BYTES)
         self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
         self._guard_stacks()
+        self._arena = _reserve(MAX_ARRAYS * ARRAY_SLOT)
+        self.arena = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
         self.lock = threading.Lock()
 
     def _guard_stacks(self) -> None:
@@ -36,15 +46,13 @@ class DeviceMemory:
         """The address at which the buffer of that number begins: aligned to a page."""
         while len(self._slots) <= slot:
             made = _reserve(SLOT)
-            self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + SLOT // 2))
+            self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + _middle(len(self._slots))))
         return self._slots[slot][1]
 
     def release(self, slot: int, size: int) -> None:
         """Give a large buffer's pages back to the system: they read as zeros again."""
         if size > RELEASE_ABOVE:
-            self._slots[slot][0].madvise(
-                mmap.MADV_DONTNEED, SLOT // 2, (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-            )
+            self._slots[slot][0].madvise(mmap.MADV_DONTNEED, _middle(slot), (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE)
 
 
 _memory: DeviceMemory | None = None

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arena.h"
 #include "bitmap.h"
 #include "races.h"
 #include "state.h"
@@ -19,57 +20,7 @@ struct Track {
 };
 Track tracks[kMaxBuffers];
 
-constexpr uint64_t kArenaBytes = 1 << 20, kRedzone = 512, kThreadgroupLimit = 32768;
-struct Array {
-  const char* name;
-  uint64_t offset, bytes;
-  uint32_t granule;
-  uint64_t used_in;  // the launch that last declared it
-};
-alignas(256) uint8_t arena[kArenaBytes];
-Cell arena_cells[kArenaBytes];
-Array arrays[kMaxArrays];
-uint32_t array_count;
-uint64_t arena_used = kRedzone, launch_number;
 int last_buffer;
-
-Access access_now(bool is_write, bool atomic, bool device) {
-  const SimThread& t = S.current->thread;
-  return {t.index_in_threadgroup, t.simdgroup,
-          device ? S.epoch_device : S.epoch_threadgroup,
-          device ? S.simd->epoch_device : S.simd->epoch_threadgroup, is_write, atomic, device};
-}
-
-void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
-  Launch& l = *S.launch;
-  const uint64_t at = address - (uintptr_t)arena;
-  int index = kNone;
-  for (uint32_t i = 0; i < array_count; ++i)
-    if (at >= arrays[i].offset && at + size <= arrays[i].offset + arrays[i].bytes) { index = (int)i; break; }
-  if (index == kNone) {
-    uint64_t best = ~0ull;
-    for (uint32_t i = 0; i < array_count; ++i) {
-      const uint64_t low = arrays[i].offset, high = low + arrays[i].bytes;
-      const uint64_t distance = at < low ? low - at : at >= high ? at - high + 1 : 0;
-      if (distance < best) best = distance, index = (int)i;
-    }
-    add_finding(SIM_FAULT_OUT_OF_BOUNDS, pc, kNone, index, index == kNone ? 0 : (int64_t)at - (int64_t)arrays[index].offset, size, is_write);
-    abandon_launch();
-  }
-  if (is_write) l.threadgroup_writes++, l.threadgroup_bytes_written += size;
-  else l.threadgroup_reads++, l.threadgroup_bytes_read += size;
-  Array& array = arrays[index];
-  if (size < array.granule || at % array.granule) {
-    split_cells(arena_cells + array.offset, array.bytes, array.granule);
-    array.granule = 1;
-  }
-  const Access a = access_now(is_write, atomic, false);
-  const uint64_t g = array.granule, first = at & ~(g - 1);
-  bool known = true;
-  for (uint64_t i = first; i < at + size; i += g)
-    known &= touch(arena_cells[i], a, pc, kNone, index, (int64_t)(at - array.offset), size, arena + at);
-  if (!known) add_finding(SIM_FAULT_UNINITIALISED, pc, kNone, index, (int64_t)(at - array.offset), size, false);
-}
 
 Cell& device_cell(Track& t, uint64_t at) {
   Cell*& page = t.pages[at / kPageBytes];
@@ -135,7 +86,7 @@ void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic,
   const Fiber* f = S.current;
   if (address - f->stack_low < S.launch->stack_bytes) return;
   if (pending.active && !store_is_pending) settle();
-  if (address - (uintptr_t)arena < kArenaBytes) return threadgroup_access(address, size, is_write, atomic, pc);
+  if (address - (uintptr_t)S.launch->arena < arena_bytes) return threadgroup_access(address, size, is_write, atomic, pc);
   const Buffer* buffers = S.launch->buffers;
   const Buffer& last = buffers[last_buffer];
   if (address - (uintptr_t)last.base < last.bytes && address - (uintptr_t)last.base + size <= last.bytes)
@@ -157,11 +108,11 @@ void memory_settle() {
 
 void memory_begin_launch() {
   Launch& l = *S.launch;
-  ++launch_number;
   pending.active = store_is_pending = false;
   last_buffer = 0;
   first_stamp = stamp + 1;
   coalescing_begin();
+  arena_begin_launch();
   if (!l.checked) return;
   for (uint32_t i = 0; i < l.buffer_count; ++i) {
     const Buffer& b = l.buffers[i];
@@ -179,7 +130,7 @@ void memory_begin_launch() {
 
 void memory_begin_group() {
   ++stamp;
-  for (uint32_t i = 0; i < array_count; ++i) memset(arena + arrays[i].offset, 0xff, arrays[i].bytes);
+  arena_begin_group();
 }
 
 void memory_end_group() {
@@ -218,14 +169,6 @@ static void note_unwritten(uint32_t index) {
 
 void memory_end_launch() {
   Launch& l = *S.launch;
-  l.threadgroup_bytes = 0;
-  l.array_count = array_count;
-  for (uint32_t i = 0; i < array_count; ++i) {
-    l.arrays[i].bytes = arrays[i].bytes;
-    strncpy(l.arrays[i].name, arrays[i].name, sizeof l.arrays[i].name - 1);
-    if (arrays[i].used_in == launch_number) l.threadgroup_bytes += (arrays[i].bytes + 15) & ~15ull;
-  }
-  if (l.threadgroup_bytes > kThreadgroupLimit) add_finding(SIM_FAULT_THREADGROUP_MEMORY, 0, kNone, kNone, (int64_t)l.threadgroup_bytes, 0, false);
   if (!l.checked) return;
   for (uint32_t i = 0; i < l.buffer_count; ++i) {
     Buffer& b = l.buffers[i];
@@ -240,21 +183,4 @@ void memory_end_launch() {
       for (uint64_t p = 0; p <= b.bytes / kPageBytes; ++p) free(t.pages[p]);
     free(t.pages);
   }
-}
-
-extern "C" void* sim_threadgroup_memory(void** slot, unsigned long size, unsigned long align, const char* name) {
-  if (!*slot) {
-    const uint64_t offset = (arena_used + 255) & ~255ull;
-    if (offset + size + kRedzone > kArenaBytes || array_count == kMaxArrays) {
-      add_finding(SIM_FAULT_THREADGROUP_MEMORY, (uintptr_t)__builtin_return_address(0), kNone, kNone, (int64_t)(arena_used + size), 0, false);
-      abandon_launch();
-    }
-    arrays[array_count++] = {name, offset, size, (uint32_t)(align >= 4 ? 4 : align), 0};
-    memset(arena + offset, 0xff, size);
-    arena_used = offset + size + kRedzone;
-    *slot = arena + offset;
-  }
-  for (uint32_t i = 0; i < array_count; ++i)
-    if (arena + arrays[i].offset == *slot) arrays[i].used_in = launch_number;
-  return *slot;
 }

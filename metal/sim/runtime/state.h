@@ -54,6 +54,7 @@ struct Launch {
   uint32_t lockstep;  // simdgroups take turns at every meeting, lanes run in order: nothing is random
   uint32_t padding;
   uint8_t* stacks;  // kMaxThreads stacks of stack_bytes each
+  uint8_t* arena;   // address space for threadgroup arrays
   Buffer* buffers;
   // filled in
   uint32_t finding_count, aborted;

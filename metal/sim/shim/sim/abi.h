@@ -26,13 +26,26 @@ struct SimExchange {
   unsigned char slots[SIM_LANES][SIM_SLOT] __attribute__((aligned(16)));
 };
 
+// A declaration of threadgroup memory. The linker puts those of a library side by side; the runtime gives each its place.
+struct SimArray {
+  void* base;
+  unsigned long bytes, align;
+  const char *name, *function;
+} __attribute__((aligned(64)));
+#ifdef __APPLE__
+#define SIM_ARRAY_TABLE __attribute__((used, section("__DATA,sim_arrays")))
+#else
+#define SIM_ARRAY_TABLE __attribute__((used, section("sim_arrays")))
+#endif
+
 enum SimOp { SIM_OP_REDUCE, SIM_OP_SHUFFLE, SIM_OP_VOTE, SIM_OP_MATRIX, SIM_OP_BARRIER, SIM_OP_KINDS };
 enum SimAtomic { SIM_ATOMIC_LOAD = 1, SIM_ATOMIC_STORE = 2, SIM_ATOMIC_UPDATE = 3 };
 enum SimScope { SIM_SCOPE_SIMDGROUP, SIM_SCOPE_QUAD };
 enum SimFault {
   SIM_FAULT_OUT_OF_BOUNDS = 1, SIM_FAULT_WRITE_TO_INPUT, SIM_FAULT_UNINITIALISED, SIM_FAULT_RACE,
   SIM_FAULT_BARRIER_DIVERGENCE, SIM_FAULT_INACTIVE_LANE, SIM_FAULT_THREADGROUP_MEMORY, SIM_FAULT_MISALIGNED,
-  SIM_FAULT_STACK_OVERFLOW, SIM_FAULT_UNWRITTEN, SIM_FAULT_CRASH, SIM_FAULT_ARITHMETIC
+  SIM_FAULT_STACK_OVERFLOW, SIM_FAULT_UNWRITTEN, SIM_FAULT_CRASH, SIM_FAULT_ARITHMETIC,
+  SIM_FAULT_TRUNCATION = 14
 };
 
 extern "C" {
@@ -42,7 +55,6 @@ const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigne
     __attribute__((convergent));
 void sim_barrier(unsigned flags) __attribute__((convergent));
 void sim_simdgroup_barrier(unsigned flags) __attribute__((convergent));
-void* sim_threadgroup_memory(void** slot, unsigned long size, unsigned long align, const char* name);
 void sim_atomic_access(const void* address, unsigned size, unsigned access);
 void sim_inactive_lane(unsigned lane);
 }

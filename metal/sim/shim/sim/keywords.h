@@ -17,14 +17,14 @@
 #endif
 #define thread
 
-// A variable in threadgroup memory: one for all threads of the threadgroup, found by the place of its declaration.
+// A variable in threadgroup memory: one for all threads of the threadgroup. Its declaration makes an entry in a table, run or not.
 #define SIM_UNWRAP(...) __VA_ARGS__
 #ifdef SIM_ADDRESS_SPACES
 #define SIM_THREADGROUP(name, type, dims) static threadgroup SIM_UNWRAP type name dims;
 #else
 #define SIM_THREADGROUP(name, type, dims)                                                                  \
   typedef SIM_UNWRAP type sim_type_##name dims;                                                            \
-  static void* sim_slot_##name;                                                                            \
-  sim_type_##name& name = *(sim_type_##name*)sim_threadgroup_memory(                                       \
-      (void**)&sim_slot_##name, sizeof(sim_type_##name), alignof(sim_type_##name), #name);
+  static SimArray sim_array_##name SIM_ARRAY_TABLE = {                                                     \
+      nullptr, sizeof(sim_type_##name), alignof(sim_type_##name), #name, __func__};                        \
+  sim_type_##name& name = *(sim_type_##name*)((SIM_HIDDEN SimArray*)&sim_array_##name)->base;
 #endif
