@@ -20,6 +20,7 @@ class Fault(Enum):
     CRASH = 11
     ARITHMETIC = 12
     LIMITS = 13
+    TRUNCATION = 14
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,21 @@ _COMMON = [
     "-fno-sanitize=all",
 ]
 RUNTIME_FLAGS = [*_COMMON, "-O2", "-g0"]
+# No macro of this machine or its libraries reaches a kernel's text; these hold wherever Metal compiles, too.
+_MACROS = {
+    "__clang__": "1",
+    "__CHAR_BIT__": "8",
+    "__INT_MAX__": "2147483647",
+    "__LONG_MAX__": "9223372036854775807L",
+    "__FLT_MAX__": "3.40282347e+38F",
+    "__FLT_MIN__": "1.17549435e-38F",
+    "__FLT_EPSILON__": "1.19209290e-7F",
+}
 _KERNEL = [
     *_COMMON,
+    "-undef",
+    "-U__GLIBC_MINOR__",
+    *(f"-D{name}={value}" for name, value in _MACROS.items()),
     "-nostdinc",
     "-fdeclspec",
     "-gdwarf-4",
@@ -49,12 +62,13 @@ _KERNEL = [
 _UNCHECKED = ["-O2", "-fwrapv", "-fmax-type-align=1"]
 _CHECKED = [
     "-O1",
-    "-fsanitize=alignment,signed-integer-overflow,integer-divide-by-zero,bounds",
+    "-fsanitize=alignment,signed-integer-overflow,integer-divide-by-zero,bounds,shift-exponent,float-cast-overflow,"
+    "implicit-integer-truncation",
     "-fno-sanitize-trap=all",
     "-Xclang",
     "-fsanitize=kernel-address",
 ]
-_HOOKS = {
+_HOOKS: dict[str, int | str] = {
     "asan-instrumentation-with-call-threshold": 0,
     "asan-stack": 0,
     "asan-globals": 0,
@@ -62,6 +76,8 @@ _HOOKS = {
     "asan-kernel-mem-intrinsic-prefix": 1,
     "disable-loop-idiom-all": 1,
     "inline-threshold": 100000,
+    # A load that the text makes in any case stays where it is, though only one branch uses it: it may be out of bounds.
+    "instcombine-code-sinking": "false",
 }
 
 
@@ -121,7 +137,8 @@ def find_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is not None:
         zig = (sys.executable, "-m", "ziglang")
         linker = (*zig, "ld.lld", "-shared") if sys.platform == "linux" else (*zig, "c++", "-shared")
-        return Compiler((*zig, "c++"), linker, "ziglang " + importlib.metadata.version("ziglang"))
+        # As a C compiler it defines none of the C++ library's macros.
+        return Compiler((*zig, "cc", "-x", "c++"), linker, "ziglang " + importlib.metadata.version("ziglang"))
     raise ToolchainMissing("no clang 18 or later on the PATH: install one, or the wheel with `pip install ziglang`")
 
 

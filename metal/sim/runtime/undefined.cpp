@@ -1,5 +1,6 @@
-// What C++ leaves undefined and Metal does too: misaligned vectors, signed overflow, division by zero, an index
-// outside a thread's own array. The compiler calls these (its undefined-behaviour sanitizer) with the place in the text.
+// What C++ leaves undefined and Metal does too, or what machines do differently: misaligned vectors, signed overflow, division by
+// zero, shifts by the whole width, a float that fits no integer, an index outside a thread's own array; and a 64-bit value that is
+// cut to 32 bits without being asked. The compiler calls these (its undefined-behaviour sanitizer) with the place in the text.
 #include <stdio.h>
 #include <string.h>
 
@@ -11,11 +12,23 @@ struct TypeName { uint16_t kind, info; char name[1]; };
 struct Mismatch { Place place; const TypeName* type; uint8_t log_align, kind; };
 struct Overflow { Place place; const TypeName* type; };
 struct Bounds { Place place; const TypeName* array; const TypeName* index; };
+struct Shift { Place place; const TypeName* value; const TypeName* amount; };
+struct Conversion { Place place; const TypeName* from; const TypeName* to; };
+
+// The line of the kernel's own text, or 0: then the caller's address tells.
+uint32_t line_of(const Place& place) { return strcmp(place.file, "kernel") == 0 ? place.line : 0; }
+uint32_t bits_of_integer(const TypeName* type) { return type->kind == 0 ? 1u << (type->info >> 1) : 0; }
+bool is_signed(const TypeName* type) { return type->info & 1; }
+// A value as the compiler hands it over: itself, in the low bits of a word.
+long long extended(const TypeName* type, uintptr_t value) {
+  const uint32_t unused = 64 - bits_of_integer(type);
+  return is_signed(type) ? (long long)(value << unused) >> unused : (long long)(value << unused >> unused);
+}
 
 void report(uint32_t kind, const Place& place, uintptr_t pc, const char* what, const TypeName* type) {
   Finding* f = add_finding(kind, pc, kNone, kNone, 0, 0, false);
   if (!f) return;
-  f->line = place.line;
+  f->line = line_of(place);
   snprintf(f->text, sizeof f->text, "%s %s", what, type ? type->name : "");
 }
 }  // namespace
@@ -34,10 +47,33 @@ void __ubsan_handle_divrem_overflow(Overflow* d, uintptr_t, uintptr_t) {
   report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "division by zero in", d->type);
   abandon_launch();
 }
+void __ubsan_handle_shift_out_of_bounds(Shift* d, uintptr_t, uintptr_t amount) {
+  Finding* f = add_finding(SIM_FAULT_ARITHMETIC, SIM_CALLER, kNone, kNone, 0, 0, false);
+  if (!f) return;
+  f->line = line_of(d->place);
+  snprintf(f->text, sizeof f->text, "shifts %s by %lld", d->value->name, extended(d->amount, amount));
+}
+void __ubsan_handle_float_cast_overflow(Conversion* d, uintptr_t from) {
+  Finding* f = add_finding(SIM_FAULT_ARITHMETIC, SIM_CALLER, kNone, kNone, 0, 0, false);
+  if (!f) return;
+  f->line = line_of(d->place);
+  float value;
+  memcpy(&value, &from, sizeof value);
+  if (d->from->info == 32) snprintf(f->text, sizeof f->text, "%g does not fit in %s", (double)value, d->to->name);
+  else snprintf(f->text, sizeof f->text, "a value of %s does not fit in %s", d->from->name, d->to->name);
+}
+// Narrower integers are cut on purpose all the time (bytes of a word); offsets have 64 bits.
+void __ubsan_handle_implicit_conversion(Conversion* d, uintptr_t from, uintptr_t) {
+  if (bits_of_integer(d->from) != 64 || bits_of_integer(d->to) != 32) return;
+  Finding* f = add_finding(SIM_FAULT_TRUNCATION, SIM_CALLER, kNone, kNone, 0, 0, false);
+  if (!f) return;
+  f->line = line_of(d->place);
+  snprintf(f->text, sizeof f->text, "%lld becomes a %s of 32 bits without being asked", extended(d->from, from), d->to->name);
+}
 void __ubsan_handle_out_of_bounds(Bounds* d, uintptr_t index) {
   Finding* f = add_finding(SIM_FAULT_OUT_OF_BOUNDS, SIM_CALLER, kNone, kNone, (int64_t)index, 0, false);
   if (f) {
-    f->line = d->place.line;
+    f->line = line_of(d->place);
     snprintf(f->text, sizeof f->text, "index %lld of %s", (long long)(int)index, d->array->name);
   }
   abandon_launch();
