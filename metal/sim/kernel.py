@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import settings
-from .buffers import BufferSpec
+from .buffers import BufferSpec, host_view, offset_of
 from .built import build
 from .entry import PREAMBLE, translation_unit
 from .launch import run
@@ -24,12 +24,6 @@ Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray
 MATH_MODES = ("safe", "relaxed", "fast")
 _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
-
-
-def _host_view(array: mx.array) -> npt.NDArray[np.generic]:
-    """The array's memory as NumPy sees it, strides and all; bfloat16 as its bits."""
-    mx.eval(array)
-    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def _span(view: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -138,7 +132,8 @@ class MetalKernel:
         library = self._library(kernel, current)
         views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
         outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
-        specs = [_buffer(p, views, outputs, init_value) for p in kernel.buffers]
+        offsets = {name: self._offset(array) for name, array in zip(self.input_names, arrays, strict=True)}
+        specs = [_buffer(p, views, offsets, outputs, init_value) for p in kernel.buffers]
         launched = run(
             self.name,
             kernel.text,
@@ -165,8 +160,13 @@ class MetalKernel:
     def _view(self, array: mx.array | SparseArray) -> HostView:
         if isinstance(array, SparseArray):
             return array
-        view = _host_view(array)
+        view = host_view(array)
         return np.ascontiguousarray(view).reshape(view.shape) if self.ensure_row_contiguous else view
+
+    def _offset(self, array: mx.array | SparseArray) -> int:
+        """Of what MLX would bind: the array where it lies, or a copy."""
+        copied = isinstance(array, mx.array) and self.ensure_row_contiguous and not host_view(array).flags.c_contiguous
+        return 0 if copied or isinstance(array, SparseArray) else offset_of(array)
 
 
 def _owner(p: BufferParam) -> str:
@@ -182,6 +182,7 @@ def _strides(view: HostView) -> list[int]:
 def _buffer(
     p: BufferParam,
     views: dict[str, HostView],
+    offsets: dict[str, int],
     outputs: dict[str, tuple[Sequence[int], mx.Dtype]],
     init_value: float | None,
 ) -> BufferSpec:
@@ -191,14 +192,15 @@ def _buffer(
         count = int(np.prod(shape, dtype=np.int64))
         filled = None
         if init_value is not None:
-            filled = np.ascontiguousarray(_host_view(mx.full((count,), init_value, dtype=dtype)))
+            filled = np.ascontiguousarray(host_view(mx.full((count,), init_value, dtype=dtype)))
         return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True)
     view = views[_owner(p)]
     if p.role is Role.INPUT:
         if isinstance(view, SparseArray):
             return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
         data = _span(view)
-    elif p.role is Role.SHAPE:
+        return BufferSpec(p.name, data, data.nbytes, data.itemsize, offset=offsets[p.name])
+    if p.role is Role.SHAPE:
         data = np.array(view.shape, dtype=np.int32)
     elif p.role is Role.STRIDES:
         data = np.array(_strides(view), dtype=np.int64)

@@ -73,7 +73,7 @@ def run(
     with memory.lock:
         table = (abi.Buffer * len(buffers))()
         for slot, spec in enumerate(buffers):
-            base = memory.place(slot)
+            base = memory.place(slot) + spec.offset
             entry = table[slot]
             entry.base, entry.bytes, entry.item_bytes = base, spec.nbytes, spec.item_bytes
             entry.writable, entry.tracked = spec.writable, spec.writable and spec.data is None
