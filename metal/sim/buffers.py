@@ -12,8 +12,8 @@ import numpy.typing as npt
 class BufferSpec:
     """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes.
 
-    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes. `offset` is how far a slice begins
-    behind an address of full alignment, in bytes.
+    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes. `offset` is how far behind an
+    address of full alignment a slice begins, in bytes. `element` is the type in MLX's words, where that is known.
     """
 
     name: str
@@ -23,6 +23,7 @@ class BufferSpec:
     writable: bool = False
     pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
     offset: int = 0
+    element: str = ""
 
 
 MAX_ALIGNMENT = 256
@@ -36,7 +37,7 @@ def host_view(array: mx.array) -> npt.NDArray[np.generic]:
 
 @cache
 def _allocations() -> tuple[int, int]:
-    """(n, r): MLX's allocator begins every array at an address that is r modulo n. Metal's: (256, 0); a C library's: (16, 8)."""
+    """(n, r): MLX's allocator begins every array at an address that is r modulo n; on Linux it is 8 modulo 16."""
     kept = [host_view(mx.zeros((size,), dtype=mx.uint8)) for size in range(1, 4096, 16)]
     starts = [view.ctypes.data for view in kept]
     alignment = MAX_ALIGNMENT

@@ -162,4 +162,5 @@ class HostKernel:
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
         library = build(self._unit, current.checked)
         grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
-        return run(self.name, self._text, library, specs, grid, threadgroup, current)
+        zeroed = build(self._unit, checked=False, zeroed=True) if current.poison else None
+        return run(self.name, self._text, library, specs, grid, threadgroup, current, zeroed)

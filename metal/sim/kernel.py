@@ -43,7 +43,11 @@ def to_array(data: npt.NDArray[np.uint8], shape: Sequence[int], dtype: mx.Dtype)
 
 def numpy_type(dtype: mx.Dtype) -> np.dtype[Any]:
     """The NumPy type with the same bytes: bfloat16 is uint16 there."""
-    return np.dtype("uint16" if dtype == mx.bfloat16 else str(dtype).removeprefix("mlx.core.").rstrip("_"))
+    return np.dtype("uint16" if dtype == mx.bfloat16 else _name(dtype).rstrip("_"))
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
 
 
 class MetalKernel:
@@ -133,7 +137,8 @@ class MetalKernel:
         views = dict(zip(self.input_names, map(self._view, arrays), strict=True))
         outputs = dict(zip(self.output_names, zip(output_shapes, output_dtypes, strict=True), strict=True))
         offsets = {name: self._offset(array) for name, array in zip(self.input_names, arrays, strict=True)}
-        specs = [_buffer(p, views, offsets, outputs, init_value) for p in kernel.buffers]
+        dtypes = {name: array.dtype for name, array in zip(self.input_names, arrays, strict=True)}
+        specs = [_buffer(p, views, offsets, dtypes, outputs, init_value) for p in kernel.buffers]
         launched = run(
             self.name,
             kernel.text,
@@ -142,6 +147,7 @@ class MetalKernel:
             (grid[0], grid[1], grid[2]),
             (threadgroup[0], threadgroup[1], threadgroup[2]),
             current,
+            build(translation_unit(kernel), checked=False, zeroed=True) if current.poison else None,
         )
         self.last_report = launched.report
         return [
@@ -183,6 +189,7 @@ def _buffer(
     p: BufferParam,
     views: dict[str, HostView],
     offsets: dict[str, int],
+    dtypes: dict[str, mx.Dtype],
     outputs: dict[str, tuple[Sequence[int], mx.Dtype]],
     init_value: float | None,
 ) -> BufferSpec:
@@ -193,13 +200,15 @@ def _buffer(
         filled = None
         if init_value is not None:
             filled = np.ascontiguousarray(host_view(mx.full((count,), init_value, dtype=dtype)))
-        return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True)
+        return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True, element=_name(dtype))
     view = views[_owner(p)]
     if p.role is Role.INPUT:
         if isinstance(view, SparseArray):
             return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
         data = _span(view)
-        return BufferSpec(p.name, data, data.nbytes, data.itemsize, offset=offsets[p.name])
+        return BufferSpec(
+            p.name, data, data.nbytes, data.itemsize, offset=offsets[p.name], element=_name(dtypes[p.name])
+        )
     if p.role is Role.SHAPE:
         data = np.array(view.shape, dtype=np.int32)
     elif p.role is Role.STRIDES:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from .buffers import BufferSpec
 from .built import load
 from .memory import MAX_THREADS, STACK_BYTES, device_memory
 from .messages import describe, limit_finding, unwritten_finding
+from .poison import different, poisoned
 from .report import BufferReport, Fault, Finding, LaunchReport
 from .settings import Settings, record
 
@@ -56,14 +57,44 @@ def run(
     grid: Triple,
     threadgroup: Triple,
     settings: Settings,
+    zeroed: Path | None = None,
 ) -> Launched:
     """Execute every thread of `grid` (threads, not groups) and return the writable buffers.
 
-    `library` was built from the kernel's `text`, which findings quote.
+    `library` was built from the kernel's `text`, which findings quote; `zeroed` from the same text, with variables that
+    start as zeros: to run once more and compare.
 
     Raises:
         KernelFault: the launch did something undefined that `settings.allow` does not list.
     """
+    launched = _execute(kernel, text, library, buffers, grid, threadgroup, settings)
+    found = [*launched.report.findings]
+    blurred = {Fault.UNWRITTEN, Fault.UNINITIALISED} & {f.fault for f in found}
+    sentence = None
+    if not blurred and all(f.fault in settings.allow for f in found):
+        sentence = poisoned(buffers, launched.outputs) if settings.checked else None
+        if zeroed and not sentence:
+            again = _execute(kernel, text, zeroed, buffers, grid, threadgroup, replace(settings, checked=False))
+            sentence = different(buffers, launched.outputs, again.outputs)
+    if sentence:
+        found.append(Finding(Fault.UNINITIALISED, f"{kernel}: {sentence}"))
+    launched = replace(launched, report=replace(launched.report, findings=tuple(found)))
+    record(launched.report)
+    serious = [f for f in found if f.fault not in settings.allow]
+    if serious:
+        raise KernelFault("\n".join(map(str, serious[:8])))
+    return launched
+
+
+def _execute(
+    kernel: str,
+    text: str,
+    library: Path,
+    buffers: Sequence[BufferSpec],
+    grid: Triple,
+    threadgroup: Triple,
+    settings: Settings,
+) -> Launched:
     if min(grid) < 1 or min(threadgroup) < 1:
         raise KernelFault(f"{kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension")
     threadgroup = _clip(grid, threadgroup)
@@ -99,12 +130,7 @@ def run(
         )
         for slot, spec in enumerate(buffers):
             memory.release(slot, spec.nbytes)
-    report = _report(kernel, text, library, buffers, table, launch, settings)
-    record(report)
-    serious = [f for f in report.findings if f.fault not in settings.allow]
-    if serious:
-        raise KernelFault("\n".join(map(str, serious[:8])))
-    return Launched(outputs, report)
+    return Launched(outputs, _report(kernel, text, library, buffers, table, launch, settings))
 
 
 def _report(

@@ -14,6 +14,8 @@ class Settings:
 
     `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
     `static_pass` checks address spaces and bfloat conversions before a text is first run.
+    With `poison` a launch without a fault runs once more, unchecked, with variables that start as zeros: an output that
+    comes out different was computed from a variable that nothing had written.
     Faults in `allow` are reported but do not raise.
     """
 
@@ -22,6 +24,7 @@ class Settings:
     static_pass: bool = True
     seed: int = 0
     lockstep: bool = False
+    poison: bool = False
     allow: frozenset[Fault] = frozenset()
 
 

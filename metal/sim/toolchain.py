@@ -50,8 +50,8 @@ _KERNEL = [
     "-fdeclspec",
     "-gdwarf-4",
     "-g1",
-    "-w",
-    "-ftrivial-auto-var-init=pattern",
+    "-Wno-everything",
+    "-Werror=uninitialized",
     "-Xclang",
     "-ffloat16-excess-precision=none",
     "-Xclang",
@@ -156,14 +156,17 @@ def _includes() -> list[str]:
     return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
 
 
-def kernel_flags(checked: bool) -> list[str]:
-    """The flags that compile a kernel; `checked`, so that every access calls a hook."""
-    return [*_KERNEL, *([*_CHECKED, *_hook_flags()] if checked else _UNCHECKED), *_includes()]
+def kernel_flags(checked: bool, zeroed: bool = False) -> list[str]:
+    """The flags that compile a kernel; `checked`, so that every access calls a hook.
+
+    Variables that nothing has written hold a pattern (NaN, where they are floats), or zeros.
+    """
+    start = "-ftrivial-auto-var-init=" + ("zero" if zeroed else "pattern")
+    return [*_KERNEL, start, *([*_CHECKED, *_hook_flags()] if checked else _UNCHECKED), *_includes()]
 
 
 def syntax_command() -> list[str]:
     """The command that checks a file without compiling it; every error is reported."""
     # With -c, or ziglang first builds a C++ standard library to link with.
-    quiet = [flag for flag in _KERNEL if flag != "-w"]
     strict = ["-c", "-fsyntax-only", "-ferror-limit=0", "-Wno-everything", "-Wvla", "-Werror=vla"]
-    return [*find_compiler().compile, *quiet, *_includes(), *strict]
+    return [*find_compiler().compile, *_KERNEL, *_includes(), *strict]

@@ -21,7 +21,6 @@ TESTED_WITH = {
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/sim/abi.py": "tests/sim/test_launch.py",
-    "metal/sim/buffers.py": "tests/sim/test_launch.py",
     "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",
     "metal/sim/judge/cases.py": "tests/sim/test_judges.py",
     "metal/sim/judge/mlx_kernels.py": "tests/sim/test_judges.py",

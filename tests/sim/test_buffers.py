@@ -1,4 +1,4 @@
-"""Arguments as MLX binds them: a contiguous slice is passed where it lies in its array, with the alignment that it has there."""
+"""Arguments as MLX binds them: a contiguous slice lies where it does in its array, and is aligned as it is there."""
 
 import mlx.core as mx
 import pytest
@@ -19,9 +19,7 @@ def vector_copy(x, contiguous=True):
         source=VECTORS.format(element),
         ensure_row_contiguous=contiguous,
     )
-    (y,) = kernel(
-        inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(16,)], output_dtypes=[x.dtype]
-    )
+    (y,) = kernel(inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(16,)], output_dtypes=[x.dtype])
     return y
 
 
