@@ -41,6 +41,7 @@ class Buffer(ctypes.Structure):
         ("writable", c_uint32),
         ("tracked", c_uint32),
         ("reserved", c_uint32),
+        ("start", c_uint64),
         ("counters", BufferCounters),
     ]
 

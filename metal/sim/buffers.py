@@ -12,8 +12,9 @@ import numpy.typing as npt
 class BufferSpec:
     """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes.
 
-    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes. `offset` is how far behind an
-    address of full alignment a slice begins, in bytes. `element` is the type in MLX's words, where that is known.
+    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes. The memory begins `offset`
+    bytes behind an address of full alignment, and its first element lies `start` bytes into it: strides may
+    be negative. `element` is the type in MLX's words, where that is known.
     """
 
     name: str
@@ -23,6 +24,7 @@ class BufferSpec:
     writable: bool = False
     pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
     offset: int = 0
+    start: int = 0
     element: str = ""
 
 

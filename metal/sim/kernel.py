@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import settings
-from .buffers import BufferSpec, host_view, offset_of
+from .buffers import MAX_ALIGNMENT, BufferSpec, host_view, offset_of
 from .built import build
 from .entry import PREAMBLE, translation_unit
 from .launch import run
@@ -26,12 +26,15 @@ MATH_MODES = ("safe", "relaxed", "fast")
 _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
 
-def _span(view: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """The contiguous memory from a strided view's first element to its last."""
+def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
+    """The memory from a strided view's lowest element to its highest, and how many bytes into it the first one lies."""
     if view.flags.c_contiguous:
-        return view.reshape(-1)
-    reach = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) // view.itemsize + 1
-    return np.lib.stride_tricks.as_strided(view, (reach,), (view.itemsize,))
+        return view.reshape(-1), 0
+    reaches = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
+    below = -sum(reach for reach in reaches if reach < 0)
+    count = (below + sum(reach for reach in reaches if reach > 0)) // view.itemsize + 1
+    lowest = view[tuple(slice(-1, None) if reach < 0 else slice(0, 1) for reach in reaches)]
+    return np.lib.stride_tricks.as_strided(lowest, (count,), (view.itemsize,)), below
 
 
 def to_array(data: npt.NDArray[np.uint8], shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
@@ -205,10 +208,10 @@ def _buffer(
     if p.role is Role.INPUT:
         if isinstance(view, SparseArray):
             return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
-        data = _span(view)
-        return BufferSpec(
-            p.name, data, data.nbytes, data.itemsize, offset=offsets[p.name], element=_name(dtypes[p.name])
-        )
+        data, start = _span(view)
+        offset = (offsets[p.name] - start) % MAX_ALIGNMENT
+        element = _name(dtypes[p.name])
+        return BufferSpec(p.name, data, data.nbytes, data.itemsize, offset=offset, start=start, element=element)
     if p.role is Role.SHAPE:
         data = np.array(view.shape, dtype=np.int32)
     elif p.role is Role.STRIDES:

@@ -106,7 +106,7 @@ def _execute(
         for slot, spec in enumerate(buffers):
             base = memory.place(slot) + spec.offset
             entry = table[slot]
-            entry.base, entry.bytes, entry.item_bytes = base, spec.nbytes, spec.item_bytes
+            entry.base, entry.bytes, entry.item_bytes, entry.start = base, spec.nbytes, spec.item_bytes, spec.start
             entry.writable, entry.tracked = spec.writable, spec.writable and spec.data is None
             if spec.data is None and not spec.writable:
                 memory.release(slot, spec.nbytes)

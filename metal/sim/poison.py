@@ -24,7 +24,8 @@ def _bits(data: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger]:
 def _poison(data: Bytes, item_bytes: int) -> npt.NDArray[np.bool_]:
     """Which floats are the NaN of all ones; of either sign, for a negation changes it."""
     bits = _bits(data, item_bytes)
-    return (bits << 1) == np.array(-2).astype(bits.dtype)
+    found: npt.NDArray[np.bool_] = (bits << 1) == np.array(-2).astype(bits.dtype)
+    return found
 
 
 def _values(data: Bytes, spec: BufferSpec) -> npt.NDArray[np.generic]:

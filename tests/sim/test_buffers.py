@@ -50,6 +50,22 @@ def test_what_mlx_copies_first_is_aligned():
     assert mx.array_equal(vector_copy(whole[1:17] + 0), whole[1:17])
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_reversed_view_is_given_by_its_first_element(contiguous):
+    matrix = mx.arange(24).astype(mx.float32).reshape(4, 6)
+    view = matrix[::-1, ::2]
+    kernel = sim.metal_kernel(
+        name="reversed",
+        input_names=["x"],
+        output_names=["y"],
+        source="uint i = thread_position_in_grid.x; y[i] = x[(i / 3) * x_strides[0] + (i % 3) * x_strides[1]];",
+        ensure_row_contiguous=contiguous,
+    )
+    size = {"grid": (12, 1, 1), "threadgroup": (12, 1, 1), "output_shapes": [(4, 3)], "output_dtypes": [mx.float32]}
+    (y,) = kernel(inputs=[view], **size)
+    assert mx.array_equal(y, view)
+
+
 def test_an_array_of_its_own_has_no_offset_and_a_slice_has_its_own():
     kept = [mx.zeros((n,)) for n in range(1, 200)]
     assert {offset_of(x) for x in kept} == {0}

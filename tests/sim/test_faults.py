@@ -129,12 +129,22 @@ PAIRS = {
         I + "y[i] = (*(const device float4*)(x + 1)).x;",
         ["reads 16 bytes at an address that is a multiple of 4 only"],
     ),
+    "misaligned atomic": (
+        I + "atomic_store_explicit((device atomic_uint*)(y + i), i, memory_order_relaxed);",
+        I + "y[i] = 0; atomic_store_explicit((device atomic_uint*)((device uchar*)y + 2), i, memory_order_relaxed);",
+        ["writes 4 bytes at an address that is a multiple of 2 only"],
+    ),
     "32-bit offset": (
         I + "long at = long(i) * 100000000; y[i] = at > 0 ? 1 : 0;",
         I + "int at = int(i) * 100000000; y[i] = at > 0 ? 1 : 0;",
         ["product overflows 'int'"],
     ),
     "division by zero": (I + "y[i] = 100 / int(i + 1);", I + "y[i] = 100 / int(i);", ["division by zero"]),
+    "quotient of the lowest integer": (
+        I + "int low = int(0x80000000u + i); y[i] = low / (i == 0 ? 1 : -1);",
+        I + "int low = int(0x80000000u + i); y[i] = low / -1;",
+        ["quotient overflows 'int'"],
+    ),
     "an element that nobody writes": (
         I + "y[i] = x[i];",
         I + "if (i != 7) y[i] = x[i];",

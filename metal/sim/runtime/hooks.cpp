@@ -5,23 +5,30 @@
 #include "races.h"
 #include "state.h"
 
+namespace {
+// A type of this size has this alignment, too.
+inline void must_be_aligned(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
+  if (!(address & (size - 1))) return;
+  Finding* f = add_finding(SIM_FAULT_MISALIGNED, pc, kNone, kNone, 0, size, is_write);
+  if (f) snprintf(f->text, sizeof f->text, "%s %u bytes at an address that is a multiple of %u only", is_write ? "writes" : "reads", size,
+                  1u << __builtin_ctzll(address));
+  abandon_launch();
+}
+}  // namespace
+
 extern "C" void sim_atomic_access(const void* address, unsigned size, unsigned how) {
   if (!S.launch->checked) return;
   const uintptr_t pc = (uintptr_t)__builtin_return_address(0);
+  must_be_aligned((uintptr_t)address, size, how & SIM_ATOMIC_STORE, pc);
   if (how & SIM_ATOMIC_LOAD) memory_access((uintptr_t)address, size, false, true, pc);
   if (how & SIM_ATOMIC_STORE) memory_access((uintptr_t)address, size, true, true, pc);
 }
 
 namespace {
 
-// A sized hook stands for a type of that size and alignment; anything else comes through the N hooks.
+// A sized hook stands for a type of that size; anything else comes through the N hooks.
 inline void aligned_access(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
-  if (address & (size - 1)) {
-    Finding* f = add_finding(SIM_FAULT_MISALIGNED, pc, kNone, kNone, 0, size, is_write);
-    if (f) snprintf(f->text, sizeof f->text, "%s %u bytes at an address that is a multiple of %u only", is_write ? "writes" : "reads", size,
-                    1u << __builtin_ctzll(address));
-    abandon_launch();
-  }
+  must_be_aligned(address, size, is_write, pc);
   memory_access(address, size, is_write, false, pc);
 }
 

@@ -299,7 +299,7 @@ extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
       order[j] = t;
     }
   }
-  for (uint32_t i = 0; i < l->buffer_count; ++i) buffer_pointers[i] = l->buffers[i].base;
+  for (uint32_t i = 0; i < l->buffer_count; ++i) buffer_pointers[i] = l->buffers[i].base + l->buffers[i].start;
   uint32_t groups[3];
   for (int i = 0; i < 3; ++i) groups[i] = (l->grid[i] + l->threadgroup[i] - 1) / l->threadgroup[i];
   const uint64_t total = (uint64_t)groups[0] * groups[1] * groups[2];

@@ -30,6 +30,7 @@ struct Buffer {
   uint32_t writable;
   uint32_t tracked;  // 0: filled by the host before the launch, so it holds no uninitialised element
   uint32_t reserved;
+  uint64_t start;  // where in it the pointer lies that the kernel is given
   BufferCounters counters;
 };
 struct Finding {

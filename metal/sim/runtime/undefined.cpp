@@ -43,8 +43,8 @@ void __ubsan_handle_add_overflow(Overflow* d, uintptr_t, uintptr_t) { report(SIM
 void __ubsan_handle_sub_overflow(Overflow* d, uintptr_t, uintptr_t) { report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "difference overflows", d->type); }
 void __ubsan_handle_mul_overflow(Overflow* d, uintptr_t, uintptr_t) { report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "product overflows", d->type); }
 void __ubsan_handle_negate_overflow(Overflow* d, uintptr_t) { report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "negation overflows", d->type); }
-void __ubsan_handle_divrem_overflow(Overflow* d, uintptr_t, uintptr_t) {
-  report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "division by zero in", d->type);
+void __ubsan_handle_divrem_overflow(Overflow* d, uintptr_t, uintptr_t divisor) {
+  report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, extended(d->type, divisor) ? "quotient overflows" : "division by zero in", d->type);
   abandon_launch();
 }
 void __ubsan_handle_shift_out_of_bounds(Shift* d, uintptr_t, uintptr_t amount) {
