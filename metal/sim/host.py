@@ -92,8 +92,8 @@ struct sim_triple {
   uint3 v;
   operator metal::vec<uint, 3>() const { return v; }
   operator metal::vec<uint, 2>() const { return v.xy; }
-  operator metal::vec<ushort, 3>() const { return __builtin_convertvector(v, ushort3); }
-  operator metal::vec<ushort, 2>() const { return __builtin_convertvector(v, ushort3).xy; }
+  operator metal::vec<ushort, 3>() const { return ushort3(v); }
+  operator metal::vec<ushort, 2>() const { return ushort3(v).xy; }
   operator uint() const { return v.x; }
 };
 """

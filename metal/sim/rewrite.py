@@ -4,19 +4,9 @@ import re
 from collections.abc import Iterator
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
-_ELEMENT = r"(?:u?char|u?short|u?int|u?long|half|bfloat|float)"
-_VECTOR_NAME = _ELEMENT + "[234]"
 _THREADGROUP = re.compile(r"\bthreadgroup\b([^;{}]*);")
-_C_CAST = re.compile(rf"(?<![\w>])\(\s*({_VECTOR_NAME})\s*\)\s*(?=[\w(])")
 # A floating literal without a suffix is a float in Metal.
 _DOUBLE_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
-_ALIAS = re.compile(
-    rf"\busing\s+(\w+)\s*=\s*(?:(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>))\s*;|"
-    rf"\btypedef\s+(?:metal::)?(?:{_VECTOR_NAME}|vec\s*<[^;]*>)\s+(\w+)\s*;"
-)
-_CONVERSION = re.compile(rf"\boperator\s+({_ELEMENT})([234])\s*\(")
-# A vector of bools is a class here (clang packs them into bits), which only a name for it can choose.
-_TYPEDEF = re.compile(r"\btypedef\s+(?:typename\s+)?(?:metal::)?vec\s*<")
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
 
 
@@ -84,35 +74,10 @@ def _keep_lines(new: str, old: str) -> str:
     return new + "\n" * (old.count("\n") - new.count("\n"))
 
 
-def _vec_constructors(text: str) -> str:
-    """`vec<T, 4>(a, b)` constructs from components; a C++ functional cast would not."""
-    out, at = [], 0
-    for match in re.finditer(r"\b(?:metal\s*::\s*)?vec\s*<", text):
-        if match.start() < at:
-            continue
-        depth, end = 1, match.end()
-        while end < len(text) and depth:
-            depth += {"<": 1, ">": -1}.get(text[end], 0)
-            end += 1
-        after = re.match(r"\s*\(", text[end:])
-        declares_conversion = re.search(r"\boperator\s*$", text[: match.start()])
-        if after and not declares_conversion:
-            out += [text[at : match.start()], f"metal::__make<{text[match.start() : end]}>"]
-            at = end
-    return "".join(out) + text[at:]
-
-
 def to_cpp(text: str) -> str:
     """Metal kernel text as C++ that the shim headers understand."""
     text = blank_comments(text)
-    aliases = {name for pair in _ALIAS.findall(text) for name in pair if name}
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _THREADGROUP.sub(_threadgroup_variable, text)
     text = _DOUBLE_LITERAL.sub(r"\1f", text)
-    text = _TYPEDEF.sub(r"typedef metal::__vec_for<", text)
-    text = _vec_constructors(text)
-    text = _CONVERSION.sub(r"operator metal::vec<\1, \2>(", text)
-    text = _C_CAST.sub(r"metal::__c_cast<\1>{}->*", text)
-    for alias in sorted(aliases):
-        text = re.sub(rf"(?<![\w.:>~])({alias})\s*\((?!\s*\*)", r"metal::__make<\1>(", text)
     return _HOST_NAME.sub(r"template \1", text)

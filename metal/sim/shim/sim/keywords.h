@@ -5,7 +5,6 @@
 #define __METAL__ 1
 #define __METAL_VERSION__ 320
 #define kernel
-#define static_cast metal::__static_cast
 #ifdef SIM_ADDRESS_SPACES
 #define device __attribute__((address_space(11)))
 #define constant __attribute__((address_space(12)))

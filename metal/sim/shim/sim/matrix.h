@@ -21,6 +21,8 @@ template <class T, int Rows = 8, int Cols = 8> struct simdgroup_matrix {
   }
   SIM_FN storage_type& thread_elements() { return __elements; }
   SIM_FN const storage_type& thread_elements() const { return __elements; }
+  template <class B> friend SIM_FN simdgroup_matrix operator*(const simdgroup_matrix& a, const simdgroup_matrix<B, 8, 8>& b) {
+    simdgroup_matrix d; simdgroup_multiply(d, a, b); return d; }
 };
 template <class T, int R, int C> SIM_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, R, C> m; m.__elements = vec<T, 2>(value); return m; }
@@ -65,8 +67,6 @@ template <class D, class A, class B>
 SIM_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
 }
-template <class A, class B> SIM_FN simdgroup_matrix<A, 8, 8> operator*(simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b) {
-  simdgroup_matrix<A, 8, 8> d; simdgroup_multiply(d, a, b); return d; }
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 #ifndef SIM_STRICT_BFLOAT

@@ -10,15 +10,7 @@ template <class T> SIM_FN __exchange __meet(T value, uint op, uint scope = SIM_S
   static_assert(sizeof(T) <= SIM_SLOT, "type too large for a simdgroup operation");
   return (__exchange)sim_exchange(&value, sizeof(T), op, scope);
 }
-template <class T> SIM_FN T __slot(__exchange e, uint lane) {
-  if constexpr (is_arithmetic_v<T> || __is_vec<T>) {
-    return *(const SIM_HIDDEN T*)e->slots[lane];
-  } else {
-    struct Bytes { uchar at[sizeof(T)]; } bytes;
-    for (uint i = 0; i < sizeof(T); ++i) bytes.at[i] = e->slots[lane][i];
-    return __builtin_bit_cast(T, bytes);
-  }
-}
+template <class T> SIM_FN T __slot(__exchange e, uint lane) { return __load_hidden<T>(e->slots[lane]); }
 SIM_FN uint __lane() { return ((const SIM_HIDDEN SimThread*)sim_thread())->lane; }
 
 // The value that an active lane brought; a lane that is not there has no value to give.
@@ -39,10 +31,10 @@ template <class T, class Op> SIM_FN T __simd_reduce(T value, T identity, Op op) 
   __exchange e = __meet(value, SIM_OP_REDUCE);
   SIM_HIDDEN SimExchange* shared = (SIM_HIDDEN SimExchange*)e;
   if (!shared->done) {
-    *(SIM_HIDDEN T*)shared->result = __reduce_lanes(e, 0, SIM_LANES, identity, op);
+    __store_hidden(shared->result, __reduce_lanes(e, 0, SIM_LANES, identity, op));
     shared->done = 1;
   }
-  return *(const SIM_HIDDEN T*)e->result;
+  return __load_hidden<T>(e->result);
 }
 template <class T, class Op> SIM_FN T __quad_reduce(T value, T identity, Op op) {
   return __reduce_lanes(__meet(value, SIM_OP_REDUCE, SIM_SCOPE_QUAD), __lane() & ~3u, 4, identity, op);
@@ -58,7 +50,7 @@ template <class T> struct __bounds {
   static constexpr T lowest() { if constexpr (is_floating_point_v<T>) return -numeric_limits<T>::infinity(); else return numeric_limits<T>::lowest(); }
   static constexpr T highest() { if constexpr (is_floating_point_v<T>) return numeric_limits<T>::infinity(); else return numeric_limits<T>::max(); }
 };
-template <class T, int N> struct __bounds<T __attribute__((ext_vector_type(N)))> {
+template <class T, int N> struct __bounds<vec<T, N>> {
   static constexpr vec<T, N> lowest() { return vec<T, N>(__bounds<T>::lowest()); }
   static constexpr vec<T, N> highest() { return vec<T, N>(__bounds<T>::highest()); }
 };
@@ -141,9 +133,12 @@ SIM_FN bool quad_any(bool b) { uint q = __lane() & ~3u; return (__votes(__meet(b
 SIM_FN bool quad_all(bool b) { uint q = __lane() & ~3u; __exchange e = __meet(b, SIM_OP_VOTE, SIM_SCOPE_QUAD); return ((__votes(e) ^ e->active) >> q & 15u) == 0; }
 
 // ---- barriers -----------------------------------------------------------------------------------------
+namespace __flags {  // for its operators: see sim/bfloat.h
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8 };
 SIM_FN constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) | uint(b)); }
 SIM_FN constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(uint(a) & uint(b)); }
+}  // namespace __flags
+using __flags::mem_flags;
 SIM_FN void threadgroup_barrier(mem_flags flags) { sim_barrier(uint(flags)); }
 SIM_FN void simdgroup_barrier(mem_flags flags) { sim_simdgroup_barrier(uint(flags)); }
 }  // namespace metal
