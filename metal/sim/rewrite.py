@@ -2,12 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
-_THREADGROUP = re.compile(r"\bthreadgroup\b([^;{}]*);")
-# A floating literal without a suffix is a float in Metal.
-_DOUBLE_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+_STRING_OR_NUMBER = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![\w.])\.?\d(?:[eEpP][+-]|\'?[\w.])*')
+_FLOATING = re.compile(
+    r"(?P<digits>(?:(?:\d[\d']*)?\.\d[\d']*|\d[\d']*\.)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+"
+    r"|0[xX][\da-fA-F]*\.?[\da-fA-F]*[pP][+-]?\d+)(?P<suffix>[hH]|bf|BF|)"
+)
+_THREADGROUP = re.compile(r"\bthreadgroup\b")
+_DECLARATOR = re.compile(r"\s*(?P<type>.*?)(?P<name>\b\w+)\s*(?P<dims>(?:\[.*\])?)\s*$", re.S)
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
+_OPENING, _CLOSING = "([{", ")]}"
 
 
 def blank_comments(text: str) -> str:
@@ -20,29 +26,85 @@ def blank_comments(text: str) -> str:
     return _COMMENT.sub(blank, text)
 
 
-def _split_top(text: str, separator: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for i, c in enumerate(text):
-        if c in "<([{":
-            depth += 1
-        elif c in ">)]}":
-            depth -= 1
-        elif c == separator and depth == 0:
-            yield text[start:i]
-            start = i + 1
-    yield text[start:]
+def _literal(match: re.Match[str]) -> str:
+    """A floating literal without a suffix is a float, with h a half, with bf a bfloat: C++ knows none of them."""
+    number = _FLOATING.fullmatch(match.group())
+    if number is None:
+        return match.group()
+    digits, suffix = number.group("digits"), number.group("suffix").lower()
+    return {"": f"{digits}f", "h": f"{digits}f16", "bf": f"bfloat((__bf16){digits})"}[suffix]
 
 
-def _outside_brackets(text: str) -> str:
-    out, depth = [], 0
-    for c in text:
-        if c in "<[(":
-            depth += 1
-        elif c in ">])":
-            depth -= 1
-        elif depth == 0:
-            out.append(c)
-    return "".join(out)
+def _at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """The characters outside of parentheses, brackets, braces and template arguments, but with those themselves.
+
+    Ends where something closes that was opened before `start`.
+    """
+    inside: list[str] = []
+    for at in range(start, len(text)):
+        c = text[at]
+        if c in _CLOSING:
+            while inside and inside[-1] == "<":  # it was a comparison
+                inside.pop()
+            if not inside:
+                return
+            inside.pop()
+        elif c == ">" and inside[-1:] == ["<"]:
+            inside.pop()
+        if not inside:
+            yield at, c
+        if c in _OPENING or (c == "<" and text[start:at].rstrip()[-1:].isidentifier()):
+            inside.append(c)
+
+
+def _statement_end(text: str, start: int) -> int | None:
+    """Where the semicolon of the declaration is that begins at `start`; None for a function or a parameter."""
+    before = ""
+    for at, c in _at_top(text, start):
+        if c == ";":
+            return at
+        if c == "{" and before == ")":
+            return None
+        before = before if c.isspace() else c
+    return None
+
+
+def _split_top(text: str) -> list[str]:
+    cuts = [at for at, c in _at_top(text) if c == ","]
+    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@dataclass(frozen=True)
+class _Declarator:
+    """`type name dims value` of one variable; only the first of a declaration has a type."""
+
+    type: str
+    name: str
+    dims: str
+    value: str
+
+
+def _declarator(text: str) -> _Declarator | None:
+    end = next((at for at, c in _at_top(text) if c in "={"), len(text))
+    if any(c in "*&()" for at, c in _at_top(text) if at < end):
+        return None
+    found = _DECLARATOR.fullmatch(text[:end])
+    return found and _Declarator(found["type"].strip(), found["name"], found["dims"], text[end:].strip())
+
+
+def _threadgroup_variables(statement: str) -> str | None:
+    """`T x[N], y = 1` becomes references into the threadgroup's memory; None for pointers, which are left alone."""
+    declarators = [_declarator(part) for part in _split_top(statement)]
+    if declarators[0] is None or not declarators[0].type:
+        return None
+    out = []
+    for d in declarators:
+        if d is None:
+            return None
+        out.append(f"SIM_THREADGROUP({d.name}, ({declarators[0].type}), {d.dims})")
+        if d.value:
+            out.append(f"SIM_INITIAL({d.name}, {d.value})")
+    return " ".join(out)
 
 
 def _starts_statement(text: str, at: int) -> bool:
@@ -50,34 +112,24 @@ def _starts_statement(text: str, at: int) -> bool:
     return not before or before[-1] in ";{}:" or before.rsplit("\n", 1)[-1].lstrip().startswith("#")
 
 
-def _threadgroup_variable(match: re.Match[str]) -> str:
-    """`threadgroup T x[N], y;` becomes references into the threadgroup's memory; pointers are left alone."""
-    rest = match.group(1)
-    plain = _outside_brackets(rest)
-    if not _starts_statement(match.string, match.start()) or "*" in plain or "&" in plain or "=" in plain:
-        return match.group()
-    first, *others = _split_top(rest.strip(), ",")
-    head = re.match(r"(?P<type>.*?[\s>])(?P<name>\w+)\s*(?P<dims>(?:\[.*\])?)\s*$", first.strip(), re.S)
-    if head is None:
-        return match.group()
-    out = []
-    for declarator in [first.strip()[head.start("name") :], *others]:
-        parts = re.match(r"\s*(\w+)\s*((?:\[.*\])?)\s*$", declarator, re.S)
-        if parts is None:
-            return match.group()
-        name, dims = parts.groups()
-        out.append(f"SIM_THREADGROUP({name}, ({head.group('type').strip()}), {dims})")
-    return _keep_lines(" ".join(out), match.group())
-
-
-def _keep_lines(new: str, old: str) -> str:
-    return new + "\n" * (old.count("\n") - new.count("\n"))
+def _threadgroup_memory(text: str) -> str:
+    out, at = [], 0
+    for found in _THREADGROUP.finditer(text):
+        if found.start() < at or not _starts_statement(text, found.start()):
+            continue
+        end = _statement_end(text, found.end())
+        new = _threadgroup_variables(text[found.end() : end]) if end is not None else None
+        if new is not None and end is not None:
+            lines = text.count("\n", found.start(), end) - new.count("\n")
+            out += [text[at : found.start()], new, "\n" * lines]
+            at = end + 1
+    return "".join(out) + text[at:]
 
 
 def to_cpp(text: str) -> str:
     """Metal kernel text as C++ that the shim headers understand."""
     text = blank_comments(text)
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
-    text = _THREADGROUP.sub(_threadgroup_variable, text)
-    text = _DOUBLE_LITERAL.sub(r"\1f", text)
+    text = _threadgroup_memory(text)
+    text = _STRING_OR_NUMBER.sub(_literal, text)
     return _HOST_NAME.sub(r"template \1", text)

@@ -86,6 +86,8 @@ def _wrong_spaces(unit: str) -> Iterator[Complaint]:
     for complaint, notes in _diagnostics(unit, "SIM_ADDRESS_SPACES"):
         # clang cannot copy a struct out of an address space; Metal can.
         copies = _COPIES_A_STRUCT.search(complaint.message) and "implicit copy" in notes
+        # Nor can it give an array parameter the space that its elements lie in.
+        copies = copies or "parameter may not be qualified" in complaint.message
         if complaint.message.startswith("variable length array"):
             yield Complaint(complaint.line, "Metal has no arrays of variable length")
         elif not copies and _ABOUT_SPACES.search(complaint.message + notes):

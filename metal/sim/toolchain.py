@@ -47,6 +47,7 @@ _KERNEL = [
     "-U__GLIBC_MINOR__",
     *(f"-D{name}={value}" for name, value in _MACROS.items()),
     "-nostdinc",
+    "-undef",
     "-fdeclspec",
     "-gdwarf-4",
     "-g1",

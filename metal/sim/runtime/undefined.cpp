@@ -1,6 +1,7 @@
 // What C++ leaves undefined and Metal does too, or what machines do differently: misaligned vectors, signed overflow, division by
-// zero, shifts by the whole width, a float that fits no integer, an index outside a thread's own array; and a 64-bit value that is
-// cut to 32 bits without being asked. The compiler calls these (its undefined-behaviour sanitizer) with the place in the text.
+// zero, shifts by the whole width, a float that fits no integer, an index outside a thread's own array, an assertion that does not
+// hold; and a 64-bit value that is cut to 32 bits without being asked. The compiler calls these (its undefined-behaviour sanitizer)
+// with the place in the text.
 #include <stdio.h>
 #include <string.h>
 
@@ -15,8 +16,8 @@ struct Bounds { Place place; const TypeName* array; const TypeName* index; };
 struct Shift { Place place; const TypeName* value; const TypeName* amount; };
 struct Conversion { Place place; const TypeName* from; const TypeName* to; };
 
-// The line of the kernel's own text, or 0: then the caller's address tells.
-uint32_t line_of(const Place& place) { return strcmp(place.file, "kernel") == 0 ? place.line : 0; }
+// The line of the kernel's own text, or 0 for what is inlined from the library: then the caller's address tells.
+uint32_t line_of(const Place& place) { return place.file && strcmp(place.file, "kernel") == 0 ? place.line : 0; }
 uint32_t bits_of_integer(const TypeName* type) { return type->kind == 0 ? 1u << (type->info >> 1) : 0; }
 bool is_signed(const TypeName* type) { return type->info & 1; }
 // A value as the compiler hands it over: itself, in the low bits of a word.
@@ -84,4 +85,9 @@ void __ubsan_handle_local_out_of_bounds() {
   abandon_launch();
 }
 void __ubsan_handle_local_out_of_bounds_abort() { __ubsan_handle_local_out_of_bounds(); }
+void sim_assertion(const char* text) {
+  Finding* f = add_finding(SIM_FAULT_CRASH, SIM_CALLER, kNone, kNone, 0, 0, false);
+  if (f) snprintf(f->text, sizeof f->text, "assertion fails: %s", text);
+  abandon_launch();
+}
 }

@@ -57,4 +57,5 @@ void sim_barrier(unsigned flags) __attribute__((convergent));
 void sim_simdgroup_barrier(unsigned flags) __attribute__((convergent));
 void sim_atomic_access(const void* address, unsigned size, unsigned access);
 void sim_inactive_lane(unsigned lane);
+void sim_assertion(const char* text);
 }

@@ -1,7 +1,7 @@
 // Atomics with relaxed order, the only order that Metal has for them.
 #pragma once
 #include "sim/abi.h"
-#include "sim/types.h"
+#include "sim/simd.h"
 
 namespace metal {
 enum memory_order { memory_order_relaxed = 0, memory_order_acquire = 2, memory_order_release = 3, memory_order_acq_rel = 4, memory_order_seq_cst = 5 };
@@ -37,5 +37,9 @@ template <class A, class E, class V> SIM_FN bool atomic_compare_exchange_weak_ex
   *expected = *cell;
   return false;
 }
-SIM_FN void atomic_thread_fence(uint, memory_order, thread_scope = thread_scope_device) {}
+// Of 64 bits there are a minimum and a maximum, which return nothing.
+template <class A, class V> SIM_FN void atomic_max_explicit(A* a, V value, memory_order order) { atomic_fetch_max_explicit(a, value, order); }
+template <class A, class V> SIM_FN void atomic_min_explicit(A* a, V value, memory_order order) { atomic_fetch_min_explicit(a, value, order); }
+// Memory is always up to date here. To the race detector a fence orders nothing: what it publishes must be read atomically.
+SIM_FN void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {}
 }  // namespace metal

@@ -1,7 +1,7 @@
 // Operations among the lanes of a simdgroup or a quad. Every one is a rendezvous of the active lanes.
 #pragma once
 #include "sim/abi.h"
-#include "sim/math.h"
+#include "sim/integer.h"
 
 namespace metal {
 typedef const SIM_HIDDEN SimExchange* __exchange;

@@ -97,7 +97,34 @@ template <class T> struct make_unsigned { using type = __make_unsigned(T); };
 template <class T> using make_unsigned_t = __make_unsigned(T);
 template <class T> struct make_signed { using type = __make_signed(T); };
 template <class T> using make_signed_t = __make_signed(T);
+template <class... A> using _conjunction = conjunction<A...>;
+template <class... A> using _disjunction = disjunction<A...>;
+template <class A> using _negation = negation<A>;
+template <class A> constexpr bool negation_v = !A::value;
+template <class...> using void_t = void;
+template <class T> struct type_identity { using type = T; };
+template <class T> using decay_t = __decay(T);
+template <class T> struct decay { using type = __decay(T); };
+template <class T, class U> struct is_constructible : bool_constant<__is_constructible(T, U)> {};
+#define SIM_TRAITS(X)                                                                                                   \
+  X(is_void) X(is_const) X(is_volatile) X(is_class) X(is_union) X(is_array) X(is_reference) X(is_lvalue_reference)      \
+  X(is_rvalue_reference) X(is_function) X(is_scalar) X(is_fundamental) X(is_empty) X(is_trivial) X(is_standard_layout)
+#define SIM_TRAIT(name)                                              \
+  template <class T> struct name : bool_constant<__##name(T)> {};    \
+  template <class T> constexpr bool name##_v = __##name(T);
+SIM_TRAITS(SIM_TRAIT)
+#undef SIM_TRAIT
+#undef SIM_TRAITS
+template <class T> using add_const_t = const T;
+template <class T> struct remove_const { using type = __remove_const(T); };
+template <class T> using remove_const_t = __remove_const(T);
+template <class T> struct remove_extent { using type = __remove_extent(T); };
+template <class T> using remove_extent_t = __remove_extent(T);
+template <class T> using underlying_type_t = __underlying_type(T);
+template <class A, class B> using common_type_t = decltype(true ? declval<A>() : declval<B>());
 
+template <class T> SIM_FN void __copy_into(T& to, const T& from) { to = from; }
+template <class T, size_t N> SIM_FN void __copy_into(T (&to)[N], const T (&from)[N]) { for (size_t i = 0; i < N; ++i) __copy_into(to[i], from[i]); }
 using ::uchar; using ::ushort; using ::uint; using ::ulong; using ::half; using ::bfloat;
 }  // namespace metal
 

@@ -3,9 +3,6 @@
 #include <metal_stdlib>
 
 namespace metal {
-template <class T> struct is_empty : bool_constant<__is_empty(T)> {};
-template <class T> constexpr bool is_empty_v = __is_empty(T);
-template <class...> using void_t = void;
 template <class T> struct is_static : bool_constant<__is_empty(T)> {};
 template <class T> struct pointer_element {};
 template <class T> struct pointer_element<T*> { using type = remove_cv_t<T>; };
