@@ -1,4 +1,4 @@
-"""The rest of the Metal library: integers, truth, geometry, matrices, packing, containers, literals, names: against Python and NumPy."""
+"""The rest of the library against Python and NumPy: integers, truth, geometry, matrices, packing, literals, names."""
 
 import math
 import struct
@@ -168,17 +168,23 @@ def test_matrices():
     a, b = RNG.uniform(-1, 1, (2, 4, 4)).astype(np.float32)  # [column, row]
     v = RNG.uniform(-1, 1, 4).astype(np.float32)
     body = """
-    float4x4 a = float4x4(((const device float4*)x)[0], ((const device float4*)x)[1], ((const device float4*)x)[2], ((const device float4*)x)[3]);
+    const device float4* columns = (const device float4*)x;
+    float4x4 a = float4x4(columns[0], columns[1], columns[2], columns[3]);
     float4x4 b; for (int c = 0; c < 4; c++) for (int r = 0; r < 4; r++) b[c][r] = x[16 + 4 * c + r];
-    float4 v = ((const device float4*)(x + 32))[0];
+    float4 v = columns[8];
     uint i = thread_position_in_grid.x;
     float4x4 results[] = {a * b, transpose(a), a + b, a - b * 2.0f, float4x4(2.0f), -a};
     for (int m = 0; m < 6; m++) { y[m * 16 + i] = results[m][i / 4][i % 4]; }
     if (i < 4) { y[96 + i] = (a * v)[i]; y[100 + i] = (v * a)[i]; }
-    float3x3 three = float3x3(a[0].xyz, a[1].xyz, a[2].xyz); float2x2 two = float2x2(a[0][0], a[0][1], a[1][0], a[1][1]);
-    if (i == 0) { y[104] = determinant(a); y[105] = determinant(three); y[106] = determinant(two); y[107] = float(half4x4(a)[1][2]);
-      float2x3 wide = float2x3(a[0].xyz, a[1].xyz); float2 w = float3(1, 2, 3) * wide; y[108] = w.y; y[109] = (wide * float2(1, 2)).z;
-      float3x3 p = wide * float3x2(a[0].xy, a[1].xy, a[2].xy); y[110] = p[2][1]; y[111] = float(all(a[0] == a[0]) && a == a && a != b); }
+    if (i == 0) {
+      float3x3 three = float3x3(a[0].xyz, a[1].xyz, a[2].xyz);
+      float2x2 two = float2x2(a[0][0], a[0][1], a[1][0], a[1][1]);
+      y[104] = determinant(a); y[105] = determinant(three); y[106] = determinant(two); y[107] = float(half4x4(a)[1][2]);
+      float2x3 wide = float2x3(a[0].xyz, a[1].xyz);
+      float3x3 p = wide * float3x2(a[0].xy, a[1].xy, a[2].xy);
+      y[108] = (float3(1, 2, 3) * wide).y; y[109] = (wide * float2(1, 2)).z; y[110] = p[2][1];
+      y[111] = float(all(a[0] == a[0]) && a == a && a != b);
+    }
     """
     x = mx.array(np.concatenate([a.ravel(), b.ravel(), v, np.zeros(4, np.float32)]))
     y, _ = launch(body, x=x, count=16, threadgroup=16, outputs=112)

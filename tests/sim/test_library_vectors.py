@@ -1,4 +1,4 @@
-"""Vectors convert values, never bits, compare to bools, and swizzle: in every spelling, against values worked out in Python."""
+"""Vectors convert values, never bits, compare to bools, and swizzle: every spelling, against values from Python."""
 
 import mlx.core as mx
 import numpy as np
@@ -157,11 +157,11 @@ def test_a_vector_is_one_access():
 
 
 def test_a_vector_that_is_not_aligned_is_found():
-    with pytest.raises(KernelFault, match="align"):
+    with pytest.raises(KernelFault, match="a multiple of 4 only"):
         launch(I + "y[i] = i < 8 ? ((const device float4*)(x + 1))[i].x : 0.0f;")
     launch(I + "y[i] = i < 8 ? ((const device packed_float4*)(x + 1))[i].x : 0.0f;")
 
 
 def test_a_component_beyond_the_last_is_found():
-    with pytest.raises(KernelFault, match="index"):
+    with pytest.raises(KernelFault, match=r"index \d+ of .*line 6"):
         launch(I + "float4 v = x[i]; y[i] = v[i];")

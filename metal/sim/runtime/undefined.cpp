@@ -36,8 +36,10 @@ void report(uint32_t kind, const Place& place, uintptr_t pc, const char* what, c
 
 #define SIM_CALLER ((uintptr_t)__builtin_return_address(0))
 extern "C" {
-void __ubsan_handle_type_mismatch_v1(Mismatch* d, uintptr_t) {
-  report(SIM_FAULT_MISALIGNED, d->place, SIM_CALLER, "address is not aligned for", d->type);
+void __ubsan_handle_type_mismatch_v1(Mismatch* d, uintptr_t address) {
+  char what[64];
+  snprintf(what, sizeof what, "uses an address that is a multiple of %u only as", 1u << __builtin_ctzll(address | 1ull << 31));
+  report(SIM_FAULT_MISALIGNED, d->place, SIM_CALLER, what, d->type);
   abandon_launch();
 }
 void __ubsan_handle_add_overflow(Overflow* d, uintptr_t, uintptr_t) { report(SIM_FAULT_ARITHMETIC, d->place, SIM_CALLER, "sum overflows", d->type); }
