@@ -111,6 +111,7 @@ void memory_begin_launch() {
   pending.active = store_is_pending = false;
   last_buffer = 0;
   first_stamp = stamp + 1;
+  atomic_accesses.count = 0;
   coalescing_begin();
   arena_begin_launch();
   if (!l.checked) return;
