@@ -1,7 +1,7 @@
 """The structures that the host shares with the runtime (runtime/state.h): same order, same sizes."""
 
 import ctypes
-from ctypes import c_char, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import ClassVar
 
 MAX_FINDINGS = 64
@@ -75,6 +75,7 @@ class Launch(ctypes.Structure):
         ("grid", _uint3),
         ("threadgroup", _uint3),
         ("seed", c_uint64),
+        ("patience", c_double),
         ("checked", c_uint32),
         ("coalescing", c_uint32),
         ("buffer_count", c_uint32),

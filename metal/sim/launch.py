@@ -119,7 +119,7 @@ def _execute(
         launch = abi.Launch()
         launch.grid[:], launch.threadgroup[:] = grid, threadgroup
         launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
-        launch.lockstep = settings.lockstep
+        launch.lockstep, launch.patience = settings.lockstep, settings.patience
         launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
         launch.stacks, launch.arena, launch.buffers = memory.stacks, memory.arena, ctypes.addressof(table)
         load(library).sim_launch(ctypes.byref(launch))

@@ -63,6 +63,11 @@ def describe(
         said = f"{who} takes a value from lane {f.other_state}, which takes no part in the simdgroup operation"
     elif fault is Fault.THREADGROUP_MEMORY:
         said = f"{f.offset} bytes of threadgroup memory, at most 32768 are there"
+    elif fault is Fault.ENDLESS:
+        said = (
+            f"{who} runs and no thread has come to its end for {f.text.decode()} s of processor time: an endless loop, "
+            "or a wait for what another thread has yet to store (only barriers and simdgroup operations let others run)"
+        )
     else:
         said = f"{who}: {f.text.decode()}"
     times = f", {f.count} times" if f.count > 1 else ""

@@ -21,6 +21,7 @@ class Fault(Enum):
     ARITHMETIC = 12
     LIMITS = 13
     TRUNCATION = 14
+    ENDLESS = 15
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class Settings:
     `static_pass` checks address spaces and bfloat conversions before a text is first run.
     With `poison` a launch without a fault runs once more, unchecked, with variables that start as zeros: an output that
     comes out different was computed from a variable that nothing had written.
+    `patience` is for how many seconds of processor time a launch may run without any thread coming to its end.
     Faults in `allow` are reported but do not raise.
     """
 
@@ -25,6 +26,7 @@ class Settings:
     seed: int = 0
     lockstep: bool = False
     poison: bool = False
+    patience: float = 60.0
     allow: frozenset[Fault] = frozenset()
 
 

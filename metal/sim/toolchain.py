@@ -25,6 +25,7 @@ _COMMON = [
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-math-errno",
+    "-fno-finite-loops",
     "-fno-stack-protector",
     "-fstack-clash-protection",
     "-ffp-contract=off",

@@ -84,7 +84,7 @@ def found_race(space, threadgroup, kinds, plan, seed):
 
 
 def conflict(first, second):
-    """Not both atomic, and one of them writes; a compare-and-exchange, too: if it fails here, another order may succeed."""
+    """Not both atomic, and one of them writes: a compare-and-exchange counts, as it may succeed in another order."""
     return bool({first, second} & PLAIN) and bool({first, second} & WRITING)
 
 

@@ -83,6 +83,7 @@ void outside(uintptr_t address, uint32_t size, bool is_write, uintptr_t pc) {
 }  // namespace
 
 void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic, uintptr_t pc) {
+  if (S.overdue) give_up_waiting(pc);
   const Fiber* f = S.current;
   if (address - f->stack_low < S.launch->stack_bytes) return;
   if (pending.active && !store_is_pending) settle();

@@ -123,6 +123,7 @@ static void back_to_main() {
 
 // The current fiber cannot go on: let another lane of its simdgroup, or another simdgroup.
 static void wait_as(FiberState state) {
+  if (S.overdue && state != kDone) give_up_waiting(S.current->site);
   memory_settle();
   Fiber* self = S.current;
   Simdgroup* g = S.simd;
@@ -146,6 +147,7 @@ static void wait_as(FiberState state) {
 
 static void fiber_main() {
   sim_kernel_entry(buffer_pointers);
+  S.threads_ended = S.threads_ended + 1;
   wait_as(kDone);
   __builtin_unreachable();
 }
@@ -311,12 +313,14 @@ extern "C" __attribute__((visibility("default"))) void sim_launch(Launch* l) {
   S.group_total = total;
   memory_begin_launch();
   crash_guard_begin();
+  watchdog_begin();
   if (sigsetjmp(*crash_landing(), 1) == 0) {
     run_all_groups(groups, S.first_group, step, total);
   } else {
     S.current = nullptr;
     l->aborted = 1;
   }
+  watchdog_end();
   crash_guard_end();
   memory_end_launch();
 }

@@ -50,6 +50,7 @@ struct ArrayInfo { uint64_t bytes; char name[56]; };
 struct Launch {
   uint32_t grid[3], threadgroup[3];
   uint64_t seed;
+  double patience;  // seconds of processor time in which some thread must come to its end
   uint32_t checked, coalescing;
   uint32_t buffer_count, stack_bytes;
   uint32_t lockstep;  // simdgroups take turns at every meeting, lanes run in order: nothing is random
@@ -100,6 +101,8 @@ struct State {
   uint32_t thread_count, simd_count;
   uint32_t epoch_threadgroup, epoch_device;  // grow with threadgroup_barrier, by what it orders
   bool abort;
+  volatile bool overdue;             // the watchdog asks the next hook to end the launch
+  volatile uint64_t threads_ended;
   uint8_t permutations[kPermutations][SIM_LANES];
   Fiber fibers[kMaxThreads];
   Simdgroup simds[kMaxGroups];
@@ -120,6 +123,10 @@ static inline uint64_t next_random() {
 void crash_guard_begin();
 void crash_guard_end();
 sigjmp_buf* crash_landing();
+// watchdog.cpp
+void watchdog_begin();
+void watchdog_end();
+[[noreturn]] void give_up_waiting(uintptr_t pc);
 // findings.cpp
 Finding* add_finding(uint32_t kind, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, bool is_write);
 uintptr_t library_begin();

@@ -28,7 +28,8 @@ static_assert(sizeof(long) == 8 && sizeof(void*) == 8, "Metal has a 64-bit long"
 // Memory of the simulator itself: an address space that the access hooks do not see.
 #define SIM_HIDDEN __attribute__((address_space(1)))
 #define METAL_FUNC inline __attribute__((always_inline))
-#define SIM_FN inline __attribute__((always_inline))
+// The library itself has no lines: what is inlined stands in the line of kernel text that calls it.
+#define SIM_FN inline __attribute__((always_inline, nodebug))
 
 namespace metal {
 using ::int8_t; using ::int16_t; using ::int32_t; using ::int64_t;
