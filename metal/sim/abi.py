@@ -6,7 +6,23 @@ from typing import ClassVar
 
 MAX_FINDINGS = 64
 MAX_ARRAYS = 256
-SIMD_OPS = ("reduce", "shuffle", "vote", "matrix", "barrier")
+SIMD_OPS = (
+    "reduce",
+    "prefix",
+    "shuffle_indexed",
+    "shuffle_uniform",
+    "shuffle_xor",
+    "shuffle_shift",
+    "broadcast",
+    "broadcast_first",
+    "vote",
+    "active",
+    "matrix_multiply",
+    "matrix_load",
+    "matrix_store",
+)
+NOTE_DIVERGENT = 18
+"""The one kind of finding that is not a fault: a divergent operation whose result cannot depend on it."""
 
 _Fields = list[tuple[str, type]]
 _uint3 = c_uint32 * 3

@@ -146,9 +146,11 @@ def _report(
     for spec, entry in zip(buffers, table, strict=True):
         counters = {name: int(getattr(entry.counters, name)) for name, _ in abi.BufferCounters._fields_}
         reports[spec.name] = BufferReport(name=spec.name, bytes=spec.nbytes, **counters)
-    findings = [
-        describe(kernel, text, library, buffers, launch, launch.findings[i]) for i in range(launch.finding_count)
-    ]
+    found = [launch.findings[i] for i in range(launch.finding_count)]
+    findings, notes = (
+        [describe(kernel, text, library, buffers, launch, f) for f in found if (f.kind == abi.NOTE_DIVERGENT) == noted]
+        for noted in (False, True)
+    )
     if not launch.aborted:
         findings += [
             unwritten_finding(kernel, spec, reports[spec.name])
@@ -164,7 +166,7 @@ def _report(
         threads=launch.threads,
         barriers=launch.barriers,
         simdgroup_barriers=launch.simdgroup_barriers,
-        simd_ops=dict(zip(abi.SIMD_OPS, launch.simd_ops, strict=True)),
+        simd_instructions=dict(zip(abi.SIMD_OPS, launch.simd_ops, strict=True)),
         divergent_simd_ops=launch.divergent_ops,
         benign_races=launch.benign_races,
         threadgroup_memory=launch.threadgroup_bytes,
@@ -172,6 +174,7 @@ def _report(
         threadgroup_bytes_written=launch.threadgroup_bytes_written,
         buffers=reports,
         findings=tuple(findings),
+        notes=tuple(notes),
     )
 
 

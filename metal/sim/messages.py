@@ -17,6 +17,15 @@ def _thread(group: Sequence[int], thread: Sequence[int]) -> str:
     return f"thread {tuple(thread)} of threadgroup {tuple(group)}"
 
 
+def _simdgroup(thread: Sequence[int], threadgroup: Sequence[int]) -> int:
+    return (thread[0] + threadgroup[0] * (thread[1] + threadgroup[1] * thread[2])) // 32
+
+
+def _argument(value: int) -> str:
+    """The lane, mask or delta, and the modulo of a shuffle that fills."""
+    return f"{value & 0xFFFF}" + (f" (modulo {value >> 16})" if value >> 16 else "")
+
+
 def _place(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) -> str:
     """`element 12 of 'k' (10 elements of 4 bytes)`, for device and threadgroup memory."""
     if f.buffer >= 0:
@@ -37,11 +46,27 @@ def _quoted(text: str, line: int | None) -> str:
     return f' (line {line}: "{lines[line - 1].strip()[:90]}")'
 
 
+def lane_names(mask: int) -> str:
+    """`lanes 0-7, 9` for a mask of 32 bits."""
+    lanes = [lane for lane in range(32) if mask >> lane & 1]
+    runs: list[list[int]] = []
+    for lane in lanes:
+        if runs and lane == runs[-1][-1] + 1:
+            runs[-1].append(lane)
+        else:
+            runs.append([lane])
+    if len(runs) > 6:
+        return f"{len(lanes)} lanes (mask {mask:#010x})"
+    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"lane{'s' * (len(lanes) > 1)} {names}"
+
+
 def describe(
     kernel: str, text: str, library: Path, buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding
 ) -> Finding:
     """The runtime's record as a Finding; `text` is what line numbers count in."""
-    fault = Fault(f.kind)
+    fault = Fault.DIVERGENT if f.kind == abi.NOTE_DIVERGENT else Fault(f.kind)
+    lanes = None
     line = f.line or (line_of(library, f.pc) if f.pc else None)
     who = _thread(f.group, f.thread)
     other = _thread(f.other_group, f.other_thread)
@@ -63,6 +88,18 @@ def describe(
         said = f"{who} takes a value from lane {f.other_state}, which takes no part in the simdgroup operation"
     elif fault is Fault.THREADGROUP_MEMORY:
         said = f"{f.offset} bytes of threadgroup memory, at most 32768 are there"
+    elif fault is Fault.DIVERGENT:
+        lanes = (f.offset & 0xFFFFFFFF, f.offset >> 32 & 0xFFFFFFFF)
+        there, elsewhere = map(lane_names, lanes)
+        said = (
+            f"simdgroup {_simdgroup(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in a "
+            f"{abi.SIMD_OPS[f.size]} operation without {elsewhere}, still elsewhere in the program"
+        )
+    elif fault is Fault.NOT_UNIFORM:
+        said = (
+            f"{who} gives a {abi.SIMD_OPS[f.size]} operation {_argument(f.offset)}, {other} gives it "
+            f"{_argument(f.other_state)}: it must be the same in all lanes"
+        )
     elif fault is Fault.ENDLESS:
         said = (
             f"{who} runs and no thread has come to its end for {f.text.decode()} s of processor time: an endless loop, "
@@ -71,7 +108,7 @@ def describe(
     else:
         said = f"{who}: {f.text.decode()}"
     times = f", {f.count} times" if f.count > 1 else ""
-    return Finding(fault, f"{kernel}: {said}{times}{_quoted(text, line)}", f.count, line)
+    return Finding(fault, f"{kernel}: {said}{times}{_quoted(text, line)}", f.count, line, lanes)
 
 
 def limit_finding(kernel: str, said: str) -> Finding:

@@ -22,16 +22,22 @@ class Fault(Enum):
     LIMITS = 13
     TRUNCATION = 14
     ENDLESS = 15
+    DIVERGENT = 16
+    NOT_UNIFORM = 17
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: the sentence names kernel, buffer, index and threads; `count` says how often it happened there."""
+    """One fault: the sentence names kernel, buffer, index and threads; `count` says how often it happened there.
+
+    For a divergent operation, `lanes` are masks: who took part, and who was elsewhere in the program, not returned.
+    """
 
     fault: Fault
     message: str
     count: int = 1
     line: int | None = None
+    lanes: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -70,7 +76,13 @@ class BufferReport:
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """One launch of one kernel."""
+    """One launch of one kernel.
+
+    `simd_instructions` counts operations of whole simdgroups by kind, quad operations among them: shuffles with a lane
+    that is the same everywhere (`shuffle_uniform`) or not (`shuffle_indexed`), by xor, up and down (`shuffle_shift`),
+    and so on; `simd_ops` sums them up. `divergent_simd_ops` are those that some lanes took no part in, for whatever
+    reason. `notes` are divergent operations whose result cannot depend on it: they never raise.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
@@ -80,7 +92,7 @@ class LaunchReport:
     threads: int
     barriers: int
     simdgroup_barriers: int
-    simd_ops: dict[str, int]
+    simd_instructions: dict[str, int]
     divergent_simd_ops: int
     benign_races: int
     threadgroup_memory: int
@@ -88,6 +100,16 @@ class LaunchReport:
     threadgroup_bytes_written: int
     buffers: dict[str, BufferReport]
     findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+
+    @property
+    def simd_ops(self) -> dict[str, int]:
+        """Operations of simdgroups by family."""
+        families = {"reduce": ("reduce", "prefix"), "shuffle": ("shuffle", "broadcast"), "vote": ("vote", "active")}
+        return {
+            family: sum(n for kind, n in self.simd_instructions.items() if kind.startswith(kinds))
+            for family, kinds in {**families, "matrix": ("matrix",), "barrier": ("barrier",)}.items()
+        }
 
     @property
     def bytes_read(self) -> int:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .paths import mark_paths
+
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 _STRING_OR_NUMBER = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![\w.])\.?\d(?:[eEpP][+-]|\'?[\w.])*')
 _FLOATING = re.compile(
@@ -132,4 +134,5 @@ def to_cpp(text: str) -> str:
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _threadgroup_memory(text)
     text = _STRING_OR_NUMBER.sub(_literal, text)
-    return _HOST_NAME.sub(r"template \1", text)
+    text = _HOST_NAME.sub(r"template \1", text)
+    return mark_paths(text)

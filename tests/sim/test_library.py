@@ -260,7 +260,8 @@ def test_operations_among_lanes(seed):
 
 
 def test_only_active_lanes_take_part_where_lanes_have_parted():
-    y, report = launch(I + "if (i % 2 == 0) { y[i] = simd_sum(x[i]); } else { y[i] = simd_max(x[i]); }")
+    with sim.options(allow=frozenset({sim.Fault.DIVERGENT})):
+        y, report = launch(I + "if (i % 2 == 0) { y[i] = simd_sum(x[i]); } else { y[i] = simd_max(x[i]); }")
     expected = np.where(VALUES % 2 == 0, by_simdgroup(lambda s: s[::2].sum()), by_simdgroup(lambda s: s[1::2].max()))
     np.testing.assert_array_equal(np.array(y), expected)
     assert report.divergent_simd_ops == 4
@@ -268,7 +269,8 @@ def test_only_active_lanes_take_part_where_lanes_have_parted():
 
 def test_lanes_that_leave_a_loop_early_meet_the_others_behind_it():
     body = I + "float s = 0; for (uint k = 0; k < 1 + i % 4; k++) { s += simd_sum(1.0f); } y[i] = s + simd_sum(1.0f);"
-    y, _ = launch(body)
+    with sim.options(allow=frozenset({sim.Fault.DIVERGENT})):
+        y, _ = launch(body)
     in_loop = {0: 32, 1: 32 + 24, 2: 32 + 24 + 16, 3: 32 + 24 + 16 + 8}
     np.testing.assert_array_equal(np.array(y), [in_loop[i % 4] + 32 for i in range(64)])
 

@@ -2,6 +2,7 @@
 // operation; all of a threadgroup meets at a barrier. The order of everything else is random, from a seed.
 #include <string.h>
 
+#include "instances.h"
 #include "state.h"
 
 State S;
@@ -30,25 +31,7 @@ static void release(Simdgroup* g, uint32_t mask) {
   g->at = 0;
 }
 
-// The lanes that wait at the same place as the one whose place comes first in the code: lanes that
-// leave a loop early wait for the others there, as a GPU's do.
-static uint32_t lanes_at_first_site(Simdgroup* g, uint32_t waiting) {
-  if (!g->mixed) return waiting;
-  Fiber* first = nullptr;
-  for (uint32_t m = waiting; m; m &= m - 1) {
-    Fiber* f = &S.fibers[g->first + __builtin_ctz(m)];
-    if (!first || f->site < first->site || (f->site == first->site && f->depth > first->depth)) first = f;
-  }
-  uint32_t mask = 0;
-  for (uint32_t m = waiting; m; m &= m - 1) {
-    const uint32_t lane = __builtin_ctz(m);
-    Fiber* f = &S.fibers[g->first + lane];
-    if (f->site == first->site && f->depth == first->depth) mask |= 1u << lane;
-  }
-  return mask;
-}
-
-static void report_divergence(Fiber* waits, Fiber* elsewhere, const char* text) {
+static void report_barrier(Fiber* waits, Fiber* elsewhere, const char* text) {
   Fiber* running = S.current;
   S.current = waits;
   Finding* f = add_finding(SIM_FAULT_BARRIER_DIVERGENCE, waits->site, kNone, kNone, 0, 0, false);
@@ -61,43 +44,44 @@ static void report_divergence(Fiber* waits, Fiber* elsewhere, const char* text) 
   }
 }
 
+static void exchange(Simdgroup* g, uint32_t mask, uint32_t all) {
+  const Fiber& f = S.fibers[g->first + __builtin_ctz(mask)];
+  SimExchange& e = g->exchange[g->parity];
+  // Lanes that are not in the mask keep their operands for later in the same slots: they arrive again below.
+  e.active = mask;
+  e.done = 0;
+  const bool uniform = check_uniform(*g, mask);
+  S.launch->simd_ops[f.op == SIM_OP_SHUFFLE_INDEXED && uniform ? SIM_OP_SHUFFLE_UNIFORM : f.op]++;
+  if (mask != all) {
+    S.launch->divergent_ops++;
+    report_divergence(*g, mask, all & ~mask & ~g->returned);
+  }
+  g->parity ^= 1;
+  SimExchange& next = g->exchange[g->parity];
+  for (uint32_t m = g->at_exchange & ~mask; m; m &= m - 1) {
+    const uint32_t lane = __builtin_ctz(m);
+    memcpy(next.slots[lane], e.slots[lane], SIM_SLOT);
+  }
+}
+
+static void simdgroup_barrier(Simdgroup* g, uint32_t mask, uint32_t all) {
+  Fiber* f = &S.fibers[g->first + __builtin_ctz(mask)];
+  if (mask != all) report_barrier(f, &S.fibers[g->first + __builtin_ctz(all & ~mask)], "simdgroup_barrier");
+  if (f->flags & 1) g->epoch_device++;
+  if (f->flags & 2) g->epoch_threadgroup++;
+  S.launch->simdgroup_barriers++;
+}
+
 // Called when no lane of the simdgroup can run. True if that let some of them go on.
 static bool resolve(Simdgroup* g) {
-  const uint32_t waiting = g->at_exchange, at_barrier = g->at_barrier;
+  const uint32_t waiting = g->at_exchange | g->at_barrier;
   const uint32_t all = g->count == 32 ? ~0u : (1u << g->count) - 1;
   if (S.launch->coalescing) coalescing_flush(g);
-  if (waiting) {
-    const uint32_t mask = lanes_at_first_site(g, waiting);
-    Fiber* f = &S.fibers[g->first + __builtin_ctz(mask)];
-    SimExchange& e = g->exchange[g->parity];
-    // Lanes that are not in the mask keep their operands for later in the same slots: they arrive again below.
-    e.active = mask;
-    e.done = 0;
-    S.launch->simd_ops[f->op]++;
-    if (mask != all) S.launch->divergent_ops++;
-    g->parity ^= 1;
-    SimExchange& next = g->exchange[g->parity];
-    for (uint32_t m = waiting & ~mask; m; m &= m - 1) {
-      const uint32_t lane = __builtin_ctz(m);
-      memcpy(next.slots[lane], e.slots[lane], SIM_SLOT);
-    }
-    release(g, mask);
-    return true;
-  }
-  if (at_barrier) {
-    const uint32_t mask = lanes_at_first_site(g, at_barrier);
-    if (mask != all) {
-      const uint32_t other = __builtin_ctz(all & ~mask);
-      report_divergence(&S.fibers[g->first + __builtin_ctz(mask)], &S.fibers[g->first + other], "simdgroup_barrier");
-    }
-    const uint32_t flags = S.fibers[g->first + __builtin_ctz(mask)].flags;
-    if (flags & 1) g->epoch_device++;
-    if (flags & 2) g->epoch_threadgroup++;
-    S.launch->simdgroup_barriers++;
-    release(g, mask);
-    return true;
-  }
-  return false;
+  if (!waiting) return false;
+  const uint32_t mask = first_instance(*g, waiting);
+  (g->at_exchange & mask ? exchange : simdgroup_barrier)(g, mask, all);
+  release(g, mask);
+  return true;
 }
 
 static void run(Fiber* f) {
@@ -130,13 +114,10 @@ static void wait_as(FiberState state) {
   const uint32_t bit = 1u << self->thread.lane;
   self->state = state;
   g->ready &= ~bit;
+  if (state == kDone) g->returned |= bit;
   if (state == kAtExchange || state == kAtSimdBarrier) {
-    if (!(g->at_exchange | g->at_barrier)) {
-      g->site = self->site;
-      g->depth = self->depth;
-    } else if (g->site != self->site || g->depth != self->depth) {
-      g->mixed = true;
-    }
+    if (!(g->at_exchange | g->at_barrier)) g->waits_first = self;
+    else if (!g->mixed && !same_instance(*g->waits_first, *self)) g->mixed = true;
     (state == kAtExchange ? g->at_exchange : g->at_barrier) |= bit;
   }
   Fiber* next = next_ready(g);
@@ -154,30 +135,33 @@ static void fiber_main() {
 
 extern "C" const SimThread* sim_thread() { return &S.current->thread; }
 
-static void note_site(uintptr_t site, uintptr_t frame) {
+static void note_site(uintptr_t site, uintptr_t frame, uint64_t place) {
   S.current->site = site;
+  S.current->place = place;
   S.current->depth = S.current->stack_high - frame;
 }
 
-extern "C" const SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope) {
+extern "C" const SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope,
+                                           unsigned argument, unsigned long place) {
   Fiber* f = S.current;
   Simdgroup* g = S.simd;
-  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0));
+  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0), place);
   f->op = op;
   f->scope = scope;
+  f->argument = argument;
   memcpy(g->exchange[g->parity].slots[f->thread.lane], value, size);
   wait_as(kAtExchange);
   return &g->exchange[g->parity ^ 1];
 }
 
-extern "C" void sim_simdgroup_barrier(unsigned flags) {
-  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0));
+extern "C" void sim_simdgroup_barrier(unsigned flags, unsigned long place) {
+  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0), place);
   S.current->flags = flags;
   wait_as(kAtSimdBarrier);
 }
 
-extern "C" void sim_barrier(unsigned flags) {
-  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0));
+extern "C" void sim_barrier(unsigned flags, unsigned long place) {
+  note_site((uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0), place);
   S.current->flags = flags;
   wait_as(kAtBarrier);
 }
@@ -189,10 +173,10 @@ static bool threadgroup_barrier_or_end() {
   if (!waits) return false;
   for (uint32_t i = 0; i < S.thread_count && !elsewhere; ++i) {
     Fiber& f = S.fibers[i];
-    if (f.state != kAtBarrier || f.site != waits->site || f.depth != waits->depth) elsewhere = &f;
+    if (f.state != kAtBarrier || !same_instance(f, *waits)) elsewhere = &f;
   }
   if (elsewhere) {
-    report_divergence(waits, elsewhere, "threadgroup_barrier");
+    report_barrier(waits, elsewhere, "threadgroup_barrier");
     S.abort = true;
     S.launch->aborted = 1;
     return false;
@@ -231,6 +215,7 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
       t.dispatch_threads_per_threadgroup[k] = l.threadgroup[k];
     }
     t.index_in_threadgroup = i;
+    t.path_length = 0;
     t.lane = i % SIM_LANES;
     t.simdgroup = i / SIM_LANES;
     t.simdgroups = S.simd_count;
@@ -245,7 +230,7 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
     Simdgroup& g = S.simds[s];
     g.first = s * SIM_LANES;
     g.count = S.thread_count - g.first < SIM_LANES ? S.thread_count - g.first : SIM_LANES;
-    g.ready = g.at_exchange = g.at_barrier = 0;
+    g.ready = g.at_exchange = g.at_barrier = g.returned = 0;
     g.parity = 0;
     g.epoch_threadgroup = g.epoch_device = 0;
     release(&g, g.count == 32 ? ~0u : (1u << g.count) - 1);

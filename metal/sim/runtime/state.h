@@ -76,15 +76,17 @@ struct Fiber {
   void* sp;
   uintptr_t stack_low, stack_high;
   uintptr_t site, depth;  // where it waits: return address, and how deep in calls
-  uint32_t flags, op, scope;
+  uint64_t place;         // the same in the kernel's text (shim/sim/paths.h)
+  uint32_t flags, op, scope, argument;
   FiberState state;
 };
 struct Simdgroup {
   uint32_t first, count;  // fibers [first, first + count)
   uint32_t ready;         // mask of lanes that can run
   uint32_t at_exchange, at_barrier;  // masks of lanes that wait for the simdgroup
-  bool mixed;                        // they do not all wait at the same place
-  uintptr_t site, depth;             // of the first of them
+  uint32_t returned;                 // mask of lanes that have ended
+  bool mixed;                        // they do not all wait at the same instance of an operation
+  const Fiber* waits_first;
   uint32_t permutation, at;
   uint32_t parity;
   uint32_t epoch_threadgroup, epoch_device;  // grow with simdgroup_barrier, by what it orders

@@ -1,6 +1,8 @@
 // What kernel text and the runtime agree on. Plain C, so that both sides see the same layout.
 #pragma once
 
+enum { SIM_LANES = 32, SIM_SLOT = 32, SIM_PATH = 62 };
+
 struct SimThread {
   unsigned position_in_grid[3];
   unsigned position_in_threadgroup[3];
@@ -14,9 +16,10 @@ struct SimThread {
   unsigned simdgroup;
   unsigned simdgroups;
   unsigned dispatch_simdgroups;
+  // The way to where the thread is, from the outside: a call is its place in the text, a loop its place and the number of the iteration.
+  unsigned path_length;
+  unsigned long path[SIM_PATH];
 };
-
-enum { SIM_LANES = 32, SIM_SLOT = 32 };
 
 // What the lanes of a simdgroup gave to one operation. Lane i's operand is slots[i] if bit i of active is set.
 struct SimExchange {
@@ -38,23 +41,31 @@ struct SimArray {
 #define SIM_ARRAY_TABLE __attribute__((used, section("sim_arrays")))
 #endif
 
-enum SimOp { SIM_OP_REDUCE, SIM_OP_SHUFFLE, SIM_OP_VOTE, SIM_OP_MATRIX, SIM_OP_BARRIER, SIM_OP_KINDS };
+enum SimOp {
+  SIM_OP_REDUCE, SIM_OP_PREFIX, SIM_OP_SHUFFLE_INDEXED, SIM_OP_SHUFFLE_UNIFORM, SIM_OP_SHUFFLE_XOR, SIM_OP_SHUFFLE_SHIFT,
+  SIM_OP_BROADCAST, SIM_OP_BROADCAST_FIRST, SIM_OP_VOTE, SIM_OP_ACTIVE, SIM_OP_MATRIX_MULTIPLY, SIM_OP_MATRIX_LOAD,
+  SIM_OP_MATRIX_STORE, SIM_OP_KINDS
+};
 enum SimAtomic { SIM_ATOMIC_LOAD = 1, SIM_ATOMIC_STORE = 2, SIM_ATOMIC_UPDATE = 3 };
 enum SimScope { SIM_SCOPE_SIMDGROUP, SIM_SCOPE_QUAD };
 enum SimFault {
   SIM_FAULT_OUT_OF_BOUNDS = 1, SIM_FAULT_WRITE_TO_INPUT, SIM_FAULT_UNINITIALISED, SIM_FAULT_RACE,
   SIM_FAULT_BARRIER_DIVERGENCE, SIM_FAULT_INACTIVE_LANE, SIM_FAULT_THREADGROUP_MEMORY, SIM_FAULT_MISALIGNED,
   SIM_FAULT_STACK_OVERFLOW, SIM_FAULT_UNWRITTEN, SIM_FAULT_CRASH, SIM_FAULT_ARITHMETIC,
-  SIM_FAULT_TRUNCATION = 14, SIM_FAULT_ENDLESS
+  SIM_FAULT_TRUNCATION = 14, SIM_FAULT_ENDLESS, SIM_FAULT_DIVERGENT, SIM_FAULT_NOT_UNIFORM, SIM_NOTE_DIVERGENT
 };
+
+// Two calls in two branches are two operations, whatever they have in common.
+#define SIM_MEETS __attribute__((convergent, nomerge))
 
 extern "C" {
 const struct SimThread* sim_thread(void);
 // Waits until every active lane has brought its operand; the answer lives until the lane's next operation.
-const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope)
-    __attribute__((convergent));
-void sim_barrier(unsigned flags) __attribute__((convergent));
-void sim_simdgroup_barrier(unsigned flags) __attribute__((convergent));
+// `argument` is the lane, mask or delta of the operation, `place` where the text calls it.
+const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope, unsigned argument,
+                                       unsigned long place) SIM_MEETS;
+void sim_barrier(unsigned flags, unsigned long place) SIM_MEETS;
+void sim_simdgroup_barrier(unsigned flags, unsigned long place) SIM_MEETS;
 void sim_atomic_access(const void* address, unsigned size, unsigned access);
 void sim_inactive_lane(unsigned lane);
 void sim_assertion(const char* text);

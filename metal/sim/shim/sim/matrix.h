@@ -31,8 +31,8 @@ SIM_FN void __whole_simdgroup(__exchange e) {
   for (uint i = 0; i < SIM_LANES; ++i) if (!((e->active >> i) & 1)) { sim_inactive_lane(i); return; }
 }
 template <class T, int R, int C, class P>
-SIM_FN void simdgroup_load(simdgroup_matrix<T, R, C>& m, P source, ulong stride = 8, ulong2 origin = 0, bool transpose = false) {
-  __whole_simdgroup(__meet(true, SIM_OP_MATRIX));
+SIM_FN void simdgroup_load(simdgroup_matrix<T, R, C>& m, P source, ulong stride = 8, ulong2 origin = 0, bool transpose = false, SIM_AT) {
+  __whole_simdgroup(__meet(at, true, SIM_OP_MATRIX_LOAD));
   ulong row = __matrix_row(__lane()), col = __matrix_col(__lane());
   for (uint i = 0; i < 2; ++i) {
     ulong r = transpose ? col + i : row, c = transpose ? row : col + i;
@@ -40,8 +40,8 @@ SIM_FN void simdgroup_load(simdgroup_matrix<T, R, C>& m, P source, ulong stride 
   }
 }
 template <class T, int R, int C, class P>
-SIM_FN void simdgroup_store(simdgroup_matrix<T, R, C> m, P target, ulong stride = 8, ulong2 origin = 0, bool transpose = false) {
-  __whole_simdgroup(__meet(true, SIM_OP_MATRIX));
+SIM_FN void simdgroup_store(simdgroup_matrix<T, R, C> m, P target, ulong stride = 8, ulong2 origin = 0, bool transpose = false, SIM_AT) {
+  __whole_simdgroup(__meet(at, true, SIM_OP_MATRIX_STORE));
   ulong row = __matrix_row(__lane()), col = __matrix_col(__lane());
   for (uint i = 0; i < 2; ++i) {
     ulong r = transpose ? col + i : row, c = transpose ? row : col + i;
@@ -49,9 +49,9 @@ SIM_FN void simdgroup_store(simdgroup_matrix<T, R, C> m, P target, ulong stride 
   }
 }
 template <class D, class A, class B, class C>
-SIM_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c) {
+SIM_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, SIM_AT) {
   struct Operands { vec<A, 2> a; vec<B, 2> b; };
-  __exchange e = __meet(Operands{a.__elements, b.__elements}, SIM_OP_MATRIX);
+  __exchange e = __meet(at, Operands{a.__elements, b.__elements}, SIM_OP_MATRIX_MULTIPLY);
   __whole_simdgroup(e);
   const uint row = __matrix_row(__lane()), col = __matrix_col(__lane());
   float sum0 = float(c.__elements[0]), sum1 = float(c.__elements[1]);
@@ -64,8 +64,8 @@ SIM_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgrou
   d.__elements = vec<D, 2>{D(sum0), D(sum1)};
 }
 template <class D, class A, class B>
-SIM_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b) {
-  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
+SIM_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b, SIM_AT) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), at);
 }
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;

@@ -1,0 +1,198 @@
+"""Marks in the text by which the simulator knows where a thread is: in which iteration of each loop, by which calls.
+
+Lanes meet in one operation when they have come to it on the same path. Only what leads to an operation among lanes is
+marked: loops with one inside, directly or through a function of the text, and those functions, which get one more
+parameter, the place of the call. Other loops stay as they are. The marks are classes of shim/sim/paths.h.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .tokens import Tokens
+
+_MEETING = re.compile(
+    r"\b(?:(?:simd|quad|simdgroup)_(?!lane|group|matrix|size|id)\w+|(?:threadgroup|simdgroup)_barrier)\b"
+)
+_MACRO = re.compile(r"\s*#\s*define\s+(\w+)(.*)", re.S)
+_CONTROL = {"if", "for", "while", "switch", "return", "constexpr", "sizeof", "decltype", "catch", "SIM_THREADGROUP"}
+_NOT_A_TYPE = {"return", "else", "do", "new", "case", "goto"}
+_AFTER_PARAMETERS = {"const", "noexcept", "thread", "device", "constant", "threadgroup"}
+_LOOP = "if (metal::__loop sim_loop; false) {} else "
+_FRAME = " metal::__frame sim_frame(sim_site);"
+_PLACE = "metal::__site sim_site = metal::__site::here()"
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function that the text defines, by the tokens of its name, its parameters' bracket and its body's.
+
+    `plain` says that it can have one more parameter: it is no kernel, constexpr function, operator or lambda.
+    """
+
+    name: str
+    at: int
+    opens: int
+    body: int
+    plain: bool
+
+
+def _functions(tokens: Tokens) -> Iterator[_Function]:
+    for body in sorted(tokens.match):
+        end = body - 1
+        while tokens[end] in _AFTER_PARAMETERS:
+            end -= 1
+        if tokens[body] != "{" or tokens[end] != ")" or end not in tokens.match:
+            continue
+        opens = tokens.match[end]
+        at = opens - 1
+        if tokens[at] == "]" and at in tokens.match:  # a lambda goes by the name of its variable
+            at = tokens.match[at] - 2
+            if tokens[at + 1] == "=":
+                yield _Function(tokens[at], at, opens, body, plain=False)
+        elif tokens.is_word(at) and tokens[at] not in _CONTROL:
+            start = at
+            while start > 0 and tokens[start - 1] not in (";", "}", "{"):
+                start -= 1
+            before = {tokens[i] for i in range(start, at)}
+            typed = tokens[at - 1] in (">", "*", "&") or (tokens.is_word(at - 1) and tokens[at - 1] not in _NOT_A_TYPE)
+            pack = any(tokens[i] == "." == tokens[i + 1] for i in range(opens, end))
+            plain = start < at and typed and not pack and not {"kernel", "constexpr", "operator"} & before
+            yield _Function(tokens[at], at, opens, body, plain)
+
+
+class _Calls:
+    """The calls in a text, and which of them lead to an operation among lanes."""
+
+    def __init__(self, tokens: Tokens, functions: list[_Function]) -> None:
+        self.at = [i for i in range(len(tokens)) if tokens.is_word(i) and tokens.call_opens(i) is not None]
+        self._names = [tokens[i] for i in self.at]
+        macros = [found.groups() for line in tokens.directives if (found := _MACRO.match(line.group()))]
+        self.meeting = {name for name in self._names if _MEETING.fullmatch(name)}
+        self.meeting |= {name for name, body in macros if _MEETING.search(body)}
+        while more := {
+            f.name for f in functions if f.name not in self.meeting and self.within(f.body, tokens.match[f.body])
+        }:
+            self.meeting |= more
+
+    def within(self, start: int, end: int) -> bool:
+        """Whether lanes may meet between two tokens."""
+        return any(
+            name in self.meeting for name in self._names[bisect_left(self.at, start) : bisect_left(self.at, end)]
+        )
+
+
+class _Marks:
+    """Insertions and replacements, made at the end."""
+
+    def __init__(self) -> None:
+        self._edits: list[tuple[int, int, str]] = []
+
+    def insert(self, at: int, text: str) -> None:
+        self._edits.append((at, at, text))
+
+    def replace(self, start: int, end: int, text: str) -> None:
+        self._edits.append((start, end, text))
+
+    def made(self, text: str) -> str:
+        out, at = [], 0
+        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
+            out += [text[at:start], new]
+            at = end
+        return "".join(out) + text[at:]
+
+
+def _can_be_told(tokens: Tokens, functions: list[_Function], calls: _Calls) -> set[str]:
+    """The functions that can be told who calls them: every use of the name is a definition, or a call in a function."""
+    definitions = {f.at for f in functions}
+    bodies = [(f.body, tokens.match[f.body]) for f in functions]
+    called = set(calls.at)
+    names = {f.name for f in functions} & calls.meeting - {f.name for f in functions if not f.plain}
+    return names - {
+        tokens[i]
+        for i in range(len(tokens))
+        if tokens[i] in names
+        and i not in definitions
+        and (i not in called or not any(start < i < end for start, end in bodies))
+    }
+
+
+def _mark_function(tokens: Tokens, marks: _Marks, f: _Function) -> None:
+    closes = tokens.match[f.opens]
+    if closes == f.opens + 1 or (closes == f.opens + 2 and tokens[f.opens + 1] == "void"):
+        marks.replace(tokens.end(f.opens), tokens.start(closes), _PLACE)
+    else:
+        marks.insert(tokens.start(closes), ", " + _PLACE)
+    marks.insert(tokens.end(f.body), _FRAME)
+
+
+def _mark_start(tokens: Tokens, marks: _Marks, i: int) -> None:
+    """Before the loop, and before a pragma or a macro for one, which must stay next to it."""
+    while tokens.is_word(i - 1) and tokens[i - 1].isupper():
+        i -= 1
+    if tokens[i - 1] == ")" and tokens[tokens.match.get(i - 1, 0) - 1] == "_Pragma":
+        i = tokens.match[i - 1] - 1
+    if pragma := tokens.pragma_before(i):
+        words = re.sub(r"\s*#\s*pragma\s+|\\\n", " ", pragma.group()).strip()
+        marks.replace(pragma.start(), pragma.end(), f'{_LOOP}_Pragma("{words}")' + "\n" * pragma.group().count("\n"))
+    else:
+        marks.insert(tokens.start(i), _LOOP)
+
+
+def _mark_condition(tokens: Tokens, marks: _Marks, before: int, after: int) -> None:
+    """The iteration begins where the condition is judged, between two tokens."""
+    if after == before + 1:
+        marks.insert(tokens.start(after), " sim_loop.next()")
+    else:
+        marks.insert(tokens.end(before), " sim_loop.next() && (")
+        marks.insert(tokens.start(after), ")")
+
+
+def _mark_body(tokens: Tokens, marks: _Marks, at: int) -> None:
+    """The iteration begins with the body."""
+    if tokens[at] == "{":
+        marks.insert(tokens.end(at), " sim_loop.next();")
+    else:
+        marks.insert(tokens.start(at), " if (!sim_loop.next()) {} else ")
+
+
+def _mark_loop(tokens: Tokens, marks: _Marks, i: int) -> None:
+    _mark_start(tokens, marks, i)
+    if tokens[i] == "do":
+        return _mark_body(tokens, marks, i + 1)
+    closes = tokens.match[i + 1]
+    if tokens[i] == "while":
+        return _mark_condition(tokens, marks, i + 1, closes)
+    semicolons, at = [], i + 2
+    while at < closes:
+        if tokens[at] == ";":
+            semicolons.append(at)
+        at = tokens.match[at] + 1 if tokens[at] in ("(", "[", "{") else at + 1
+    if len(semicolons) == 2:
+        return _mark_condition(tokens, marks, *semicolons)
+    return _mark_body(tokens, marks, closes + 1)
+
+
+def mark_paths(text: str) -> str:
+    """The text with its marks. Lines stay lines; a loop whose brackets do not match is left alone."""
+    tokens, marks = Tokens(text), _Marks()
+    functions = list(_functions(tokens))
+    calls = _Calls(tokens, functions)
+    if not calls.meeting:
+        return text
+    told = _can_be_told(tokens, functions, calls)
+    for f in functions:
+        if f.name in told:
+            _mark_function(tokens, marks, f)
+    ends_of_do: set[int] = set()
+    for i in tokens.loops():
+        try:
+            after = tokens.after_statement(i)
+            if tokens[i] == "do":
+                ends_of_do.add(tokens.after_statement(i + 1))
+        except KeyError:
+            continue
+        if i not in ends_of_do and calls.within(i, after):
+            _mark_loop(tokens, marks, i)
+    return marks.made(text)
