@@ -92,12 +92,12 @@ def describe(
         lanes = (f.offset & 0xFFFFFFFF, f.offset >> 32 & 0xFFFFFFFF)
         there, elsewhere = map(lane_names, lanes)
         said = (
-            f"simdgroup {_simdgroup(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in a "
-            f"{abi.SIMD_OPS[f.size]} operation without {elsewhere}, still elsewhere in the program"
+            f"simdgroup {_simdgroup(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in "
+            f"'{abi.SIMD_OPS[f.size]}' without {elsewhere}, still elsewhere in the program"
         )
     elif fault is Fault.NOT_UNIFORM:
         said = (
-            f"{who} gives a {abi.SIMD_OPS[f.size]} operation {_argument(f.offset)}, {other} gives it "
+            f"{who} gives '{abi.SIMD_OPS[f.size]}' {_argument(f.offset)}, {other} gives it "
             f"{_argument(f.other_state)}: it must be the same in all lanes"
         )
     elif fault is Fault.ENDLESS:
