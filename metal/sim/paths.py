@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .tokens import Tokens
 
@@ -174,6 +175,7 @@ def _mark_loop(tokens: Tokens, marks: _Marks, i: int) -> None:
     return _mark_body(tokens, marks, closes + 1)
 
 
+@lru_cache(maxsize=256)
 def mark_paths(text: str) -> str:
     """The text with its marks. Lines stay lines; a loop whose brackets do not match is left alone."""
     tokens, marks = Tokens(text), _Marks()

@@ -26,13 +26,14 @@ class Tokens:
         self.directives: list[re.Match[str]] = []
         for found in _TOKEN.finditer(text):
             (self.directives if found.lastgroup == "directive" else self._found).append(found)
+        self._texts = [found.group() for found in self._found]
 
     def __len__(self) -> int:
         return len(self._found)
 
     def __getitem__(self, i: int) -> str:
         """The token at index i; nothing outside."""
-        return self._found[i].group() if 0 <= i < len(self._found) else ""
+        return self._texts[i] if 0 <= i < len(self._texts) else ""
 
     def is_word(self, i: int) -> bool:
         """Whether it is a name or a keyword."""

@@ -26,8 +26,10 @@ int program_order(const Fiber& a, const Fiber& b) {
 }
 
 bool same_instance(const Fiber& a, const Fiber& b) {
-  return a.site == b.site && a.place == b.place && a.depth == b.depth && a.thread.path_length == b.thread.path_length &&
-         memcmp(a.thread.path, b.thread.path, a.thread.path_length * sizeof a.thread.path[0]) == 0;
+  const uint32_t steps = a.thread.path_length;
+  if (a.site != b.site || a.place != b.place || a.depth != b.depth || steps != b.thread.path_length) return false;
+  for (uint32_t i = 0; i < steps; ++i) if (a.thread.path[i] != b.thread.path[i]) return false;
+  return true;
 }
 
 // The lanes of `waiting` that wait at the instance which comes first in the program.

@@ -59,7 +59,8 @@ enum SimFault {
 #define SIM_MEETS __attribute__((convergent, nomerge))
 
 extern "C" {
-const struct SimThread* sim_thread(void);
+// The same for as long as a thread lives: it never leaves its stack.
+const struct SimThread* sim_thread(void) __attribute__((const));
 // Waits until every active lane has brought its operand; the answer lives until the lane's next operation.
 // `argument` is the lane, mask or delta of the operation, `place` where the text calls it.
 const struct SimExchange* sim_exchange(const void* value, unsigned size, unsigned op, unsigned scope, unsigned argument,
