@@ -44,11 +44,11 @@ _MACROS = {
 }
 _KERNEL = [
     *_COMMON,
+    *(["-DSIM_MACH_O"] if sys.platform == "darwin" else []),
     "-undef",
     "-U__GLIBC_MINOR__",
     *(f"-D{name}={value}" for name, value in _MACROS.items()),
     "-nostdinc",
-    "-undef",
     "-fdeclspec",
     "-gdwarf-4",
     "-g1",

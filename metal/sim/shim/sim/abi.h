@@ -35,7 +35,7 @@ struct SimArray {
   unsigned long bytes, align;
   const char *name, *function;
 } __attribute__((aligned(64)));
-#ifdef __APPLE__
+#ifdef SIM_MACH_O
 #define SIM_ARRAY_TABLE __attribute__((used, section("__DATA,sim_arrays")))
 #else
 #define SIM_ARRAY_TABLE __attribute__((used, section("sim_arrays")))

@@ -2,17 +2,12 @@
 #pragma once
 #include "sim/types.h"
 
-// The compiler predefines nothing (-undef): no word of the host that runs the text. What every clang has is here.
-#define __clang__ 1
+// The compiler predefines nothing (-undef) but what toolchain.py gives: no word of the host that runs the text.
 #define __clang_major__ 17
-#define __INT_MAX__ 2147483647
 #define __INT32_MAX__ 2147483647
 #define __UINT32_MAX__ 4294967295U
 #define __INT64_MAX__ 9223372036854775807L
 #define __UINT64_MAX__ 18446744073709551615UL
-#define __FLT_MAX__ 0x1.fffffep+127f
-#define __FLT_MIN__ 0x1p-126f
-#define __FLT_EPSILON__ 0x1p-23f
 
 #define CHAR_BIT 8
 #define SCHAR_MAX 127
