@@ -28,10 +28,11 @@ _PARAM = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]\s*
 
 @dataclass(frozen=True)
 class Output:
-    """A buffer that the kernel fills: its size in bytes and of one element."""
+    """A buffer that the kernel writes: its size in bytes and of one element, and what it holds at first, if anything."""
 
     nbytes: int
     item_bytes: int
+    before: npt.NDArray[np.generic] | None = None
 
 
 def _preamble_headers() -> set[str]:
@@ -67,7 +68,8 @@ def flatten(headers: Sequence[str]) -> str:
 
 def _split_parameters(text: str, function: str) -> list[str]:
     """The parameters of `function`, as written."""
-    found = re.search(rf"\bvoid\s+{function}\s*\(", text)
+    # Helpers of a kernel may have its name; what follows [[kernel]] or the keyword is the kernel.
+    found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
     if found is None:
         raise KernelCompileError(f"no kernel function '{function}' in these headers")
     out, depth, start = [], 0, found.end()
@@ -107,12 +109,18 @@ class HostKernel:
         function: name of the `[[kernel]]` template.
         template: its template arguments, as C++ text ("float, 64").
         constants: values of the function constants, by name; the others are false or 0.
+        before: text in front of the headers, which MLX's host writes for some kernels.
     """
 
     def __init__(
-        self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]
+        self,
+        headers: Sequence[str],
+        function: str,
+        template: str,
+        constants: Mapping[str, int | bool],
+        before: str = "",
     ) -> None:
-        text = blank_comments(flatten(headers))
+        text = blank_comments(before + flatten(headers))
 
         def value(match: re.Match[str]) -> str:
             kind, name, _ = match.groups()
@@ -151,16 +159,27 @@ class HostKernel:
 
         The Launched result has the outputs' bytes in the order of the signature.
         """
+        grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
+        return self.over(buffers, grid, threadgroup)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The indices of its buffers, in the order of the signature."""
+        return tuple(self._slots)
+
+    def over(
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], threads: Triple, threadgroup: Triple
+    ) -> Launched:
+        """Run a grid of `threads`, whose last threadgroups may be smaller (Metal's `dispatchThreads`)."""
         current = settings.current()
         specs = []
         for index in self._slots:
             given = buffers[index]
             if isinstance(given, Output):
-                specs.append(BufferSpec(f"buffer({index})", None, given.nbytes, given.item_bytes, writable=True))
+                specs.append(BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True))
             else:
                 data = np.ascontiguousarray(given)
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
         library = build(self._unit, current.checked)
-        grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
         zeroed = build(self._unit, checked=False, zeroed=True) if current.poison else None
-        return run(self.name, self._text, library, specs, grid, threadgroup, current, zeroed)
+        return run(self.name, self._text, library, specs, threads, threadgroup, current, zeroed)

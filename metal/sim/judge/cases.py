@@ -17,11 +17,25 @@ Floats = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
+class Defect:
+    """What a kernel does that the language does not define, although hardware lets it be: the fault, and why it is there.
+
+    One that `stops` the launch leaves no result: the case agrees if the simulator reports exactly this. Any other is let
+    pass, and the result is compared all the same.
+    """
+
+    fault: Fault
+    reason: str
+    stops: bool = False
+
+
+@dataclass(frozen=True)
 class Case:
     """One known-good kernel in one shape.
 
     `run` returns (simulated, expected); `tolerance` is relative to the largest value.
     `unordered` says why a kernel has races by the language's rules: it runs in lockstep and they are let pass.
+    `defect` is any other fault that the kernel is known to have.
     """
 
     group: str
@@ -29,6 +43,17 @@ class Case:
     run: Callable[[], tuple[Floats, Floats]]
     tolerance: float
     unordered: str = ""
+    defect: Defect | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        return f"{self.group}: {self.name}"
+
+    @property
+    def note(self) -> str:
+        """What must be known beside a verdict, if anything."""
+        return self.unordered or (self.defect.reason if self.defect else "")
 
 
 @dataclass(frozen=True)
@@ -61,12 +86,22 @@ TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 def judge(case: Case, checked: bool = True) -> Verdict:
     """Run one case on the simulator, watched unless `checked` is False."""
     start = time.perf_counter()
-    allowed = frozenset({Fault.RACE} if case.unordered else ())
+    defect = case.defect
+    allowed = {Fault.RACE} if case.unordered else {defect.fault} if defect and not defect.stops else set()
     try:
-        with settings.options(checked=checked, lockstep=bool(case.unordered), allow=allowed):
+        with (
+            settings.recording(coalescing=False) as launches,
+            settings.options(checked=checked, lockstep=bool(case.unordered), allow=frozenset(allowed)),
+        ):
             simulated, expected = case.run()
     except CortexError as problem:
-        return Verdict(case, float("inf"), time.perf_counter() - start, str(problem))
+        found = {finding.fault for report in launches.launches for finding in report.findings}
+        known = defect is not None and defect.stops and found == {defect.fault}
+        error = 0.0 if known else float("inf")
+        return Verdict(case, error, time.perf_counter() - start, "" if known else str(problem))
+    if checked and defect is not None and defect.stops:
+        missed = f"the fault that it has was not reported: {defect.fault.name}, {defect.reason}"
+        return Verdict(case, float("inf"), time.perf_counter() - start, missed)
     difference = np.abs(simulated.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
     error = difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)
     return Verdict(case, float(error), time.perf_counter() - start)

@@ -25,6 +25,12 @@ template <class T> struct complex_t {
     T d = b.real * b.real + b.imag * b.imag;
     return {(a.real * b.real + a.imag * b.imag) / d, (a.imag * b.real - a.real * b.imag) / d};
   }
+  // The remainder of each part, with the divisor's sign.
+  friend constexpr complex_t operator%(complex_t a, complex_t b) { return {floored(a.real, b.real), floored(a.imag, b.imag)}; }
+  static constexpr T floored(T a, T b) {
+    const T r = a - b * T(long(a / b));
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  }
   friend constexpr bool operator==(complex_t a, complex_t b) { return a.real == b.real && a.imag == b.imag; }
   friend constexpr bool operator!=(complex_t a, complex_t b) { return !(a == b); }
   friend constexpr bool operator<(complex_t a, complex_t b) { return a.real < b.real || (a.real == b.real && a.imag < b.imag); }

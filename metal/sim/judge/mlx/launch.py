@@ -1,0 +1,116 @@
+"""What the families share: one launch of a kernel out of MLX's headers, with arrays of any dtype, and its results.
+
+    (y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ...host import HostKernel, Output
+from ...launch import Triple
+from ..reference import Array, from_bits, rounded
+
+Wide = npt.NDArray[np.float64]
+Numbers = Sequence[int] | npt.NDArray[np.integer]
+
+F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
+FLOATS = (F32, F16, BF16)
+NAMES = {
+    F32: "float",
+    F16: "half",
+    BF16: "bfloat16_t",
+    mx.int8: "int8_t",
+    mx.int32: "int32_t",
+    mx.int64: "int64_t",
+    mx.uint8: "uint8_t",
+    mx.uint32: "uint32_t",
+    mx.bool_: "bool",
+}
+"""What MLX's templates call a dtype."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A buffer that the kernel fills, `before` holding what it holds at first (nothing, unless given)."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    before: Array | None = None
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
+    """Normal numbers (integers: from -9 to 9, or to 9) as the host's bits, and what they are worth."""
+    rng = np.random.default_rng(seed)
+    if dtype in FLOATS:
+        return rounded(rng.standard_normal(shape) * scale, dtype)
+    low = 0 if dtype in (mx.uint8, mx.uint32, mx.bool_) else -9
+    host = np.dtype(str(dtype).removeprefix("mlx.core.").rstrip("_"))
+    bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(host)
+    return bits, bits.astype(np.float64)
+
+
+def i32(*values: int) -> Array:
+    """32-bit signed numbers, as a host passes them by `set_bytes`."""
+    return np.array(values, dtype=np.int32)
+
+
+def u32(*values: int) -> Array:
+    """32-bit unsigned numbers."""
+    return np.array(values, dtype=np.uint32)
+
+
+def i64(*values: int) -> Array:
+    """64-bit numbers: strides and sizes, signed or not."""
+    return np.array(values, dtype=np.int64)
+
+
+def f32(*values: float) -> Array:
+    """32-bit floats."""
+    return np.array(values, dtype=np.float32)
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Row-major strides in elements."""
+    return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+
+
+def _decoded(data: npt.NDArray[np.uint8], result: Result) -> Wide:
+    if result.dtype in FLOATS:
+        return from_bits(data, result.shape, result.dtype).astype(np.float64)
+    host = np.dtype(str(result.dtype).removeprefix("mlx.core.").rstrip("_"))
+    return data.view(host).reshape(result.shape).astype(np.float64)
+
+
+def launch(
+    headers: str | Sequence[str],
+    function: str,
+    template: str,
+    buffers: Mapping[int, Array | Result],
+    *,
+    threadgroup: Triple,
+    threads: Triple | None = None,
+    groups: Triple | None = None,
+    constants: Mapping[str, int | bool] | None = None,
+    before: str = "",
+) -> list[Wide]:
+    """Run one instantiation over `threads` threads or `groups` threadgroups; its results in the signature's order.
+
+    `before` is text that MLX's host writes in front of the headers. A buffer that is not given is bound with no bytes:
+    whatever touches it is out of bounds.
+    """
+    files = (headers,) if isinstance(headers, str) else tuple(headers)
+    kernel = HostKernel(files, function, template, constants or {}, before)
+    results = {slot: given for slot, given in buffers.items() if isinstance(given, Result)}
+    given: dict[int, Array | Output] = {slot: x for slot, x in buffers.items() if not isinstance(x, Result)}
+    for slot, result in results.items():
+        item = result.dtype.size
+        given[slot] = Output(int(np.prod(result.shape)) * item, item, result.before)
+    given |= {slot: np.zeros(0, np.uint8) for slot in kernel.slots if slot not in given}
+    grid = threads or tuple(g * t for g, t in zip(groups or (1, 1, 1), threadgroup, strict=True))
+    done = kernel.over(given, (grid[0], grid[1], grid[2]), threadgroup)
+    order = [slot for slot in kernel.slots if slot in results]
+    return [_decoded(data, results[slot]) for slot, data in zip(order, done.outputs, strict=True)]

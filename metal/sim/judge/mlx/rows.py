@@ -1,0 +1,77 @@
+"""MLX's kernels for rows of logits and dot products: cross entropy and its gradient, logsumexp in a loop, dot."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from ..cases import TOLERANCE, Case, Floats
+from .launch import FLOATS, NAMES, F32, Result, draw, i32, launch
+
+
+def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) -> tuple[Floats, Floats]:
+    rows = 3
+    bits, x = draw(width, (rows, width), dtype, 4.0)
+    targets = np.array([0, width - 1, -2], dtype=np.int32)
+    at = targets % width
+    largest = x.max(-1, keepdims=True)
+    loss = np.log(np.exp(x - largest).sum(-1)) + largest[:, 0] - x[np.arange(rows), at]
+    group = {"groups": (rows, 1, 1), "threadgroup": (threads, 1, 1)}
+    if not gradient:
+        buffers = {0: bits, 1: targets, 2: Result((rows,), F32), 3: i32(width)}
+        (y,) = launch("cross_entropy.h", "cross_entropy", NAMES[dtype], buffers, **group)
+        return y, loss
+    given, cotangent = loss.astype(np.float32), np.array([1.0, -0.5, 2.0], dtype=np.float32)
+    (y,) = launch(
+        "cross_entropy.h",
+        "cross_entropy_vjp",
+        NAMES[dtype],
+        {0: bits, 1: targets, 2: given, 3: cotangent, 4: Result((rows, width), dtype), 5: i32(width)},
+        **group,
+    )
+    weights = np.exp(x - largest) / np.exp(x - largest).sum(-1, keepdims=True)
+    return y, cotangent[:, None] * (weights - (np.arange(width) == at[:, None]))
+
+
+def _logsumexp(dtype: mx.Dtype, width: int, threads: int) -> tuple[Floats, Floats]:
+    bits, x = draw(width, (2, width), dtype, 4.0)
+    (y,) = launch(
+        "logsumexp.h",
+        "logsumexp_looped",
+        f"{NAMES[dtype]}, float",
+        {0: bits, 1: Result((2,), dtype), 2: i32(width)},
+        groups=(2, 1, 1),
+        threadgroup=(threads, 1, 1),
+    )
+    return y, np.log(np.exp(x).sum(-1))
+
+
+def _dot(dtype: mx.Dtype, size: int) -> tuple[Floats, Floats]:
+    items, threads = 32, 256
+    a_bits, a = draw(size, (size,), dtype)
+    b_bits, b = draw(size + 1, (size,), dtype)
+    groups = -(-size // (items * threads))
+    (y,) = launch(
+        "dot.h",
+        "dot_product",
+        f"{NAMES[dtype]}, {items}, {threads}, {threads // 32}",
+        {0: a_bits, 1: b_bits, 2: Result((groups,), F32), 3: i32(size)},
+        groups=(groups, 1, 1),
+        threadgroup=(threads, 1, 1),
+    )
+    return np.array([y.sum() / np.abs(a * b).sum()]), np.array([(a * b).sum() / np.abs(a * b).sum()])
+
+
+def cases() -> Iterator[Case]:
+    """Widths that fill the threads' reads and that do not, one and several simdgroups."""
+    for dtype in FLOATS:
+        name, tolerance = NAMES[dtype], TOLERANCE[dtype]
+        for width, threads in ((100, 32), (1000, 256), (5001, 1024)):
+            for gradient in (False, True):
+                kernel = "cross_entropy_vjp" if gradient else "cross_entropy"
+                run = partial(_cross_entropy, dtype, width, threads, gradient)
+                yield Case("MLX", f"{kernel} {name} {width}", run, tolerance * (8 if dtype == F32 else 1))
+        yield Case("MLX", f"logsumexp_looped {name} 5000", partial(_logsumexp, dtype, 5000, 1024), tolerance)
+        for size in (8192, 9001):
+            yield Case("MLX", f"dot_product {name} {size}", partial(_dot, dtype, size), TOLERANCE[F32] * 4)
