@@ -28,7 +28,7 @@ _PARAM = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]\s*
 
 @dataclass(frozen=True)
 class Output:
-    """A buffer that the kernel writes: its size in bytes and of one element, and what it holds at first, if anything."""
+    """A buffer that the kernel writes: its size in bytes and of one element, and what it holds before, if anything."""
 
     nbytes: int
     item_bytes: int
@@ -47,10 +47,11 @@ def _preamble_headers() -> set[str]:
     return seen
 
 
-def flatten(headers: Sequence[str]) -> str:
+def flatten(headers: Sequence[str], marked: bool = False) -> str:
     """The text of MLX's headers with their includes in place, each once.
 
-    What the preamble brings is left out; what the shim replaces stays an include.
+    What the preamble brings is left out; what the shim replaces stays an include. `marked` text says by `#line` which
+    line of which header follows ("mlx:reduction:ops.h", because a compiler would cut a name with slashes).
     """
     seen = _preamble_headers()
 
@@ -61,7 +62,15 @@ def flatten(headers: Sequence[str]) -> str:
         if (SHIM / name).exists():
             return f'#include "{name}"\n'
         text = (mlx_headers() / name).read_text().replace("#pragma once", "")
-        return _INCLUDE.sub(lambda match: body(match.group(1)), text)
+        if not marked:
+            return _INCLUDE.sub(lambda match: body(match.group(1)), text)
+        mark = "mlx:" + name.removeprefix(KERNEL_FOLDER).replace("/", ":")
+
+        def included(match: re.Match[str]) -> str:
+            line = text.count("\n", 0, match.end()) + 2
+            return f'{body(match.group(1))}\n#line {line} "{mark}"'
+
+        return f'#line 1 "{mark}"\n' + _INCLUDE.sub(included, text)
 
     return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
 
@@ -120,7 +129,7 @@ class HostKernel:
         constants: Mapping[str, int | bool],
         before: str = "",
     ) -> None:
-        text = blank_comments(before + flatten(headers))
+        text = blank_comments(before + flatten(headers, settings.current().coverage))
 
         def value(match: re.Match[str]) -> str:
             kind, name, _ = match.groups()
@@ -176,10 +185,12 @@ class HostKernel:
         for index in self._slots:
             given = buffers[index]
             if isinstance(given, Output):
-                specs.append(BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True))
+                specs.append(
+                    BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True)
+                )
             else:
                 data = np.ascontiguousarray(given)
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
-        library = build(self._unit, current.checked)
+        library = build(self._unit, current.checked, coverage=current.coverage)
         zeroed = build(self._unit, checked=False, zeroed=True) if current.poison else None
         return run(self.name, self._text, library, specs, threads, threadgroup, current, zeroed)

@@ -84,7 +84,7 @@ class MetalKernel:
         self.ensure_row_contiguous = ensure_row_contiguous
         self.atomic_outputs = atomic_outputs
         self.last_report: LaunchReport | None = None
-        self._libraries: dict[tuple[str, bool, bool], Path] = {}
+        self._libraries: dict[tuple[str, bool, bool, bool], Path] = {}
 
     def text(
         self,
@@ -159,11 +159,14 @@ class MetalKernel:
         ]
 
     def _library(self, kernel: KernelText, current: settings.Settings) -> Path:
-        key = (kernel.text, current.checked, current.static_pass)
+        key = (kernel.text, current.checked, current.static_pass, current.coverage)
         if key not in self._libraries:
             if current.static_pass:
                 check(self.name, kernel.text, PREAMBLE)
-            self._libraries[key] = build(translation_unit(kernel), current.checked)
+            unit = translation_unit(kernel)
+            if current.coverage:
+                unit = unit.replace('#line 1 "kernel"', f'#line 1 "custom:{self.name}"', 1)
+            self._libraries[key] = build(unit, current.checked, coverage=current.coverage)
         return self._libraries[key]
 
     def _view(self, array: mx.array | SparseArray) -> HostView:

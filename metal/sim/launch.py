@@ -175,6 +175,7 @@ def _report(
         buffers=reports,
         findings=tuple(findings),
         notes=tuple(notes),
+        library=library,
     )
 
 

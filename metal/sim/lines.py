@@ -20,6 +20,7 @@ class Row:
     address: int
     file: str
     line: int
+    column: int = 0
 
 
 class _Reader:
@@ -87,31 +88,33 @@ def _program(data: bytes, start: int) -> Iterator[Row]:
         for _ in range(3):
             r.uleb()
     r.at += 1
-    address, file, line = 0, 1, 1
+    address, file, line, column = 0, 1, 1, 0
     while r.at < end:
         code = r.take("B")
         if code >= first_special:
             address += (code - first_special) // line_range * minimum
             line += line_base + (code - first_special) % line_range
-            yield Row(address, files[file], line)
+            yield Row(address, files[file], line, column)
         elif code == 0:
             size = r.uleb()
             after = r.at + size
             extended = r.take("B")
             if extended == 1:
                 yield Row(address, "", 0)
-                address, file, line = 0, 1, 1
+                address, file, line, column = 0, 1, 1, 0
             elif extended == 2:
                 address = r.take("Q")
             r.at = after
         elif code == 1:
-            yield Row(address, files[file], line)
+            yield Row(address, files[file], line, column)
         elif code == 2:
             address += r.uleb() * minimum
         elif code == 3:
             line += r.sleb()
         elif code == 4:
             file = r.uleb()
+        elif code == 5:
+            column = r.uleb()
         elif code == 8:
             address += (255 - first_special) // line_range * minimum
         elif code == 9:
@@ -122,7 +125,8 @@ def _program(data: bytes, start: int) -> Iterator[Row]:
 
 
 @cache
-def _table(library: Path) -> tuple[Row, ...]:
+def rows_of(library: Path) -> tuple[Row, ...]:
+    """The whole line table, by address; a row without a file ends a stretch."""
     data = library.read_bytes()
     place = _sections(data).get(".debug_line")
     if place is None:
@@ -137,7 +141,7 @@ def _table(library: Path) -> tuple[Row, ...]:
 
 def line_of(library: Path, address: int) -> int | None:
     """The line of kernel text that the instruction before `address` (a return address) comes from, if known."""
-    rows = _table(library)
+    rows = rows_of(library)
     at = bisect_right(rows, address - 1, key=lambda row: row.address) - 1
     # An instruction of an inlined library function, or of no line: the nearest line of the kernel before it.
     while at >= 0 and rows[at].file and (rows[at].file != KERNEL_FILE or rows[at].line == 0):

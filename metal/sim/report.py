@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 
 class Fault(Enum):
@@ -76,7 +77,7 @@ class BufferReport:
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """One launch of one kernel.
+    """One launch of one kernel, out of `library`.
 
     `simd_instructions` counts operations of whole simdgroups by kind, quad operations among them: shuffles with a lane
     that is the same everywhere (`shuffle_uniform`) or not (`shuffle_indexed`), by xor, up and down (`shuffle_shift`),
@@ -101,6 +102,7 @@ class LaunchReport:
     buffers: dict[str, BufferReport]
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
+    library: Path
 
     @property
     def simd_ops(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ class Settings:
     With `poison` a launch without a fault runs once more, unchecked, with variables that start as zeros: an output that
     comes out different was computed from a variable that nothing had written.
     `patience` is for how many seconds of processor time a launch may run without any thread coming to its end.
-    Faults in `allow` are reported but do not raise.
+    Faults in `allow` are reported but do not raise. With `coverage` nothing is watched but which basic blocks run.
     """
 
     checked: bool = True
@@ -28,6 +28,7 @@ class Settings:
     poison: bool = False
     patience: float = 60.0
     allow: frozenset[Fault] = frozenset()
+    coverage: bool = False
 
 
 @dataclass

@@ -70,6 +70,13 @@ _CHECKED = [
     "-Xclang",
     "-fsanitize=kernel-address",
 ]
+_COVERAGE = [
+    "-O0",
+    "-fwrapv",
+    "-fsanitize-coverage=edge,inline-bool-flag,pc-table,control-flow,no-prune",
+    "-include",
+    "sim/counters.h",
+]
 _HOOKS: dict[str, int | str] = {
     "asan-instrumentation-with-call-threshold": 0,
     "asan-stack": 0,
@@ -158,13 +165,15 @@ def _includes() -> list[str]:
     return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
 
 
-def kernel_flags(checked: bool, zeroed: bool = False) -> list[str]:
+def kernel_flags(checked: bool, zeroed: bool = False, coverage: bool = False) -> list[str]:
     """The flags that compile a kernel; `checked`, so that every access calls a hook.
 
-    Variables that nothing has written hold a pattern (NaN, where they are floats), or zeros.
+    Variables that nothing has written hold a pattern (NaN, where they are floats), or zeros. With `coverage` nothing is
+    watched or optimised, and every basic block leaves a mark.
     """
     start = "-ftrivial-auto-var-init=" + ("zero" if zeroed else "pattern")
-    return [*_KERNEL, start, *([*_CHECKED, *_hook_flags()] if checked else _UNCHECKED), *_includes()]
+    how = _COVERAGE if coverage else [*_CHECKED, *_hook_flags()] if checked else _UNCHECKED
+    return [*_KERNEL, start, *how, *_includes()]
 
 
 def syntax_command() -> list[str]:

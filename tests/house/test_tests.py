@@ -10,7 +10,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"cortexmlx": "tests", "cli": "tests/cli", "bench": "tests/bench", "metal": "tests/metal"}
 """Where the tests of a folder lie; those of a folder inside it lie in a folder of that name inside."""
 
-ELSEWHERE = {"cortexmlx": "tests/engine", "metal/sim": "tests/sim", "metal/sim/judge": "tests/sim"}
+ELSEWHERE = {
+    "cortexmlx": "tests/engine",
+    "metal/sim": "tests/sim",
+    "metal/sim/judge": "tests/sim",
+    "metal/sim/judge/mlx": "tests/sim",
+}
 """The folders whose tests lie elsewhere. The modules at the top of the package are what an app sees: the engine's."""
 
 TESTED_WITH = {
@@ -23,8 +28,19 @@ TESTED_WITH = {
     "metal/sim/abi.py": "tests/sim/test_launch.py",
     "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",
     "metal/sim/judge/cases.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/attention.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/calls.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/elementwise.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/gemv.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/others.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/quantized.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/reduce.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/rows.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/scan.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx/sort.py": "tests/sim/test_judges.py",
     "metal/sim/judge/mlx_kernels.py": "tests/sim/test_judges.py",
     "metal/sim/judge/mlx_lm_kernels.py": "tests/sim/test_judges.py",
+    "metal/sim/judge/mlx_vlm_kernels.py": "tests/sim/test_judges.py",
     "metal/sim/judge/reference.py": "tests/sim/test_judges.py",
     "metal/sim/judge/sdpa.py": "tests/sim/test_judges.py",
     "metal/sim/judge/steel.py": "tests/sim/test_judges.py",

@@ -1,42 +1,66 @@
-"""`python -m cortexmlx.metal.sim.judge [--fast] [words]`: run the known-good kernels and print how well they agree."""
+"""`python -m cortexmlx.metal.sim.judge`: run the known-good kernels and print how well they agree.
+
+With `--coverage` each runs in a build that counts instead of watching, and a second table says which of their lines and
+branches ran.
+"""
 
 import argparse
 import sys
 
-from .cases import Skipped, judge
-from .table import all_cases
+from .cases import Case, Skipped, judge
+from .coverage import Coverage
+from .table import FAMILIES, all_cases
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.sim.judge", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(FAMILIES), help="this family (may be repeated)")
+    parser.add_argument("--fast", action="store_true", help="without watching every access")
+    parser.add_argument("--coverage", action="store_true", help="say which lines and branches ran")
+    parser.add_argument("--missed", action="store_true", help="with --coverage: list the lines that did not")
+    parser.add_argument("--mlx-vlm", metavar="WHEEL", help="a wheel of mlx-vlm, or the folder that holds its package")
+    parser.add_argument("words", nargs="*", help="only kernels whose group or name contains one of these")
+    return parser
 
 
 def main() -> int:
     """Print one line a kernel; the exit status is 1 if one disagrees."""
-    parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.sim.judge", description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="without watching every access")
-    parser.add_argument("words", nargs="*", help="only kernels whose group or name contains one of these")
-    options = parser.parse_args()
+    options = _parser().parse_args()
+    if options.mlx_vlm:
+        sys.path.insert(0, options.mlx_vlm)
     wrong = judged = 0
     notes: set[str] = set()
-    for case in all_cases():
+    coverage = Coverage()
+    for case in all_cases(tuple(options.only or FAMILIES)):
         label = f"{case.group}: {case.name}"
         if options.words and not any(word in label for word in options.words):
             continue
         if isinstance(case, Skipped):
             print(f"{label:<72} not run: {case.reason}")
             continue
-        verdict = judge(case, checked=not options.fast)
         judged += 1
-        wrong += not verdict.agrees
-        outcome = ("agrees" + "*" * bool(case.unordered)) if verdict.agrees else "DISAGREES"
-        print(
-            f"{label:<72} {outcome:<10} {verdict.error:9.1e} of {case.tolerance:.0e}  {verdict.seconds:6.2f} s",
-            flush=True,
-        )
-        notes |= {case.unordered} - {""}
-        if verdict.problem:
-            print("    " + verdict.problem.replace("\n", "\n    "))
+        wrong += not _judge(case, options, coverage)
+        notes |= {case.note} - {""}
     for note in sorted(notes):
         print(f"* {note}")
     print(f"{judged - wrong} of {judged} agree")
+    if options.coverage:
+        print("\n" + coverage.table(options.missed))
     return 1 if wrong else 0
+
+
+def _judge(case: Case, options: argparse.Namespace, coverage: Coverage) -> bool:
+    """Run one case and print its line."""
+    verdict = judge(case, checked=not options.fast, coverage=options.coverage)
+    coverage.add(verdict.libraries if options.coverage else ())
+    outcome = ("agrees" + "*" * bool(case.note)) if verdict.agrees else "DISAGREES"
+    label = f"{case.group}: {case.name}"
+    print(
+        f"{label:<72} {outcome:<10} {verdict.error:9.1e} of {case.tolerance:.0e}  {verdict.seconds:6.2f} s", flush=True
+    )
+    if verdict.problem:
+        print("    " + verdict.problem.replace("\n", "\n    "))
+    return verdict.agrees
 
 
 if __name__ == "__main__":

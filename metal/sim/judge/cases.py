@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +19,7 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Defect:
-    """What a kernel does that the language does not define, although hardware lets it be: the fault, and why it is there.
+    """What a kernel does that the language does not define, although hardware lets it be: the fault and its reason.
 
     One that `stops` the launch leaves no result: the case agrees if the simulator reports this and nothing else. Any
     other is let pass, and the result is compared all the same.
@@ -67,12 +68,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one case: `error` is the largest difference over the largest expected value."""
+    """The outcome of one case: `error` is the largest difference over the largest expected value.
+
+    `libraries` are those that its launches ran.
+    """
 
     case: Case
     error: float
     seconds: float
     problem: str = ""
+    libraries: frozenset[Path] = frozenset()
 
     @property
     def agrees(self) -> bool:
@@ -83,22 +88,30 @@ class Verdict:
 TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
-def judge(case: Case, checked: bool = True) -> Verdict:
-    """Run one case on the simulator, watched unless `checked` is False."""
+def judge(case: Case, checked: bool = True, coverage: bool = False) -> Verdict:
+    """Run one case on the simulator, watched unless `checked` is False; with `coverage`, counted instead."""
     start = time.perf_counter()
     defect = case.defect
     allowed = {Fault.RACE} if case.unordered else {defect.fault} if defect and not defect.stops else set()
     try:
         with (
             settings.recording(coalescing=False) as launches,
-            settings.options(checked=checked, lockstep=bool(case.unordered), allow=frozenset(allowed)),
+            settings.options(
+                checked=checked and not coverage,
+                coverage=coverage,
+                lockstep=bool(case.unordered),
+                allow=frozenset(allowed),
+            ),
         ):
             simulated, expected = case.run()
     except CortexError as problem:
         found = {finding.fault for report in launches.launches for finding in report.findings}
         known = defect is not None and defect.stops and found == {defect.fault}
         error = 0.0 if known else float("inf")
-        return Verdict(case, error, time.perf_counter() - start, "" if known else str(problem))
+        seconds = time.perf_counter() - start
+        libraries = frozenset(report.library for report in launches.launches)
+        return Verdict(case, error, seconds, "" if known else str(problem), libraries)
     difference = np.abs(simulated.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
     error = difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)
-    return Verdict(case, float(error), time.perf_counter() - start)
+    libraries = frozenset(report.library for report in launches.launches)
+    return Verdict(case, float(error), time.perf_counter() - start, libraries=libraries)

@@ -1,9 +1,31 @@
-"""Every judged kernel."""
+"""Every judged kernel, by family."""
 
-from . import mlx_kernels, mlx_lm_kernels, sdpa, steel
+from collections.abc import Callable, Iterator
+
+from . import mlx_kernels, mlx_lm_kernels, mlx_vlm_kernels, sdpa, steel
 from .cases import Case, Skipped
+from .mlx import attention, elementwise, gemv, others, quantized, reduce, rows, scan, sort
+
+Cases = Callable[[], Iterator[Case | Skipped] | Iterator[Case] | Iterator[Skipped]]
+
+FAMILIES: dict[str, Cases] = {
+    "sdpa": sdpa.cases,
+    "attention": attention.cases,
+    "steel": steel.cases,
+    "softmax": mlx_kernels.cases,
+    "rows": rows.cases,
+    "reduce": reduce.cases,
+    "scan": scan.cases,
+    "sort": sort.cases,
+    "gemv": gemv.cases,
+    "quantized": quantized.cases,
+    "elementwise": elementwise.cases,
+    "mlx-lm": mlx_lm_kernels.cases,
+    "mlx-vlm": mlx_vlm_kernels.cases,
+    "others": others.cases,
+}
 
 
-def all_cases() -> list[Case | Skipped]:
-    """Every judged kernel, in the order of the table."""
-    return [*sdpa.cases(), *steel.cases(), *mlx_kernels.cases(), *mlx_lm_kernels.cases()]
+def all_cases(families: tuple[str, ...] = tuple(FAMILIES)) -> list[Case | Skipped]:
+    """Every judged kernel of some families, in the order of the table."""
+    return [case for family in families for case in FAMILIES[family]()]

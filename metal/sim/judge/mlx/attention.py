@@ -1,4 +1,4 @@
-"""MLX's decode attention for eight query heads a KV head, which loads each key once, and the helpers of its blocked path."""
+"""MLX's decode attention for eight query heads a KV head, which loads each key once, and its blocked path's helpers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +8,12 @@ import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
 from ..reference import Problem
-from .launch import FLOATS, NAMES, F32, Result, draw, f32, i32, i64, launch
+from .calls import F32, FLOATS, NAMES, Result, draw, f32, i32, i64, launch
 
 
-def _grouped(dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int) -> tuple[Floats, Floats]:
+def _grouped(
+    dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
+) -> tuple[Floats, Floats]:
     """`sdpa_vector_2pass_1_gqa`, whose partial results `sdpa_vector_2pass_2` puts together."""
     group, kv_heads, batch = 8, 2, 2
     heads, name = group * kv_heads, NAMES[dtype]
@@ -89,7 +91,12 @@ def cases() -> Iterator[Case]:
     """Both head dims that MLX serves, and token counts that leave chunks short and empty."""
     for dtype in FLOATS:
         name, tolerance = NAMES[dtype], TOLERANCE[dtype]
-        for head_dim, total, blocks, per_simdgroup in ((64, 133, 32, 8), (128, 133, 32, 4), (64, 40, 32, 8), (128, 300, 4, 4)):
+        for head_dim, total, blocks, per_simdgroup in (
+            (64, 133, 32, 8),
+            (128, 133, 32, 4),
+            (64, 40, 32, 8),
+            (128, 300, 4, 4),
+        ):
             run = partial(_grouped, dtype, head_dim, total, blocks, per_simdgroup)
             yield Case("MLX", f"sdpa_vector_2pass_1_gqa {name} {head_dim} {total} in {blocks}", run, tolerance)
         yield Case("MLX", f"sdpa_blocked_scale_copy {name}", partial(_scale_copy, dtype), 0.0)

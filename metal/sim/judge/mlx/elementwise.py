@@ -1,4 +1,4 @@
-"""MLX's elementwise kernels: every operation of one and two inputs, on contiguous and strided arrays; copies; selection."""
+"""MLX's elementwise kernels: operations of one and two inputs, on contiguous and strided arrays; copies; selection."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
 from ..reference import Array
-from .launch import FLOATS, F32, NAMES, Result, Wide, draw, f32, i32, i64, launch, strides_of, u32
+from .calls import F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, strides_of, u32
 
 Function = Callable[..., Wide]
 
@@ -19,7 +19,8 @@ def _erf(x: Wide) -> Wide:
     for n in range(1, 60):
         term = term * -x * x / n
         total += term / (2 * n + 1)
-    return total * 2 / np.sqrt(np.pi)
+    scaled: Wide = total * (2 / np.sqrt(np.pi))
+    return scaled
 
 
 def _erfinv(y: Wide) -> Wide:
@@ -115,6 +116,7 @@ def _unary(op: str, dtype: mx.Dtype, form: str) -> tuple[Floats, Floats]:
     headers = ("unary_ops.h", "unary.h")
     if form == "g":  # the array transposed: [7, 5, 3] with strides 1, 7, 35
         strides, shape = [1, 7, 35], (7, 5, 3)
+        buffers: dict[int, Array | Result]
         buffers = {0: bits, 1: Result(shape, dtype), 2: i32(*shape), 3: i64(*strides), 4: i32(3)}
         template = f"{name}, {name}, {op}, 2, int"
         (y,) = launch(headers, "unary_g", template, buffers, threads=(2, 5, 7), threadgroup=(2, 5, 7))
@@ -160,7 +162,8 @@ def _binary(op: str, dtype: mx.Dtype, form: str) -> tuple[Floats, Floats]:
         flipped = tuple(reversed(shape))  # b is stored transposed
         b_strides = list(reversed(strides_of(flipped)))
         b_bits, b = b_bits.reshape(flipped), b.reshape(flipped)
-        grid = (*reversed(shape), 1, 1)[:3]
+        x, y_, z = (*reversed(shape), 1, 1)[:3]
+        grid = (x, y_, z)
         buffers: dict[int, Array | Result] = {0: a_bits, 1: b_bits, 2: Result(shape, out)}
         if form == "g":
             buffers |= {3: i32(*shape), 4: i64(*strides_of(shape)), 5: i64(*b_strides), 6: i32(4)}
@@ -236,7 +239,7 @@ def _select(dtype: mx.Dtype, form: str) -> tuple[Floats, Floats]:
 
 
 def _arange() -> tuple[Floats, Floats]:
-    buffers = {0: f32(0.5), 1: f32(0.25), 2: Result((70,), F32)}
+    buffers: dict[int, Array | Result] = {0: f32(0.5), 1: f32(0.25), 2: Result((70,), F32)}
     (y,) = launch("arange.h", "arange", "float", buffers, threads=(70, 1, 1), threadgroup=(32, 1, 1))
     return y, 0.5 + 0.25 * np.arange(70)
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...report import Fault
 from ..cases import TOLERANCE, Case, Defect, Floats
 from ..reference import Array
-from .launch import BF16, F16, FLOATS, NAMES, Result, draw, f32, i32, i64, launch, u32
+from .calls import BF16, F16, FLOATS, NAMES, Result, draw, f32, i32, i64, launch, u32
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def _wide(dtype: mx.Dtype, vectors: int, inputs: int, outputs: int, lanes: int, 
 
 _SOME_WAIT = Defect(
     Fault.BARRIER_DIVERGENCE,
-    "MLX's gemv with several simdgroups a row has its barrier where only the first lane of each row comes by, and gemv_t "
-    "has barriers (of no memory) behind the return of lanes beyond the last column",
+    "MLX's gemv with several simdgroups a row has its barrier where only the first lane of each row comes by, and "
+    "gemv_t has barriers (of no memory) behind the return of lanes beyond the last column",
     stops=True,
 )
 _LANES_GONE = Defect(
@@ -191,7 +191,11 @@ def cases() -> Iterator[Case]:
                 known = _known(transposed, COLUMNS[0] if transposed else ROWS[2], outputs)
                 yield Case("MLX", f"{kernel}_gather {name} 131 to {outputs}", run, tolerance * 2, defect=known)
     for dtype in (F16, BF16):
-        for vectors, inputs, outputs, lanes, axpby in ((3, 1024, 9, 32, False), (5, 260, 70, 16, True), (2, 64, 5, 16, False)):
+        for vectors, inputs, outputs, lanes, axpby in (
+            (3, 1024, 9, 32, False),
+            (5, 260, 70, 16, True),
+            (2, 64, 5, 16, False),
+        ):
             title = f"gemv_wide {NAMES[dtype]} {vectors} of {inputs} to {outputs}{' alpha and beta' if axpby else ''}"
             run = partial(_wide, dtype, vectors, inputs, outputs, lanes, axpby)
             yield Case("MLX", title, run, TOLERANCE[dtype] * 2)

@@ -5,43 +5,44 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from ...report import Fault
 from ..cases import TOLERANCE, Case, Defect, Floats
 from ..reference import Array
-from .launch import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, i32, launch
+from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, i32, launch
 
+Bytes = npt.NDArray[np.uint8]
 HEADERS = ("steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")
 
 
-def packed(numbers: Array, bits: int) -> Array:
+def packed(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
     """Small numbers [rows, count] side by side, the first in the lowest bits: bytes [rows, count * bits / 8]."""
     flags = (numbers[..., None].astype(np.uint8) >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(flags.reshape(len(numbers), -1), axis=1, bitorder="little")
 
 
-def unpacked(data: Array, bits: int) -> Array:
+def unpacked(data: Bytes, bits: int) -> npt.NDArray[np.int64]:
     """What `packed` put together."""
     flags = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
-    return (flags << np.arange(bits, dtype=np.uint8)).sum(-1)
+    numbers: npt.NDArray[np.int64] = (flags.astype(np.int64) << np.arange(bits)).sum(-1)
+    return numbers
 
 
 class _Weights:
-    """Random weights [rows, columns] in groups along the columns: packed, scales and biases, and what they are worth."""
+    """Random weights [rows, columns] in groups along the columns: packed, scales, biases, and what they are worth."""
 
     def __init__(self, dtype: mx.Dtype, rows: int, columns: int, group: int, bits: int) -> None:
-        numbers = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))
+        numbers: npt.NDArray[np.int64] = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))
         self.data = packed(numbers, bits)
         scale_bits, scale = draw(1, (rows, columns // group), dtype, 1.0 / (1 << bits))
         bias_bits, bias = draw(2, (rows, columns // group), dtype, 0.3)
         self.scales, self.biases = scale_bits, bias_bits
-        self.worth: Wide = numbers * np.repeat(scale, group, 1) + np.repeat(bias, group, 1)
+        self.worth: Wide = numbers.astype(np.float64) * np.repeat(scale, group, 1) + np.repeat(bias, group, 1)
 
 
-def _product(
-    kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]
-) -> tuple[Floats, Floats]:
-    """`shape` is (vectors, inputs, outputs); the weights are [outputs, inputs], or [inputs, outputs] for qvm and qmm_n."""
+def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]) -> tuple[Floats, Floats]:
+    """`shape` is (vectors, inputs, outputs); weights are [outputs, inputs], or [inputs, outputs] for qvm and qmm_n."""
     vectors, inputs, outputs = shape
     by_rows = kernel in ("qvm", "qmm_n")
     w = _Weights(dtype, *((inputs, outputs) if by_rows else (outputs, inputs)), group, bits)
@@ -130,7 +131,12 @@ def cases() -> Iterator[Case]:
             widths = f"{name} {bits} bits in {group}"
             few = dtype == F32 or bits == 4
             tolerance = TOLERANCE[dtype] * 4
-            shapes = [("qmv", (2, 256, 19)), ("qmv_fast", (1, 1024, 16)), ("qvm", (2, 130, 128)), ("qmv_wide", (5, 256, 19))]
+            shapes = [
+                ("qmv", (2, 256, 19)),
+                ("qmv_fast", (1, 1024, 16)),
+                ("qvm", (2, 130, 128)),
+                ("qmv_wide", (5, 256, 19)),
+            ]
             if bits in (4, 8):
                 shapes += [("qmm_t", (9, 128, 40)), ("qmm_t", (33, 128, 64)), ("qmm_n", (9, 64, 128))]
                 shapes += [("qmv_quad", (3, 64, 70)), ("qmv_quad", (1, 128, 64))]

@@ -1,4 +1,4 @@
-"""MLX's reductions: over everything, over rows (small, simple, looped), over columns (small, long, looped, in two passes)."""
+"""MLX's reductions: over everything, rows (small, simple, looped) and columns (small, long, looped, in two passes)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from ...report import Fault
 from ..cases import TOLERANCE, Case, Defect, Floats
 from ..reference import Array
-from .launch import BF16, F16, F32, NAMES, Result, Wide, draw, i32, i64, launch, strides_of
+from .calls import BF16, F16, F32, NAMES, Result, Wide, draw, i32, i64, launch, strides_of
 
 HEADERS = ("reduce_utils.h", "reduce.h")
 
@@ -116,15 +116,11 @@ def _rows(
     alone = (outer < 32 and shape[-1] <= 8) or outer <= 8
     grid = (count, 1, 1) if kind == "small" and alone else (threads, count, 1)
     group = (min(count, 1024), 1, 1) if kind == "small" and alone else (threads, 1, 1)
-    (y,) = launch(
-        HEADERS, f"row_reduce_{kind}", template, buffers | dict(arguments), threads=grid, threadgroup=group
-    )
+    (y,) = launch(HEADERS, f"row_reduce_{kind}", template, buffers | dict(arguments), threads=grid, threadgroup=group)
     return y, expected
 
 
-def _columns(
-    kind: str, op: str, dtype: mx.Dtype, shape: tuple[int, int, int], outer: bool
-) -> tuple[Floats, Floats]:
+def _columns(kind: str, op: str, dtype: mx.Dtype, shape: tuple[int, int, int], outer: bool) -> tuple[Floats, Floats]:
     """`shape` is [A, R, C]: axis 1 is reduced, with `outer` axis 0 as well, and C columns stay."""
     bits, x = _inputs(op, shape, dtype)
     types, out = _types(op, dtype)

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
-from .launch import FLOATS, NAMES, F32, Result, draw, i32, launch
+from ..reference import Array
+from .calls import F32, FLOATS, NAMES, Result, draw, i32, launch
 
 
 def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) -> tuple[Floats, Floats]:
@@ -17,10 +18,11 @@ def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) ->
     at = targets % width
     largest = x.max(-1, keepdims=True)
     loss = np.log(np.exp(x - largest).sum(-1)) + largest[:, 0] - x[np.arange(rows), at]
-    group = {"groups": (rows, 1, 1), "threadgroup": (threads, 1, 1)}
     if not gradient:
-        buffers = {0: bits, 1: targets, 2: Result((rows,), F32), 3: i32(width)}
-        (y,) = launch("cross_entropy.h", "cross_entropy", NAMES[dtype], buffers, **group)
+        buffers: dict[int, Array | Result] = {0: bits, 1: targets, 2: Result((rows,), F32), 3: i32(width)}
+        (y,) = launch(
+            "cross_entropy.h", "cross_entropy", NAMES[dtype], buffers, groups=(rows, 1, 1), threadgroup=(threads, 1, 1)
+        )
         return y, loss
     given, cotangent = loss.astype(np.float32), np.array([1.0, -0.5, 2.0], dtype=np.float32)
     (y,) = launch(
@@ -28,7 +30,8 @@ def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) ->
         "cross_entropy_vjp",
         NAMES[dtype],
         {0: bits, 1: targets, 2: given, 3: cotangent, 4: Result((rows, width), dtype), 5: i32(width)},
-        **group,
+        groups=(rows, 1, 1),
+        threadgroup=(threads, 1, 1),
     )
     weights = np.exp(x - largest) / np.exp(x - largest).sum(-1, keepdims=True)
     return y, cotangent[:, None] * (weights - (np.arange(width) == at[:, None]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...report import Fault
 from ..cases import TOLERANCE, Case, Defect, Floats
-from .launch import BF16, F16, F32, NAMES, Result, Wide, draw, i64, launch
+from .calls import BF16, F16, F32, NAMES, Result, Wide, draw, i64, launch
 
 OPS: dict[str, tuple[str, Callable[..., Wide], float]] = {
     "sum": ("CumSum", np.add.accumulate, 0.0),

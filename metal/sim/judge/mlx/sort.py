@@ -1,4 +1,4 @@
-"""MLX's merge sort, in one block and in several, of values and of their indices; its binary search; its Hadamard transform."""
+"""MLX's merge sort, in one block and in several, of values and indices; its binary search; its Hadamard transform."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
 from ..reference import Array
-from .launch import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, u32
+from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, u32
 
 
 def _keys(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wide]:

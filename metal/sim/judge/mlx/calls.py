@@ -1,6 +1,6 @@
 """What the families share: one launch of a kernel out of MLX's headers, with arrays of any dtype, and its results.
 
-    (y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
+(y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
 """
 
 from collections.abc import Mapping, Sequence
