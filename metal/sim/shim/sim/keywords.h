@@ -14,7 +14,7 @@
 #define threadgroup __attribute__((address_space(13)))
 #else
 #define device
-#define constant
+#define constant const
 #define threadgroup
 #endif
 #define thread

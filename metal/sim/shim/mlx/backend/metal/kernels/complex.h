@@ -25,6 +25,14 @@ template <class T> struct complex_t {
     T d = b.real * b.real + b.imag * b.imag;
     return {(a.real * b.real + a.imag * b.imag) / d, (a.imag * b.real - a.real * b.imag) / d};
   }
+  // A number on one side is a complex one: it could as well be the other side that loses its imaginary part.
+#define SIM_WITH_NUMBER(op)                                                                                          \
+  template <class U, class = metal::enable_if_t<metal::is_arithmetic_v<U>>>                                         \
+  friend constexpr complex_t operator op(U a, complex_t b) { return complex_t(a) op b; }                             \
+  template <class U, class = metal::enable_if_t<metal::is_arithmetic_v<U>>>                                         \
+  friend constexpr complex_t operator op(complex_t a, U b) { return a op complex_t(b); }
+  SIM_WITH_NUMBER(+) SIM_WITH_NUMBER(-) SIM_WITH_NUMBER(*) SIM_WITH_NUMBER(/)
+#undef SIM_WITH_NUMBER
   // The remainder of each part, with the divisor's sign.
   friend constexpr complex_t operator%(complex_t a, complex_t b) { return {floored(a.real, b.real), floored(a.imag, b.imag)}; }
   static constexpr T floored(T a, T b) {
