@@ -41,8 +41,9 @@ def entry_point(instance: str, arguments: Sequence[str]) -> str:
     """The function that the runtime calls on every thread's stack; arguments may use `b` (buffers) and `t` (thread)."""
     function = re.split(r"[<\s]", instance)[0]
     return (
-        f'\nextern "C" const char sim_kernel_function[] = "{function}";'
-        "\n#define SIM_3(a) uint3{a[0], a[1], a[2]}\n"
+        '\n#line 1 "entry"\n'
+        f'extern "C" const char sim_kernel_function[] = "{function}";\n'
+        "#define SIM_3(a) uint3{a[0], a[1], a[2]}\n"
         'extern "C" void sim_kernel_entry(void* const* buffers) {\n'
         "  void* const SIM_HIDDEN* b = (void* const SIM_HIDDEN*)buffers;\n"
         "  const SIM_HIDDEN SimThread* t = (const SIM_HIDDEN SimThread*)sim_thread();\n"

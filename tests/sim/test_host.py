@@ -27,7 +27,7 @@ template <typename T, int N>
 
 @pytest.fixture
 def probe(monkeypatch):
-    monkeypatch.setattr(host, "flatten", lambda headers: KERNEL)
+    monkeypatch.setattr(host, "flatten", lambda headers, marked=False: KERNEL)
     return lambda **constants: HostKernel(["probe.h"], "probe", "float, 2", constants)
 
 
