@@ -99,6 +99,7 @@ def _split_parameters(text: str, function: str) -> list[str]:
 _HOST_ARGUMENTS = """
 struct sim_pointer { void* at; template <class T> operator T*() const { return (T*)at; } };
 struct sim_reference { void* at; template <class T> operator T&() const { return *(T*)at; } };
+static const ulong sim_absent[8] = {};
 struct sim_triple {
   uint3 v;
   operator metal::vec<uint, 3>() const { return v; }
@@ -157,7 +158,9 @@ class HostKernel:
             return f"sim_triple{{{expression}}}" if "SIM_3" in expression or "uint3" in expression else expression
         wrapper = "sim_reference" if "&" in kind else "sim_pointer"
         if buffer.group(2) and not constants.get(buffer.group(2)):
-            return f"{wrapper}{{nullptr}}"
+            # Code that is not optimised loads what a call passes on, used or not.
+            absent = "(void*)sim_absent" if settings.current().coverage else "nullptr"
+            return f"{wrapper}{{{absent}}}"
         self._slots.append(int(buffer.group(1)))
         return f"{wrapper}{{b[{len(self._slots) - 1}]}}"
 

@@ -5,8 +5,9 @@ import pytest
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.sim import settings
+from cortexmlx.metal.sim.judge import judge
 from cortexmlx.metal.sim.judge.coverage import Coverage, FileCoverage, kernels_of
-from cortexmlx.metal.sim.judge.mlx import scan
+from cortexmlx.metal.sim.judge.mlx import gemv, scan
 
 BODY = """
   uint i = thread_position_in_grid.x;
@@ -76,6 +77,12 @@ def test_lines_of_a_header_are_those_of_its_file():
     assert any(first < line < last and ran for line, ran in lines.items())
     assert not any(other < line < first for line in lines), "nobody instantiated contiguous_scan"
     assert "mlx:scan.h" in coverage.table() and "1/2" in coverage.table()
+    assert kernels_of("mlx:binary_ops.h") == {}
+
+
+def test_an_argument_that_a_function_constant_leaves_out_does_not_stop_the_count():
+    case = next(case for case in gemv.cases() if case.name == "gemv_wide half 2 of 64 to 5")
+    assert judge(case, coverage=True).agrees
 
 
 def test_the_table_lists_what_is_missed():

@@ -109,8 +109,8 @@ def kernels_of(name: str) -> dict[str, tuple[int, int]]:
         return {}
     text = (mlx_headers() / KERNEL_FOLDER / name.removeprefix("mlx:").replace(":", "/")).read_text()
     found = [(match.group(1), text.count("\n", 0, match.end()) + 1) for match in KERNEL.finditer(text)]
-    firsts = [line for _, line in found]
-    return {kernel: (line, end) for (kernel, line), end in zip(found, [*firsts[1:], 1 << 30], strict=True)}
+    ends = [*[line for _, line in found[1:]], 1 << 30]
+    return {kernel: (line, end) for (kernel, line), end in zip(found, ends, strict=False)}
 
 
 def _share(happened: Iterable[bool]) -> str:
