@@ -14,7 +14,7 @@ from .calls import F32, FLOATS, NAMES, Result, draw, f32, i32, i64, launch
 def _grouped(
     dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
 ) -> tuple[Floats, Floats]:
-    """`sdpa_vector_2pass_1_gqa`, whose partial results `sdpa_vector_2pass_2` puts together."""
+    """`sdpa_vector_2pass_1_gqa`; its partial results are put together here, as `sdpa_vector_2pass_2` would."""
     group, kv_heads, batch = 8, 2, 2
     heads, name = group * kv_heads, NAMES[dtype]
     q_bits, q = draw(1, (batch, heads, 1, head_dim), dtype)

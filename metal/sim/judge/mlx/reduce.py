@@ -17,16 +17,15 @@ HEADERS = ("reduce_utils.h", "reduce.h")
 
 @dataclass(frozen=True)
 class Op:
-    """A reduction: MLX's functor, the same in NumPy, and how large its inputs may be (products grow)."""
+    """A reduction: MLX's functor, and the same in NumPy."""
 
     functor: str
     numpy: Callable[..., Wide]
-    spread: float = 1.0
 
 
 OPS = {
     "sum": Op("Sum", np.sum),
-    "prod": Op("Prod", np.prod, 0.0),
+    "prod": Op("Prod", np.prod),
     "min": Op("Min", np.min),
     "max": Op("Max", np.max),
     "and": Op("And", np.all),
