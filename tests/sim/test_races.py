@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cortexmlx.errors import KernelFault
 from cortexmlx.metal import sim
 
 THREADS, CELLS, STEPS = 96, 4, 8
@@ -122,3 +123,34 @@ def test_reads_of_an_earlier_launch_are_long_gone():
     assert not found_race(shared_kernel, kinds, reads, 96, 0)
     assert not found_race(shared_kernel, kinds, write, 96, 0)
     assert found_race(shared_kernel, kinds, reads + write, 96, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_wide_store_only_the_bytes_that_another_wrote_are_compared(seed):
+    """Two threadgroups have three bools in common, which are equal; each stores another one with them, at once."""
+    source = """
+uint from = threadgroup_position_in_grid.x;
+bool all = values[from] != 0;
+*(device Four*)(y + from) = Four{all, all, all, all};
+"""
+    header = "struct Four { bool a, b, c, d; };\n"
+    kernel = sim.metal_kernel(
+        name="overlapping", input_names=["values"], output_names=["y"], source=source, header=header
+    )
+    with sim.options(seed=seed):
+        (y,) = kernel(
+            inputs=[mx.ones(8, dtype=mx.int32)],
+            grid=(2, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(5,)],
+            output_dtypes=[mx.bool_],
+        )
+        with pytest.raises(KernelFault, match=r"(?s)race|wrote"):
+            kernel(
+                inputs=[mx.array([1, 0] * 4, dtype=mx.int32)],
+                grid=(2, 1, 1),
+                threadgroup=(1, 1, 1),
+                output_shapes=[(5,)],
+                output_dtypes=[mx.bool_],
+            )
+    assert y.tolist() == [True] * 5

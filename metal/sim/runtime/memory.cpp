@@ -59,7 +59,8 @@ void device_access(int index, uintptr_t address, uint32_t size, bool is_write, b
   }
   const Access a = access_now(is_write, atomic, true);
   bool known = true;
-  for (uint64_t i = at; i < at + size; i += t.granule) known &= touch(device_cell(t, i), a, pc, index, kNone, (int64_t)at, size, (uint8_t*)address);
+  for (uint64_t i = at; i < at + size; i += t.granule)
+    known &= touch(device_cell(t, i), a, pc, index, kNone, (int64_t)at, size, (uint8_t*)address, (uint32_t)(i - at), t.granule);
   if (!known && b.tracked) {
     const uint64_t w = at >> 6, bit = 1ull << (at & 63);
     if (!((t.written_all.words[w] | t.written_group.words[w]) & bit)) add_finding(SIM_FAULT_UNINITIALISED, pc, index, kNone, (int64_t)at, size, false);

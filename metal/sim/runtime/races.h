@@ -36,10 +36,11 @@ struct { AtomicAccesses* at; uint32_t count, capacity; } atomic_accesses;  // Ce
 
 struct Other { uint32_t stamp, thread; };
 
-// A write to what another thread wrote: harmless if it wrote the same value. Known after the store.
+// A write to what another thread wrote: harmless if it wrote the same value there. Known after the store.
 struct Pending {
   const uint8_t* at;
   uint8_t before[64];
+  uint64_t raced;  // which of its bytes
   uint32_t size;
   int buffer, array;
   int64_t offset;
@@ -63,7 +64,9 @@ void report_race(uintptr_t pc, int buffer, int array, int64_t offset, uint32_t s
 
 void settle() {
   pending.active = false;
-  if (memcmp(pending.at, pending.before, pending.size) == 0) {
+  bool same = true;
+  for (uint32_t i = 0; i < pending.size; ++i) same &= pending.at[i] == pending.before[i] || !((pending.raced >> i) & 1);
+  if (same) {
     S.launch->benign_races++;
     return;
   }
@@ -128,8 +131,9 @@ AtomicAccesses* make_atomics(Cell& c) {
   return made;
 }
 
-// Looks at one granule and records the access. Returns false if the granule was never written and this reads it.
-inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at) {
+// Looks at one granule, `from` bytes into the access, and records it. Returns false if the granule was never written and this reads it.
+inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at,
+                  uint32_t from, uint32_t granule) {
   Other other;
   AtomicAccesses* atomics = atomics_of(c);
   if (!a.atomic && atomics && unordered(atomics->writes, a, other)) {
@@ -137,9 +141,12 @@ inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array,
   } else if (unordered(c.writes, a, other)) {
     if (!a.is_write || a.atomic || size > sizeof pending.before) {
       report_race(pc, buffer, array, offset, size, a.is_write, true, other);
-    } else if (!pending.active) {
-      pending = {at, {}, size, buffer, array, offset, pc, other, true};
-      memcpy(pending.before, at, size);
+    } else {
+      if (!pending.active) {
+        pending = {at, {}, 0, size, buffer, array, offset, pc, other, true};
+        memcpy(pending.before, at, size);
+      }
+      if (pending.at == at) pending.raced |= ((1ull << granule) - 1) << from;
     }
   }
   if (a.is_write && (unordered(c.reads, a, other) || (!a.atomic && atomics && unordered(atomics->reads, a, other))))

@@ -189,10 +189,6 @@ _LEFT_EARLY = Defect(
 )
 
 
-_MERGED = (mx.int64, mx.bool_)
-"""Results that the host's compiler stores several at a time, which the watch takes for accesses of that width."""
-
-
 def cases() -> Iterator[Case]:
     """Every operation and the dtypes that have paths of their own; sizes at and beside the widths of a group."""
     several = (("sum", F32), ("sum", F16), ("sum", BF16), ("sum", mx.int8), ("prod", F32), ("min", F32), ("max", BF16))
@@ -212,8 +208,6 @@ def cases() -> Iterator[Case]:
             ("looped", (3, 2, 700), (0, 2), 128),
             ("looped", (2, 1030), (1,), 288),
         ):
-            if kind == "simple" and dtype in _MERGED:
-                continue
             run = partial(_rows, kind, op, dtype, shape, axes, threads)
             yield Case("MLX", f"row_reduce_{kind} {label} {'x'.join(map(str, shape))} over {axes}", run, tolerance)
         for kind, shape3, outer in (
@@ -227,8 +221,6 @@ def cases() -> Iterator[Case]:
             ("2pass", (2, 300, 70), False),
             ("2pass", (3, 100, 31), True),
         ):
-            if kind in ("looped", "2pass") and dtype == mx.int64:
-                continue
             run = partial(_columns, kind, op, dtype, shape3, outer)
             how = "both" if outer else "the middle"
             title = f"col_reduce_{kind} {label} {'x'.join(map(str, shape3))} over {how}"
