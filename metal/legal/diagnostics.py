@@ -1,0 +1,62 @@
+"""Which of the front end's diagnostics are Metal's, too, and what they say there."""
+
+import re
+from collections.abc import Sequence
+
+from .language import Language
+
+# OpenCL cannot copy a struct out of `constant` memory, and its temporaries lie in a space of their own; Metal can, and
+# does not care.
+_COPIES = re.compile(r"implicit (?:copy|move) (?:constructor|assignment operator)\) not viable: .*'__constant'", re.S)
+# A literal becomes a pointer to char that is not const, as it does in every clang, with a warning.
+_LITERAL = re.compile(r"no known conversion from 'const __constant char\[\d+\]' to '__constant char \*")
+# `this` points to thread memory in Metal, to any in OpenCL.
+_ONLY_THE_SPACE = re.compile(r"conflicting types for parameter '\w+' \('(?:__private |__generic )?(.*)' vs\. '(?:__private |__generic )?\1'\)")
+_FROM_THIS = re.compile(
+    r"value of type '(?:const )?__generic .*' changes address space"
+    r"|'(?:const )?__private [^']*\*(?:__private)?' with an? [lr]value of type '(?:const )?__generic"
+    r"|in address space '__generic' to object in address space '__private'"
+    r"|'(?:const )?__private \w+' equal '(?:const )?__generic "
+    r"|could not match '(?:const )?__private .*' against '(?:const )?__generic "
+    r"|pass pointer to generic address space as a pointer to address space '__private'"
+)
+# half and bfloat convert into each other when asked to (and only then).
+_ASKED = re.compile(r"cast from .*(?:\bhalf'.*__bf16'|__bf16'.*half').* is not allowed")
+
+_REASONS = (
+    (re.compile(r"^call to deleted function '(\w+)'"), r"Metal has no overload of '\1' for this type"),
+    (re.compile(r"^use of type '(?:long )?double'"), "Metal has no double"),
+    (re.compile(r"variable length arrays?"), "Metal has no arrays of variable length"),
+    (re.compile(r"^virtual functions are not supported"), "Metal has no virtual functions"),
+    (re.compile(r"non-kernel function variable cannot be declared in|automatic variable qualified with"),
+     "a variable in device memory cannot be declared: take a pointer to it"),
+)
+_CPP17 = re.compile(r" (?:is|are) (?:a C\+\+17|incompatible with C\+\+ standards before C\+\+17)")
+# Apple's compiler takes these in C++14 and MLX's own headers, which run on macOS 14, use them.
+_TAKEN_IN_CPP14 = ("constexpr if", "nested namespace definition", "inline variables", "'static_assert' with no message", "pack fold expression")
+
+
+def verdict(message: str, notes: Sequence[str], error: bool, option: str | None, language: Language) -> str | None:
+    """What Metal has against the text, or None if this is a peculiarity of OpenCL or of this front end."""
+    if not error:
+        return _warning(message, option, language)
+    said = "\n".join(notes)
+    if _ONLY_THE_SPACE.search(said) or _LITERAL.search(said):
+        return None
+    if _ASKED.search(message) or _COPIES.search(said) or _FROM_THIS.search(message + "\n" + said):
+        return None
+    for pattern, reason in _REASONS:
+        if found := pattern.search(message):
+            return found.expand(reason)
+    why = re.search(r"not viable: (.*)|candidate template ignored: (.*)", said)
+    return message + (f": {why.group(1) or why.group(2)}" if why and "no matching" in message else "")
+
+
+def _warning(message: str, option: str | None, language: Language) -> str | None:
+    if option == "-Wvla":
+        return "Metal has no arrays of variable length"
+    if option == "-Wunknown-attributes":
+        return message.removesuffix(" ignored") + ": Metal has no such attribute"
+    if language is Language.METAL_3_1 and _CPP17.search(message) and not message.startswith(_TAKEN_IN_CPP14):
+        return _CPP17.sub("", message) + ": C++17, and Metal 3.1 is C++14"
+    return None

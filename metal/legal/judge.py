@@ -1,0 +1,43 @@
+"""Everything that a Metal compiler would refuse about a text, line by line."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from cortexmlx.metal.sim.toolchain import mlx_headers
+
+from . import conversions, entry_points, features, spaces, storage
+from .frontend import PREAMBLE, Complaint, parse
+from .language import Language
+from .tree import walk
+
+
+@cache
+def _includes() -> tuple[Path, ...]:
+    return (mlx_headers(),)
+
+
+def complaints(
+    text: str,
+    language: Language = Language.METAL_3_1,
+    preamble: str = PREAMBLE,
+    includes: Sequence[Path] | None = None,
+) -> list[Complaint]:
+    """What is wrong with a text that MLX would compile after `preamble`, in the order of lines; nothing if it is legal.
+
+    Templates are judged as they are written and as they are instantiated in the text.
+
+    Raises:
+        ToolchainMissing: the libclang wheel or MLX's headers are not there.
+    """
+    parsed = parse(text, language, _includes() if includes is None else includes, preamble)
+    nodes = walk(parsed)
+    found = {
+        *parsed.complaints,
+        *features.complaints(text, nodes, language),
+        *spaces.complaints(nodes),
+        *storage.complaints(nodes),
+        *conversions.complaints(nodes),
+        *entry_points.complaints(nodes),
+    }
+    return sorted(found)

@@ -1,0 +1,155 @@
+"""Metal text as C++ for OpenCL: the few constructs that macros cannot carry over. No line moves.
+
+- an attribute of Metal's becomes an annotation, which the syntax tree shows;
+- a threadgroup variable becomes a static, the only kind that OpenCL lets live in a function that is no OpenCL kernel;
+- `const thread T&` takes a value, to which OpenCL lets it bind no temporary: an annotation says what it was;
+- a function constant gets a value, without which OpenCL takes no constant;
+- `1.5bf` becomes a conversion; an explicit instantiation of a kernel is also named, so that the tree leads to it.
+"""
+
+import re
+
+from .members import in_thread_memory
+
+_SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*'", re.S)
+_ATTRIBUTES = re.compile(r"\[\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]\]")
+_ANNOTATED = (
+    r"(?:kernel|host_name|buffer|threadgroup|function_constant|max_total_threads_per_threadgroup|visible|stitchable"
+    r"|thread\w*|threads\w*|simdgroup\w*|simdgroups\w*|quadgroup\w*|quadgroups\w*|dispatch\w*|grid_\w+)"
+)
+_ATTRIBUTE = re.compile(rf"^\s*({_ANNOTATED})\s*(\(.*\))?\s*$", re.S)
+_INSTANTIATION = re.compile(
+    r"\btemplate\s+((?:\[\[[^\]]*\]\][\s\\]*)+)(decltype\s*\((?P<name>[\w:]+\s*<[^;()]*>)\)\s*(?P=name)\s*;)"
+)
+_FUNCTION_CONSTANT = re.compile(r"\[\[\s*function_constant\s*\([^()]*\)\s*\]\](?=\s*;)")
+_BFLOAT = re.compile(r"(?<![\w.])((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:bf|BF)\b")
+# `const thread T& name`, where it is a parameter
+_CONST_REFERENCE = re.compile(
+    r"(?P<before>[(,]\s*)(?:const\s+thread|thread\s+const)\s+(?P<type>(?:typename\s+)?[\w:]+(?:<[^();&*]*>)?(?:::\w+)*)\s*&(?!&)(?=\s*\w*\s*[,)=])"
+)
+# The qualifier of a member function that is called on thread memory, as one without it is.
+_THREAD_MEMBER = re.compile(r"(\)\s*)((?:const\b\s*)?)thread\b(\s*const\b)?(?=\s*(?:[{;:=]|\\|->|noexcept))")
+# A constexpr function whose body is refused takes part in nothing; OpenCL refuses a thread reference to a part of *this.
+_CONSTEXPR_REFERENCE = re.compile(r"\bconstexpr\b(?=\s+(?:const\s+)?thread\b[^;{}()=]*[&*][^;{}=]*\()")
+_STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
+_WORD = re.compile(r"\s*[A-Za-z_]\w*")
+
+
+def blank(text: str) -> str:
+    """The text with comments and the inside of literals as spaces; line breaks stay, and so does every position."""
+
+    def spaces(match: re.Match[str]) -> str:
+        found = match.group()
+        inner = re.sub(r"[^\n]", " ", found)
+        return found[0] + inner[1:-1] + found[0] if found[0] in "\"'" and len(found) > 1 else inner
+
+    return _SKIPPED.sub(spaces, text)
+
+
+def _without_comments(text: str) -> str:
+    def spaces(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found[0] in "\"'" else re.sub(r"[^\n]", " ", found)
+
+    return _SKIPPED.sub(spaces, text)
+
+
+def _split(inside: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for at, c in enumerate(inside):
+        depth += {"(": 1, ")": -1}.get(c, 0)
+        if c == "," and depth == 0:
+            parts.append(inside[start:at])
+            start = at + 1
+    return [*parts, inside[start:]]
+
+
+def _line_breaks(text: str) -> str:
+    """The line breaks of a text, with the backslashes that a macro needs."""
+    return "".join(re.findall(r"\\?\n", text))
+
+
+def _annotated(match: re.Match[str]) -> str:
+    """`[[buffer(0), ...]]` as annotations; attributes of C++ itself stay."""
+    out = []
+    for part in _split(match.group(1)):
+        found = _ATTRIBUTE.match(part)
+        if found is None:
+            return match.group()
+        out.append(f'__attribute__((annotate("metal {found.group(1)}")))')
+    return " ".join(out) + _line_breaks(match.group())
+
+
+def _by_value(match: re.Match[str]) -> str:
+    found = match.group()
+    return f'{match["before"]}const __attribute__((annotate("metal const thread&"))) {match["type"]} ' + _line_breaks(
+        found.removeprefix(match["before"]).replace(match["type"], "")
+    )
+
+
+def _starts_statement(text: str, at: int) -> bool:
+    before = text[:at].rstrip()
+    if not before or before[-1] in ";{}":
+        return True
+    if before[-1] == ":":
+        return not before.endswith("::")
+    last = before.rsplit("\n", 1)[-1].lstrip()
+    return last.startswith(("#", "//")) or before.endswith(("\\", "]]"))
+
+
+def _is_variable(declared: str) -> bool:
+    """`T name[N], other = ...` and not a pointer, a reference or a function."""
+    depth = 0
+    name = ""
+    for at, c in enumerate(declared):
+        if c in "<[":
+            depth += 1
+        elif c in ">]":
+            depth -= 1
+        elif depth == 0 and c in "*&":
+            return False
+        elif depth == 0 and c == "(":
+            return False
+        elif depth == 0 and c == "=":
+            break
+        elif depth == 0 and (word := _WORD.match(declared, at)) and not declared[at - 1 : at].isidentifier():
+            name = word.group()
+    return bool(name)
+
+
+def _statics(text: str, plain: str) -> str:
+    out, at = [], 0
+    for match in _STATEMENT.finditer(plain):
+        if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(1)):
+            out += [text[at : match.start()], "static "]
+            at = match.start()
+    return "".join(out) + text[at:]
+
+
+def _named_instantiations(text: str) -> str:
+    count = 0
+
+    def named(match: re.Match[str]) -> str:
+        nonlocal count
+        plain = f"template {_line_breaks(match.group(1))}{match.group(2)}"
+        if "__VA_ARGS__" in plain:
+            return plain
+        count += 1
+        function = " ".join(match.group("name").split())
+        return f"{plain} inline void __legal_root_{count}() {{ (void)&{function}; }}"
+
+    return _INSTANTIATION.sub(named, text)
+
+
+def to_opencl(text: str) -> str:
+    """Metal text as the front end reads it; line n of the one is line n of the other."""
+    text = _without_comments(text)
+    text = _named_instantiations(text)
+    text = _FUNCTION_CONSTANT.sub(lambda found: "= {}" + _line_breaks(found.group()), text)
+    text = _ATTRIBUTES.sub(_annotated, text)
+    text = _CONST_REFERENCE.sub(_by_value, text)
+    text = _CONSTEXPR_REFERENCE.sub("", text)
+    text = _THREAD_MEMBER.sub(r"\1\2\3", text)
+    text = in_thread_memory(text)
+    text = _BFLOAT.sub(r"(bfloat(\1f))", text)
+    return _statics(text, blank(text))

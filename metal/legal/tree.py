@@ -1,0 +1,121 @@
+"""The syntax tree of a text, walked once: what is written in it, and every instantiation of its templates.
+
+libclang shows a template as it is written. An instantiation is found where it is used (a call, an explicit
+instantiation that text.py has named) and followed from there, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .frontend import MAIN, Parsed, template_of
+
+_FUNCTIONS = {"FUNCTION_DECL", "CXX_METHOD", "CONSTRUCTOR", "DESTRUCTOR", "CONVERSION_FUNCTION"}
+FUNCTIONS = frozenset(_FUNCTIONS | {"FUNCTION_TEMPLATE"})
+_USES = {"CALL_EXPR", "DECL_REF_EXPR", "MEMBER_REF_EXPR", "OVERLOADED_DECL_REF"}
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A place of the tree. `instantiated` says that it is a copy of something that is written elsewhere."""
+
+    cursor: Any
+    kind: str
+    parent: Node | None
+    instantiated: bool
+
+    @property
+    def line(self) -> int:
+        """The line of the text."""
+        return int(self.cursor.location.line)
+
+    @property
+    def type(self) -> str:
+        """The type with all names resolved and the front end's names of the spaces."""
+        return str(self.cursor.type.get_canonical().spelling)
+
+    def above(self) -> Iterator[Node]:
+        """What this stands in, from the inside out."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def function(self) -> Node | None:
+        """The function that this stands in."""
+        return next((node for node in self.above() if node.kind in FUNCTIONS), None)
+
+
+def in_text(cursor: Any) -> bool:
+    """Whether the cursor is about the text itself, not about a header."""
+    file = cursor.location.file
+    return file is not None and file.name == MAIN
+
+
+def kind_of(cursor: Any) -> str:
+    """The kind's name; kinds that the bindings do not know are none of ours."""
+    try:
+        return str(cursor.kind.name)
+    except ValueError:
+        return "UNKNOWN"
+
+
+def annotations(cursor: Any) -> list[str]:
+    """The attributes of Metal's that a declaration has."""
+    return [
+        child.spelling.removeprefix("metal ")
+        for child in cursor.get_children()
+        if kind_of(child) == "ANNOTATE_ATTR" and child.spelling.startswith("metal ")
+    ]
+
+
+def unwrapped(cursor: Any) -> Any:
+    """An expression without the conversions and parentheses around it."""
+    while kind_of(cursor) in ("UNEXPOSED_EXPR", "PAREN_EXPR"):
+        inside = list(cursor.get_children())
+        if len(inside) != 1:
+            break
+        cursor = inside[0]
+    return cursor
+
+
+def _is_template(cursor: Any) -> bool:
+    return any(kind_of(c) in ("FUNCTION_TEMPLATE", "CLASS_TEMPLATE", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION")
+               for c in (cursor, cursor.semantic_parent) if c is not None)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.waiting: list[Any] = []
+        self.seen: set[int] = set()
+
+    def visit(self, cursor: Any, parent: Node | None, instantiated: bool) -> None:
+        node = Node(cursor, kind_of(cursor), parent, instantiated)
+        self.nodes.append(node)
+        if node.kind in _USES:
+            self._follow(cursor)
+        for child in cursor.get_children():
+            self.visit(child, node, instantiated)
+
+    def _follow(self, cursor: Any) -> None:
+        used = cursor.referenced
+        if used is None or kind_of(used) not in _FUNCTIONS or not in_text(used):
+            return
+        if used.hash in self.seen or template_of(used) is None:
+            return
+        self.seen.add(used.hash)
+        self.waiting.append(used)
+
+
+def walk(parsed: Parsed) -> list[Node]:
+    """Every node of the text, in the order of the text, and after them those of the instantiations."""
+    found = _Walk()
+    for cursor in parsed.unit.cursor.get_children():
+        if in_text(cursor):
+            found.visit(cursor, None, False)
+    while found.waiting:
+        found.visit(found.waiting.pop(), None, True)
+    return found.nodes
