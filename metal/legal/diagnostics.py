@@ -10,30 +10,41 @@ from .language import Language
 _COPIES = re.compile(r"implicit (?:copy|move) (?:constructor|assignment operator)\) not viable: .*'__constant'", re.S)
 # A literal becomes a pointer to char that is not const, as it does in every clang, with a warning.
 _LITERAL = re.compile(r"no known conversion from 'const __constant char\[\d+\]' to '__constant char \*")
-# `this` points to thread memory in Metal, to any in OpenCL.
-_ONLY_THE_SPACE = re.compile(r"conflicting types for parameter '\w+' \('(?:__private |__generic )?(.*)' vs\. '(?:__private |__generic )?\1'\)")
+# OpenCL has no built-in operator that adds an object which converts to a number to a pointer (MLX's Int<1>).
+_POINTER_AND_NUMBER = re.compile(
+    r"^invalid operands to binary expression \('[^']*\*(?:__private)?' and '[^']*\bintegral_constant<"
+)
+# `this` points to thread memory in Metal, to any in OpenCL. (The last but one follows from an error before it.)
+_ONLY_THE_SPACE = re.compile(
+    r"conflicting types for parameter '\w+' \('(?:__private |__generic )?(.*)' vs\. '(?:__private |__generic )?\1'\)"
+)
 _FROM_THIS = re.compile(
     r"value of type '(?:const )?__generic .*' changes address space"
     r"|'(?:const )?__private [^']*\*(?:__private)?' with an? [lr]value of type '(?:const )?__generic"
     r"|in address space '__generic' to object in address space '__private'"
     r"|'(?:const )?__private \w+' equal '(?:const )?__generic "
     r"|could not match '(?:const )?__private .*' against '(?:const )?__generic "
+    r"|substitution failure \[with [^:]*\]$"
     r"|pass pointer to generic address space as a pointer to address space '__private'"
 )
+# An object in `constant` memory is constructed like any other in Metal.
+_CONSTRUCTS = re.compile(r"cannot be used to construct an object in address space '?__constant")
 # half and bfloat convert into each other when asked to (and only then).
 _ASKED = re.compile(r"cast from .*(?:\bhalf'.*__bf16'|__bf16'.*half').* is not allowed")
 
 _REASONS = (
     (re.compile(r"^call to deleted function '(\w+)'"), r"Metal has no overload of '\1' for this type"),
     (re.compile(r"^use of type '(?:long )?double'"), "Metal has no double"),
-    (re.compile(r"variable length arrays?"), "Metal has no arrays of variable length"),
+    (re.compile(r"variable length array|array size is not a constant"), "Metal has no arrays of variable length"),
     (re.compile(r"^virtual functions are not supported"), "Metal has no virtual functions"),
-    (re.compile(r"non-kernel function variable cannot be declared in|automatic variable qualified with"),
-     "a variable in device memory cannot be declared: take a pointer to it"),
+    (
+        re.compile(r"non-kernel function variable cannot be declared in|automatic variable qualified with"),
+        "a variable in device memory cannot be declared: take a pointer to it",
+    ),
 )
 _CPP17 = re.compile(r" (?:is|are) (?:a C\+\+17|incompatible with C\+\+ standards before C\+\+17)")
-# Apple's compiler takes these in C++14 and MLX's own headers, which run on macOS 14, use them.
-_TAKEN_IN_CPP14 = ("constexpr if", "nested namespace definition", "inline variables", "'static_assert' with no message", "pack fold expression")
+# Apple's compiler takes these in C++14, as extensions: MLX's own headers, which it compiles on macOS 14, use them.
+_TAKEN_IN_CPP14 = ("constexpr if", "inline variables", "'static_assert' with no message")
 
 
 def verdict(message: str, notes: Sequence[str], error: bool, option: str | None, language: Language) -> str | None:
@@ -41,9 +52,14 @@ def verdict(message: str, notes: Sequence[str], error: bool, option: str | None,
     if not error:
         return _warning(message, option, language)
     said = "\n".join(notes)
-    if _ONLY_THE_SPACE.search(said) or _LITERAL.search(said):
+    if _ONLY_THE_SPACE.search(said) or _LITERAL.search(said) or _CONSTRUCTS.search(said):
         return None
-    if _ASKED.search(message) or _COPIES.search(said) or _FROM_THIS.search(message + "\n" + said):
+    if (
+        _ASKED.search(message)
+        or _POINTER_AND_NUMBER.search(message)
+        or _COPIES.search(said)
+        or _FROM_THIS.search(message + "\n" + said)
+    ):
         return None
     for pattern, reason in _REASONS:
         if found := pattern.search(message):

@@ -1,7 +1,11 @@
 """libclang as a GPU front end: parses Metal text, gives its diagnostics in Metal's words and its syntax tree."""
 
+import atexit
+import ctypes
 import importlib.util
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,10 +27,19 @@ _STANDARD_HEADERS = (
     "array atomic common compute config geometric integer limits logging math matrix numeric pack quadgroup relational "
     "simdgroup simdgroup_matrix stdlib tensor type_traits types uniform assert extended_vector cooperative_tensor"
 ).split()
+_DETAILED = 0x01  # the preprocessing record
+_PRECOMPILED = 0x02 | 0x10  # incomplete, for serialization
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.M)
 _EXTENSIONS = "-cl-ext=+all,-cl_khr_fp64,-__opencl_c_fp64"
-_WORDS = (("__local", "device"), ("__global", "threadgroup"), ("__constant", "constant"), ("__private", "thread"))
+_WORDS = (
+    ("legal_name_", ""),
+    ("__local", "device"),
+    ("__global", "threadgroup"),
+    ("__constant", "constant"),
+    ("__private", "thread"),
+)
 _SPACE = re.compile(r"\b__generic\s?|(?<=[*&])__(?:private|generic)\b")
+_NAMED_SPACE = re.compile(r"address space '(device|threadgroup|constant|thread)'")
 _VALUE_SPACE = re.compile(r"'(?:__private|__generic) ([^'*&]*)'")
 
 
@@ -40,12 +53,15 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed text: what the front end said about it, and the tree for what it does not judge by itself."""
+    """A parsed text: what the front end said about it, the tree for what it does not judge by itself, and the lines that
+    the preprocessor left out.
+    """
 
     unit: Any
     text: str
     language: Language
     complaints: tuple[Complaint, ...]
+    dead: frozenset[int]
 
 
 @cache
@@ -74,19 +90,47 @@ def template_of(cursor: Any) -> Any | None:
     return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
 
 
+class _Ranges(ctypes.Structure):
+    """libclang's CXSourceRangeList; its ranges are opaque here."""
+
+    _fields_ = (("count", ctypes.c_uint), ("ranges", ctypes.c_void_p))
+
+
+def dead_lines(unit: Any) -> set[int]:
+    """The lines of the text that the preprocessor left out."""
+    cindex = _cindex()
+    skipped = cindex.conf.lib.clang_getSkippedRanges
+    skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_Ranges)
+    dispose = cindex.conf.lib.clang_disposeSourceRangeList
+    dispose.argtypes, dispose.restype = [ctypes.POINTER(_Ranges)], None
+    found = skipped(unit, unit.get_file(MAIN).obj)
+    ranges = ctypes.cast(found.contents.ranges, ctypes.POINTER(cindex.SourceRange))
+    lines = [range(ranges[i].start.line, ranges[i].end.line + 1) for i in range(found.contents.count)]
+    dispose(found)
+    return {line for some in lines for line in some}
+
+
 @cache
 def _index() -> Any:
+    atexit.register(_index.cache_clear)  # before the library that frees it is gone
     return _cindex().Index.create()
 
 
-def _arguments(language: Language, includes: Sequence[Path]) -> list[str]:
+def _arguments(language: Language, includes: Sequence[Path], header: bool = False) -> list[str]:
     return [
-        *("-x", "cl", "-cl-std=clc++2021", "-target", "x86_64-unknown-linux", "-cl-no-stdinc", "-nostdinc"),
+        *(
+            "-x",
+            "cl-header" if header else "cl",
+            "-cl-std=clc++2021",
+            "-target",
+            "x86_64-unknown-linux",
+            "-cl-no-stdinc",
+            "-nostdinc",
+        ),
         *("-fdeclspec", "-cl-single-precision-constant", "-Xclang", _EXTENSIONS, "-ferror-limit=0"),
         *("-Wno-everything", "-Wpre-c++17-compat", "-Wunknown-attributes", "-Wvla"),
         *(["-DLEGAL_METAL4"] if language is Language.METAL_4_0 else []),
         *(part for path in (DIALECT, *includes) for part in ("-isystem", str(path))),
-        *("-include", str(DIALECT / _PRELUDE)),
     ]
 
 
@@ -101,11 +145,32 @@ def _virtual(preamble: str) -> list[tuple[str, str]]:
     ]
 
 
+@cache
+def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
+    """The library and the preamble, read once for the texts that follow: a precompiled header of this process, and
+    what is wrong with them.
+    """
+    folder = tempfile.mkdtemp(prefix="metal-legal-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    header = Path(folder, "prelude.h")
+    header.write_text(f'#include "{DIALECT / _PRELUDE}"\n')
+    files = [*_virtual(preamble), *_included(preamble, includes)]
+    unit = _index().parse(
+        str(header), _arguments(language, includes, header=True), unsaved_files=files, options=_PRECOMPILED
+    )
+    compiled = Path(folder, "prelude.pch")
+    unit.save(str(compiled))
+    return compiled, tuple(_judged(unit, language))
+
+
 def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
     """Parse Metal text after `preamble`, with `includes` for the headers that the two name."""
-    files = [(MAIN, to_opencl(text)), *_virtual(preamble), *_included(preamble + text, tuple(includes))]
-    unit = _index().parse(MAIN, _arguments(language, includes), unsaved_files=files)
-    return Parsed(unit, text, language, tuple(_judged(unit, language)))
+    folders = tuple(includes)
+    library, complaints = _compiled(preamble, language, folders)
+    files = [(MAIN, to_opencl(text)), *_virtual(preamble), *_included(preamble + text, folders)]
+    arguments = [*_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
+    unit = _index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
+    return Parsed(unit, text, language, (*complaints, *_judged(unit, language)), frozenset(dead_lines(unit)))
 
 
 @cache
@@ -135,13 +200,14 @@ def in_metal(message: str) -> str:
     message = _SPACE.sub("", message)
     for opencl, metal in _WORDS:
         message = message.replace(opencl, metal)
-    return message
+    return _NAMED_SPACE.sub(r"\1", message)
 
 
 def _place(diagnostic: Any) -> int | None:
     """The line of the text that a diagnostic is about: its own, or the one that asked for the instantiation."""
     for one in (diagnostic, *diagnostic.children):
-        if one.location.file is not None and one.location.file.name == MAIN:
+        included = one.spelling.startswith("in file included from")
+        if not included and one.location.file is not None and one.location.file.name == MAIN:
             return int(one.location.line)
     return None
 

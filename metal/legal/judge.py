@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
-from . import conversions, entry_points, features, spaces, storage
 from .frontend import PREAMBLE, Complaint, parse
 from .language import Language
+from .rules import conversions, entry_points, features, spaces, storage
 from .tree import walk
 
 
@@ -34,7 +34,7 @@ def complaints(
     nodes = walk(parsed)
     found = {
         *parsed.complaints,
-        *features.complaints(text, nodes, language),
+        *features.complaints(parsed, nodes),
         *spaces.complaints(nodes),
         *storage.complaints(nodes),
         *conversions.complaints(nodes),

@@ -7,9 +7,13 @@ thread's, as its declaration says.
 
 import re
 
-_HEADER = re.compile(r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\(")
+_HEADER = re.compile(
+    r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\("
+)
 _RETURN = re.compile(r"\breturn\b(\s+)([^;{}]+);")
-_REINTERPRETED = re.compile(r"\breinterpret_cast\s*<((?:[^<>]|<[^<>]*>)*\bthread\b(?:[^<>]|<[^<>]*>)*[*&]\s*)>\s*(?=\()")
+_REINTERPRETED = re.compile(
+    r"\breinterpret_cast\s*<((?:[^<>]|<[^<>]*>)*\bthread\b(?:[^<>]|<[^<>]*>)*[*&]\s*)>\s*(?=\()"
+)
 _BODY = re.compile(r"[^;{}()]*\{")
 
 

@@ -121,7 +121,7 @@ def _statics(text: str, plain: str) -> str:
     out, at = [], 0
     for match in _STATEMENT.finditer(plain):
         if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(1)):
-            out += [text[at : match.start()], "static "]
+            out += [text[at : match.start()], 'static __attribute__((annotate("metal threadgroup variable"))) ']
             at = match.start()
     return "".join(out) + text[at:]
 

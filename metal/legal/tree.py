@@ -82,8 +82,11 @@ def unwrapped(cursor: Any) -> Any:
 
 
 def _is_template(cursor: Any) -> bool:
-    return any(kind_of(c) in ("FUNCTION_TEMPLATE", "CLASS_TEMPLATE", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION")
-               for c in (cursor, cursor.semantic_parent) if c is not None)
+    return any(
+        kind_of(c) in ("FUNCTION_TEMPLATE", "CLASS_TEMPLATE", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION")
+        for c in (cursor, cursor.semantic_parent)
+        if c is not None
+    )
 
 
 class _Walk:

@@ -18,7 +18,7 @@ from .launch import run
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .sparse import SparseArray
-from .static_pass import check
+from .legality import check
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray

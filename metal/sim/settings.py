@@ -13,7 +13,7 @@ class Settings:
     """`checked` watches every access (two to five times slower); `coalescing` also groups accesses by simdgroup.
 
     `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
-    `static_pass` checks address spaces and bfloat conversions before a text is first run.
+    `static_pass` asks a GPU front end whether Metal would take a text, before it is first run.
     With `poison` a launch without a fault runs once more, unchecked, with variables that start as zeros: an output that
     comes out different was computed from a variable that nothing had written.
     `patience` is for how many seconds of processor time a launch may run without any thread coming to its end.

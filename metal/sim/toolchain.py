@@ -175,10 +175,3 @@ def kernel_flags(checked: bool, zeroed: bool = False, coverage: bool = False) ->
     start = "-ftrivial-auto-var-init=" + ("zero" if zeroed else "pattern")
     how = _COVERAGE if coverage else [*_CHECKED, *_hook_flags()] if checked else _UNCHECKED
     return [*_KERNEL, start, *how, *_includes()]
-
-
-def syntax_command() -> list[str]:
-    """The command that checks a file without compiling it; every error is reported."""
-    # With -c, or ziglang first builds a C++ standard library to link with.
-    strict = ["-c", "-fsyntax-only", "-ferror-limit=0", "-Wno-everything", "-Wvla", "-Werror=vla"]
-    return [*find_compiler().compile, *_KERNEL, *_includes(), *strict]

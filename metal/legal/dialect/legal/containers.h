@@ -5,9 +5,10 @@
 namespace metal {
 template <class T, size_t N> struct array {
   T __elements[N];
-  thread T& operator[](size_t); device T& operator[](size_t) device; threadgroup T& operator[](size_t) threadgroup;
-  const thread T& operator[](size_t) const; const device T& operator[](size_t) const device;
-  const constant T& operator[](size_t) const constant;
+  thread T& operator[](size_t)&; const thread T& operator[](size_t) const&; T operator[](size_t) const&&;
+  device T& operator[](size_t) device&; const device T& operator[](size_t) const device&;
+  threadgroup T& operator[](size_t) threadgroup&; const threadgroup T& operator[](size_t) const threadgroup&;
+  const constant T& operator[](size_t) const constant&;
   static constexpr size_t size() { return N; }
 };
 template <class T> struct uniform {

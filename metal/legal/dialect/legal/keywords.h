@@ -33,6 +33,26 @@
 #define read_write legal_name_read_write
 #define pipe legal_name_pipe
 #define vec_step legal_name_vec_step
+#define atomic_int legal_name_atomic_int
+#define atomic_uint legal_name_atomic_uint
+#define atomic_long legal_name_atomic_long
+#define atomic_ulong legal_name_atomic_ulong
+#define atomic_float legal_name_atomic_float
+#define atomic_double legal_name_atomic_double
+#define atomic_flag legal_name_atomic_flag
+#define atomic_size_t legal_name_atomic_size_t
+#define atomic_intptr_t legal_name_atomic_intptr_t
+#define atomic_uintptr_t legal_name_atomic_uintptr_t
+#define atomic_ptrdiff_t legal_name_atomic_ptrdiff_t
+#define event_t legal_name_event_t
+#define clk_event_t legal_name_clk_event_t
+#define queue_t legal_name_queue_t
+#define reserve_id_t legal_name_reserve_id_t
+#define sampler_t legal_name_sampler_t
+#define ndrange_t legal_name_ndrange_t
+#define image1d_t legal_name_image1d_t
+#define image2d_t legal_name_image2d_t
+#define image3d_t legal_name_image3d_t
 #undef __OPENCL_VERSION__
 #undef __OPENCL_CPP_VERSION__
 #undef __OPENCL_C_VERSION__

@@ -65,13 +65,17 @@ template <class T> constexpr T __zero() { return T(0); }
     constexpr vec(const constant vec<U, N>&) : x(), LEGAL_REST_##N {}                                     \
     template <class A, class B, class... R, class = enable_if_t<__components<A, B, R...>::count == N>>    \
     constexpr vec(A, B, R...) : x(), LEGAL_REST_##N {}                                                    \
-    thread T& operator[](long);                                                                           \
-    constexpr const thread T& operator[](long) const;                                                     \
-    constexpr device T& operator[](long) device;                                                          \
-    constexpr const device T& operator[](long) const device;                                              \
-    constexpr threadgroup T& operator[](long) threadgroup;                                                \
-    constexpr const threadgroup T& operator[](long) const threadgroup;                                    \
-    constexpr const constant T& operator[](long) const constant;                                          \
+    template <class A, class B, class... R, class = enable_if_t<__components<A, B, R...>::count == N>>    \
+    constexpr vec(A, B, R...) constant : x(), LEGAL_REST_##N {}                                           \
+    template <class U, class = enable_if_t<__implicit<U, T>>>                                             \
+    constexpr vec(U) constant : x(), LEGAL_REST_##N {}                                                    \
+    constexpr vec(const vec&) = default;                                                                  \
+    vec& operator=(const vec&) = default;                                                                 \
+    constexpr vec(const vec&) constant : x(), LEGAL_REST_##N {}                                           \
+    thread T& operator[](long)&; const thread T& operator[](long) const&; T operator[](long) const&&;     \
+    device T& operator[](long) device&; const device T& operator[](long) const device&;                   \
+    threadgroup T& operator[](long) threadgroup&; const threadgroup T& operator[](long) const threadgroup&; \
+    const constant T& operator[](long) const constant&;                                                   \
     friend constexpr vec operator+(vec a) { return a; }                                                   \
     friend constexpr vec operator-(vec a) { return a; }                                                   \
     friend constexpr vec<bool, N> operator!(vec) { return vec<bool, N>(true); }                           \
@@ -110,8 +114,10 @@ template <class T, int N> struct __packed {
   template <class U, class = enable_if_t<__implicit<U, T>>> constexpr explicit __packed(U) : __data{} {}
   constexpr operator vec<T, N>() const { return vec<T, N>(__data[0]); }
   constexpr operator vec<T, N>() const constant { return vec<T, N>(__data[0]); }
-  thread T& operator[](long); device T& operator[](long) device; threadgroup T& operator[](long) threadgroup;
-  const thread T& operator[](long) const; const device T& operator[](long) const device; const constant T& operator[](long) const constant;
+  thread T& operator[](long)&; const thread T& operator[](long) const&; T operator[](long) const&&;
+  device T& operator[](long) device&; const device T& operator[](long) const device&;
+  threadgroup T& operator[](long) threadgroup&; const threadgroup T& operator[](long) const threadgroup&;
+  const constant T& operator[](long) const constant&;
   T __get1() const; T __get1() const constant; void __put1(T);
   __declspec(property(get = __get1, put = __put1)) T x, y, z, w, r, g, b, a;
   friend vec<T, N> operator-(__packed);
@@ -153,8 +159,10 @@ template <class T, int C, int R> struct matrix {
   constexpr explicit matrix(T) : columns{} {}
   template <class A, class B, class... Rest, class = enable_if_t<sizeof...(Rest) + 2 == C || sizeof...(Rest) + 2 == C * R>>
   constexpr matrix(A, B, Rest...) : columns{} {}
-  thread vec<T, R>& operator[](long); const thread vec<T, R>& operator[](long) const; device vec<T, R>& operator[](long) device;
-  threadgroup vec<T, R>& operator[](long) threadgroup; const constant vec<T, R>& operator[](long) const constant;
+  thread vec<T, R>& operator[](long)&; const thread vec<T, R>& operator[](long) const&; vec<T, R> operator[](long) const&&;
+  device vec<T, R>& operator[](long) device&; const device vec<T, R>& operator[](long) const device&;
+  threadgroup vec<T, R>& operator[](long) threadgroup&; const threadgroup vec<T, R>& operator[](long) const threadgroup&;
+  const constant vec<T, R>& operator[](long) const constant&;
   friend matrix operator+(matrix, matrix);
   friend matrix operator-(matrix, matrix);
   friend matrix operator*(matrix, T);

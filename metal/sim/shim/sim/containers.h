@@ -3,9 +3,6 @@
 #include "sim/types.h"
 
 namespace metal {
-#ifdef SIM_ADDRESS_SPACES
-template <class T, size_t N> using array = T[N];  // whose elements can be reached in every space
-#else
 template <class T, size_t N> struct array {
   T __elements[N];
   SIM_FN constexpr T& operator[](size_t i) { return __elements[i]; }
@@ -25,7 +22,6 @@ template <class T, size_t N> struct array {
   static constexpr size_t max_size() { return N; }
   static constexpr bool empty() { return N == 0; }
 };
-#endif
 
 // A value that all threads promise to share; arithmetic of two is one, with anything else it is not. That they do share it is not checked.
 template <class T> struct uniform {

@@ -8,23 +8,13 @@
 #define __HAVE_BFLOAT__ 1
 #define assert(...) ((__VA_ARGS__) ? (void)0 : sim_assertion(#__VA_ARGS__))
 #define kernel
-#ifdef SIM_ADDRESS_SPACES
-#define device __attribute__((address_space(11)))
-#define constant __attribute__((address_space(12)))
-#define threadgroup __attribute__((address_space(13)))
-#else
 #define device
 #define constant const
 #define threadgroup
-#endif
 #define thread
 
 // A variable in threadgroup memory: one for all threads of the threadgroup. Its declaration makes an entry in a table, run or not.
 #define SIM_UNWRAP(...) __VA_ARGS__
-#ifdef SIM_ADDRESS_SPACES
-#define SIM_THREADGROUP(name, type, dims) static threadgroup SIM_UNWRAP type name dims;
-#define SIM_INITIAL(name, ...)
-#else
 #define SIM_THREADGROUP(name, type, dims)                                                                  \
   typedef SIM_UNWRAP type sim_type_##name dims;                                                            \
   static SimArray sim_array_##name SIM_ARRAY_TABLE = {                                                     \
@@ -32,4 +22,3 @@
   sim_type_##name& name = *(sim_type_##name*)((SIM_HIDDEN SimArray*)&sim_array_##name)->base;
 // Its initial value, which every thread writes where it comes by.
 #define SIM_INITIAL(name, ...) { const sim_type_##name sim_value __VA_ARGS__; metal::__copy_into(name, sim_value); }
-#endif

@@ -3,9 +3,6 @@
 #include "sim/integer.h"
 
 namespace metal {
-#ifdef SIM_ADDRESS_SPACES
-template <class T, int Cols, int Rows> using matrix = vec<T, Rows>[Cols];  // whose columns can be reached in every space
-#else
 template <class T, int Cols, int Rows> struct matrix {
   static_assert(Cols >= 2 && Cols <= 4 && Rows >= 2 && Rows <= 4, "a matrix has 2, 3 or 4 columns and rows");
   using __column = vec<T, Rows>;
@@ -66,7 +63,6 @@ template <class T> SIM_FN T determinant(const matrix<T, 4, 4>& m) {
   }
   return sum;
 }
-#endif
 }  // namespace metal
 
 #define SIM_MATRICES(T)                                                                                             \

@@ -69,7 +69,5 @@ SIM_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A,
 }
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
-#ifndef SIM_STRICT_BFLOAT
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
-#endif
 }  // namespace metal

@@ -18,11 +18,7 @@ typedef long ptrdiff_t;
 typedef long intptr_t;
 typedef ulong uintptr_t;
 typedef _Float16 half;
-#ifdef SIM_ADDRESS_SPACES
-typedef __bf16 bfloat;
-#else
 #include "sim/bfloat.h"
-#endif
 static_assert(sizeof(long) == 8 && sizeof(void*) == 8, "Metal has a 64-bit long");
 
 // Memory of the simulator itself: an address space that the access hooks do not see.
@@ -130,9 +126,6 @@ using ::uchar; using ::ushort; using ::uint; using ::ulong; using ::half; using 
 }  // namespace metal
 
 // The static passes see clang's own vectors; what runs are vectors that convert as Metal's do.
-#if defined(SIM_ADDRESS_SPACES) || defined(SIM_STRICT_BFLOAT)
-#include "sim/ext_vectors.h"
-#else
 #include "sim/vectors.h"
 #include "sim/packed.h"
 #define SIM_VECTORS(T)                                                                                        \
@@ -144,7 +137,6 @@ using ::uchar; using ::ushort; using ::uint; using ::ulong; using ::half; using 
 SIM_VECTORS(bool) SIM_VECTORS(char) SIM_VECTORS(uchar) SIM_VECTORS(short) SIM_VECTORS(ushort) SIM_VECTORS(int)
 SIM_VECTORS(uint) SIM_VECTORS(long) SIM_VECTORS(ulong) SIM_VECTORS(half) SIM_VECTORS(bfloat) SIM_VECTORS(float)
 #undef SIM_VECTORS
-#endif
 
 template <class To, class From> SIM_FN constexpr To as_type(From from) {
   static_assert(sizeof(To) == sizeof(From), "as_type needs types of the same size");

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from .frontend import Complaint
+from ..frontend import Complaint
 from .spaces import space_of
-from .tree import FUNCTIONS, Node, annotations, kind_of
+from ..tree import FUNCTIONS, Node, annotations, kind_of
 
 _BY_ADDRESS = {"POINTER", "LVALUEREFERENCE"}
 _ARRAYS = {"CONSTANTARRAY", "INCOMPLETEARRAY", "DEPENDENTSIZEDARRAY"}
@@ -22,11 +22,16 @@ def _kernel(node: Node) -> Iterator[Complaint]:
         if type_.kind.name in _BY_ADDRESS or type_.kind.name in _ARRAYS:
             element = type_.get_pointee() if type_.kind.name in _BY_ADDRESS else type_.element_type
             if space_of(element.spelling) is None and space_of(type_.spelling) is None:
-                yield Complaint(line, f"the kernel's argument '{parameter.spelling}' must lie in device, constant or threadgroup memory")
+                yield Complaint(
+                    line,
+                    f"the kernel's argument '{parameter.spelling}' must lie in device, constant or threadgroup memory",
+                )
         elif not given and not _dependent(type_.kind.name):
             yield Complaint(line, f"the kernel's argument '{parameter.spelling}' has no attribute that says what it is")
         elif given == ["buffer"]:
-            yield Complaint(line, f"the kernel's argument '{parameter.spelling}' is a buffer: take a pointer or reference to it")
+            yield Complaint(
+                line, f"the kernel's argument '{parameter.spelling}' is a buffer: take a pointer or reference to it"
+            )
 
 
 def _dependent(kind: str) -> bool:

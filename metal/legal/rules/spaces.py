@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .frontend import Complaint
-from .tree import Node, annotations, in_text, kind_of, unwrapped
+from ..frontend import Complaint
+from ..tree import Node, annotations, in_text, kind_of, unwrapped
 
 _DECLARATIONS = {"VAR_DECL", "PARM_DECL", "FIELD_DECL", "TYPEDEF_DECL", "TYPE_ALIAS_DECL"}
 _RETURNING = {"FUNCTION_DECL", "CXX_METHOD", "CONVERSION_FUNCTION"}
@@ -43,7 +43,10 @@ def unspaced(type_: Any, depth: int = 0) -> bool:
         return unspaced(type_.element_type, depth)
     if kind in ("POINTER", "LVALUEREFERENCE", "RVALUEREFERENCE"):
         pointee = type_.get_pointee()
-        if pointee.kind.name in ("FUNCTIONPROTO", "FUNCTIONNOPROTO") or pointee.get_canonical().kind.name == "FUNCTIONPROTO":
+        if (
+            pointee.kind.name in ("FUNCTIONPROTO", "FUNCTIONNOPROTO")
+            or pointee.get_canonical().kind.name == "FUNCTIONPROTO"
+        ):
             return False
         if "auto" in pointee.spelling.split() or pointee.kind.name == "AUTO":
             return False
@@ -75,10 +78,16 @@ def _undeclared(node: Node) -> Iterator[Complaint]:
             return
         if unspaced(type_) and not _written_as_array(cursor) and not _deduced(cursor):
             what = {"PARM_DECL": "parameter ", "FIELD_DECL": "member "}.get(node.kind, "")
-            yield Complaint(node.line, f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {SPACES}")
+            yield Complaint(
+                node.line,
+                f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {SPACES}",
+            )
     elif node.kind in _RETURNING:
         if unspaced(cursor.result_type) and not _deduced_result(cursor):
-            yield Complaint(node.line, f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {SPACES}")
+            yield Complaint(
+                node.line,
+                f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {SPACES}",
+            )
     elif node.kind in _CASTS and unspaced(cursor.type) and not _deduced(cursor):
         yield Complaint(node.line, f"a cast to a pointer or reference that names no address space: add {SPACES}")
 
@@ -98,11 +107,13 @@ def _called_object(node: Node) -> Iterator[Complaint]:
     base = next(iter(callee.get_children()), None)
     if base is None or "__generic" not in method.type.spelling.rsplit(")", 1)[-1]:
         return
-    held = base.type.get_canonical()
+    held = unwrapped(base).type.get_canonical()
     held = held.get_pointee() if held.kind.name == "POINTER" else held
     space = space_of(_outer(held.spelling))
     if space:
-        yield Complaint(node.line, f"'{method.spelling}' is called on an object in {space} memory: mark the function `{space}`")
+        yield Complaint(
+            node.line, f"'{method.spelling}' is called on an object in {space} memory: mark the function `{space}`"
+        )
 
 
 def _outer(spelling: str) -> str:

@@ -3,13 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from .frontend import Complaint
-from .language import Language
-from .text import blank
-from .tree import Node
+from ..frontend import Complaint, Parsed
+from ..language import Language
+from ..text import blank
+from ..tree import Node
 
 _WORDS = (
-    (re.compile(r"\b(?:unsigned\s+|signed\s+)?long\s+long\b|\b(?:0[xX][0-9a-fA-F]+|\d+)(?:[uU]?(?:ll|LL)|(?:ll|LL)[uU])\b"), "Metal has no long long: its long has 64 bits"),
+    (
+        re.compile(
+            r"\b(?:unsigned\s+|signed\s+)?long\s+long\b|\b(?:0[xX][0-9a-fA-F]+|\d+)(?:[uU]?(?:ll|LL)|(?:ll|LL)[uU])\b"
+        ),
+        "Metal has no long long: its long has 64 bits",
+    ),
     (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "Metal has no asm"),
     (re.compile(r"\bregister\b"), "Metal has no `register`"),
     (re.compile(r"\bstd\s*::"), "Metal has no std: its library is in the namespace metal"),
@@ -51,14 +56,16 @@ def _node(node: Node, language: Language) -> Iterator[Complaint]:
         yield Complaint(node.line, "Metal 3.1 has no lambdas")
     elif node.kind in _DEFINES:
         if node.cursor.type.kind.name == "FUNCTIONPROTO" and node.cursor.type.is_function_variadic():
-            yield Complaint(node.line, f"'{node.cursor.spelling}' takes a variable number of arguments: Metal has no `...`")
+            yield Complaint(
+                node.line, f"'{node.cursor.spelling}' takes a variable number of arguments: Metal has no `...`"
+            )
         if node.cursor.spelling == "main":
             yield Complaint(node.line, "no function of Metal's may be called main")
 
 
-def complaints(text: str, nodes: Sequence[Node], language: Language) -> Iterator[Complaint]:
+def complaints(parsed: Parsed, nodes: Sequence[Node]) -> Iterator[Complaint]:
     """What Metal has not."""
-    yield from _words(text)
+    yield from (complaint for complaint in _words(parsed.text) if complaint.line not in parsed.dead)
     for node in nodes:
         if not node.instantiated:
-            yield from _node(node, language)
+            yield from _node(node, parsed.language)

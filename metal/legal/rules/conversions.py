@@ -6,9 +6,10 @@ The quotation from the specification in MLX's bf16_math.h is the rule.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .frontend import Complaint
-from .tree import Node, in_text, kind_of, unwrapped
+from ..frontend import Complaint
+from ..tree import Node, in_text, kind_of, unwrapped
 
+_FLOAT = "a float does not become a bfloat by itself: write bfloat(...) around it"
 _EXPLICIT = {"CSTYLE_CAST_EXPR", "CXX_STATIC_CAST_EXPR", "CXX_FUNCTIONAL_CAST_EXPR"}
 _SPACES = ("__private ", "__global ", "__local ", "__constant ", "__generic ", "const ", "volatile ")
 _ELEMENTS = {"x", "y", "z", "w"}
@@ -26,24 +27,36 @@ def _to_bfloat(node: Node) -> Iterator[Complaint]:
     if node.parent and node.parent.kind in _EXPLICIT:
         return
     inside = list(node.cursor.get_children())
-    if len(inside) == 1 and _scalar(node.cursor.type) == "__bf16" and _scalar(inside[0].type) in ("float", "half"):
-        yield Complaint(
-            node.line, f"a {_scalar(inside[0].type)} does not become a bfloat by itself: write bfloat(...) around it"
-        )
+    if len(inside) == 1 and _scalar(node.cursor.type) == "__bf16" and _scalar(inside[0].type) == "float":
+        yield Complaint(node.line, _FLOAT)
 
 
 def _initialized(node: Node) -> Iterator[Complaint]:
-    """A literal that the front end converts without leaving a trace of it."""
-    for child in node.cursor.get_children():
-        if kind_of(child) == "FLOATING_LITERAL" and _scalar(node.cursor.type) == "__bf16" and _scalar(child.type) == "float":
-            yield Complaint(node.line, "a float does not become a bfloat by itself: write bfloat(...) around it")
+    """Initializers in braces, which the tree shows as they are written, without their conversions."""
+    type_ = node.cursor.type.get_canonical()
+    values = list(node.cursor.get_children())
+    if type_.kind.name == "CONSTANTARRAY":
+        wanted = [type_.element_type] * len(values)
+    elif type_.kind.name == "RECORD":
+        wanted = [field.type for field in type_.get_fields()]
+    else:
+        wanted = [type_] * len(values)
+    for value, element in zip(values, wanted, strict=False):
+        if _scalar(element) == "__bf16" and _scalar(value.type) == "float":
+            yield Complaint(int(value.location.line), _FLOAT)
 
 
 def _updated(node: Node) -> Iterator[Complaint]:
     left, right = [*node.cursor.get_children(), None, None][:2]
-    if left is not None and right is not None and _scalar(left.type) == "__bf16" and _scalar(right.type) in ("float", "half"):
+    if (
+        left is not None
+        and right is not None
+        and _scalar(left.type) == "__bf16"
+        and _scalar(right.type) in ("float", "half")
+    ):
         yield Complaint(
-            node.line, f"the result is a {_scalar(right.type)}, which does not become a bfloat by itself: write out the assignment"
+            node.line,
+            f"the result is a {_scalar(right.type)}, which does not become a bfloat by itself: write out the assignment",
         )
 
 
@@ -69,7 +82,9 @@ def _element(node: Node) -> Iterator[Complaint]:
     elif node.kind == "CALL_EXPR" and node.cursor.referenced is not None:
         parameters = [c for c in node.cursor.referenced.get_children() if kind_of(c) == "PARM_DECL"]
         for parameter, argument in zip(parameters, node.cursor.get_arguments(), strict=False):
-            reference = parameter.type.kind.name == "LVALUEREFERENCE" and not parameter.type.get_pointee().is_const_qualified()
+            reference = (
+                parameter.type.kind.name == "LVALUEREFERENCE" and not parameter.type.get_pointee().is_const_qualified()
+            )
             if reference and argument is not None and _is_element(argument):
                 yield Complaint(node.line, "a reference cannot be bound to an element of a vector")
 
@@ -83,5 +98,5 @@ def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
             yield from _updated(node)
         elif node.kind in ("UNARY_OPERATOR", "VAR_DECL", "CALL_EXPR"):
             yield from _element(node)
-            if node.kind == "VAR_DECL":
-                yield from _initialized(node)
+        elif node.kind == "INIT_LIST_EXPR":
+            yield from _initialized(node)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from .frontend import Complaint
-from .tree import Node, annotations
+from ..frontend import Complaint
+from ..tree import Node, annotations
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
@@ -26,8 +26,7 @@ def _variable(node: Node) -> Iterator[Complaint]:
         return
     if node.cursor.storage_class.name != "STATIC" or _in_constant(node):
         return
-    words = {token.spelling for token in node.cursor.get_tokens()}
-    if "threadgroup" not in words:
+    if "threadgroup variable" not in annotations(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
         return
     function = node.function()
@@ -38,8 +37,22 @@ def _variable(node: Node) -> Iterator[Complaint]:
         )
 
 
+def _template(node: Node) -> Iterator[Complaint]:
+    """A variable template, of which the tree shows only the words."""
+    words = [token.spelling for token in node.cursor.get_tokens()]
+    before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
+    if (
+        before[:1] == ["template"]
+        and "constant" not in before
+        and not any(word.isupper() and len(word) > 1 for word in before)
+    ):
+        yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
+
+
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
     """Variables in the wrong place."""
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
             yield from _variable(node)
+        elif node.kind == "UNEXPOSED_DECL" and not node.instantiated:
+            yield from _template(node)

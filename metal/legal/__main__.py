@@ -1,0 +1,32 @@
+"""`python -m cortexmlx.metal.legal FILE...`: what a Metal compiler would refuse, at each language level.
+
+A file is judged as the text of a kernel that MLX compiles: after MLX's own preamble.
+"""
+
+import sys
+from pathlib import Path
+
+from .judge import complaints
+from .language import Language
+
+
+def main(paths: list[str]) -> int:
+    """Print `FILE:LINE: MESSAGE (Metal LEVELS)` for every complaint; 0 if there is none, 1 if there are, 2 for wrong use."""
+    if not paths:
+        print("usage: python -m cortexmlx.metal.legal FILE...", file=sys.stderr)
+        return 2
+    found = False
+    for path in paths:
+        text = Path(path).read_text()
+        levels: dict[tuple[int, str], list[str]] = {}
+        for language in Language:
+            for complaint in complaints(text, language):
+                levels.setdefault((complaint.line, complaint.message), []).append(language.value)
+        for (line, message), values in sorted(levels.items()):
+            print(f"{path}:{line}: {message} (Metal {', '.join(values)})")
+        found = found or bool(levels)
+    return int(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

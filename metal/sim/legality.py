@@ -1,0 +1,51 @@
+"""What plain C++ would let through and Metal refuses: asked of the GPU front end (metal/legal) before a text is first run."""
+
+import warnings
+from functools import cache
+from pathlib import Path
+
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal import legal
+
+from .built import cache_folder, content_key
+
+SHOWN = 8
+
+
+@cache
+def _own_text() -> str:
+    """The judge's own text: another judge may have another opinion."""
+    folder = Path(legal.__file__).parent
+    return "".join(path.read_text() for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h"))
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "the simulator runs Metal text without judging whether Metal would take it: install the front end with "
+        "`pip install libclang==18.1.1`",
+        stacklevel=2,
+    )
+
+
+def check(name: str, text: str, preamble: str) -> None:
+    """Refuse kernel text that a Metal compiler would refuse, as Metal 3.1 (macOS 14); remembered by content.
+
+    Without the libclang wheel nothing is judged, and a warning says so once.
+
+    Raises:
+        KernelCompileError: with one sentence for each complaint and the line it is about.
+    """
+    if not legal.available():
+        _warn_once()
+        return
+    passed = cache_folder() / f"{content_key('legal', _own_text(), preamble, text)}.ok"
+    if passed.exists():
+        return
+    found = legal.complaints(text, legal.Language.METAL_3_1, preamble)
+    if found:
+        lines = text.splitlines()
+        said = [f'{name}: line {c.line}: {c.message} ("{lines[c.line - 1].strip()[:90]}")' for c in found[:SHOWN]]
+        raise KernelCompileError("\n".join(said))
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()
