@@ -11,7 +11,10 @@ from .language import Language
 
 
 def main(paths: list[str]) -> int:
-    """Print `FILE:LINE: MESSAGE (Metal LEVELS)` for every complaint; 0 if there is none, 1 if there are, 2 for wrong use."""
+    """Print `FILE:LINE: MESSAGE (Metal LEVELS)` for every complaint.
+
+    Returns 0 if there is none, 1 if there is one, 2 for wrong use.
+    """
     if not paths:
         print("usage: python -m cortexmlx.metal.legal FILE...", file=sys.stderr)
         return 2

@@ -24,13 +24,17 @@ _FROM_THIS = re.compile(
     r"|in address space '__generic' to object in address space '__private'"
     r"|'(?:const )?__private \w+' equal '(?:const )?__generic "
     r"|could not match '(?:const )?__private .*' against '(?:const )?__generic "
-    r"|substitution failure \[with [^:]*\]$"
-    r"|pass pointer to generic address space as a pointer to address space '__private'"
+    r"|substitution failure \[with .*\]$"
+    r"|pass pointer to generic address space as a pointer to address space '__private'",
+    re.M,
 )
 # An object in `constant` memory is constructed like any other in Metal.
 _CONSTRUCTS = re.compile(r"cannot be used to construct an object in address space '?__constant")
 # half and bfloat convert into each other when asked to (and only then).
 _ASKED = re.compile(r"cast from .*(?:\bhalf'.*__bf16'|__bf16'.*half').* is not allowed")
+
+# What text.py adds to name an instantiation says once more that there is none.
+_NAMED_TWICE = re.compile(r"^address of overloaded function .* cannot be cast to type 'void'")
 
 _REASONS = (
     (re.compile(r"^call to deleted function '(\w+)'"), r"Metal has no overload of '\1' for this type"),
@@ -55,7 +59,8 @@ def verdict(message: str, notes: Sequence[str], error: bool, option: str | None,
     if _ONLY_THE_SPACE.search(said) or _LITERAL.search(said) or _CONSTRUCTS.search(said):
         return None
     if (
-        _ASKED.search(message)
+        _NAMED_TWICE.search(message)
+        or _ASKED.search(message)
         or _POINTER_AND_NUMBER.search(message)
         or _COPIES.search(said)
         or _FROM_THIS.search(message + "\n" + said)

@@ -24,9 +24,10 @@ MAIN = "kernel.cl"
 PREAMBLE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 _PRELUDE = "legal/prelude.h"
 _STANDARD_HEADERS = (
-    "array atomic common compute config geometric integer limits logging math matrix numeric pack quadgroup relational "
-    "simdgroup simdgroup_matrix stdlib tensor type_traits types uniform assert extended_vector cooperative_tensor"
-).split()
+    *("array", "assert", "atomic", "common", "compute", "config", "cooperative_tensor", "extended_vector"),
+    *("geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "quadgroup", "relational"),
+    *("simdgroup", "simdgroup_matrix", "stdlib", "tensor", "type_traits", "types", "uniform"),
+)
 _DETAILED = 0x01  # the preprocessing record
 _PRECOMPILED = 0x02 | 0x10  # incomplete, for serialization
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.M)
@@ -53,8 +54,8 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed text: what the front end said about it, the tree for what it does not judge by itself, and the lines that
-    the preprocessor left out.
+    """A parsed text: what the front end said about it, the tree for what it does not judge by itself, and the lines
+    that the preprocessor left out.
     """
 
     unit: Any
@@ -135,7 +136,7 @@ def _arguments(language: Language, includes: Sequence[Path], header: bool = Fals
 
 
 def _virtual(preamble: str) -> list[tuple[str, str]]:
-    """Files that need not lie on disk: the swizzles, the names under which the library can be included, the preamble."""
+    """Files that need not lie on disk: the swizzles, the names by which the library is included, the preamble."""
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
         (str(DIALECT / "legal" / "swizzles.h"), swizzles.header()),

@@ -1,5 +1,5 @@
-"""`this` in Metal points to thread memory, in OpenCL to any: what a member function gives out of itself is said to be the
-thread's, as its declaration says.
+"""`this` in Metal points to thread memory, in OpenCL to any: what a member function gives out of itself is said to be
+the thread's, as its declaration says.
 
 - `return member;` in a function that returns `thread T&` goes through `__thread_memory`, which takes no other space;
 - `reinterpret_cast<thread T*>(...)` becomes a cast that OpenCL allows out of any memory, but not out of `device`.

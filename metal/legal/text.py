@@ -29,7 +29,7 @@ _CONST_REFERENCE = re.compile(
 )
 # The qualifier of a member function that is called on thread memory, as one without it is.
 _THREAD_MEMBER = re.compile(r"(\)\s*)((?:const\b\s*)?)thread\b(\s*const\b)?(?=\s*(?:[{;:=]|\\|->|noexcept))")
-# A constexpr function whose body is refused takes part in nothing; OpenCL refuses a thread reference to a part of *this.
+# A constexpr function whose body is refused takes part in nothing; OpenCL refuses a thread reference into *this.
 _CONSTEXPR_REFERENCE = re.compile(r"\bconstexpr\b(?=\s+(?:const\s+)?thread\b[^;{}()=]*[&*][^;{}=]*\()")
 _STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
 _WORD = re.compile(r"\s*[A-Za-z_]\w*")
@@ -106,9 +106,7 @@ def _is_variable(declared: str) -> bool:
             depth += 1
         elif c in ">]":
             depth -= 1
-        elif depth == 0 and c in "*&":
-            return False
-        elif depth == 0 and c == "(":
+        elif (depth == 0 and c in "*&") or (depth == 0 and c == "("):
             return False
         elif depth == 0 and c == "=":
             break

@@ -62,7 +62,7 @@ def kind_of(cursor: Any) -> str:
         return "UNKNOWN"
 
 
-def annotations(cursor: Any) -> list[str]:
+def marks(cursor: Any) -> list[str]:
     """The attributes of Metal's that a declaration has."""
     return [
         child.spelling.removeprefix("metal ")

@@ -15,10 +15,10 @@ from .buffers import MAX_ALIGNMENT, BufferSpec, host_view, offset_of
 from .built import build
 from .entry import PREAMBLE, translation_unit
 from .launch import run
+from .legality import check
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .sparse import SparseArray
-from .legality import check
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray

@@ -1,4 +1,4 @@
-"""What plain C++ would let through and Metal refuses: asked of the GPU front end (metal/legal) before a text is first run."""
+"""What plain C++ would let through and Metal refuses: asked of the GPU front end before a text is first run."""
 
 import warnings
 from functools import cache

@@ -25,6 +25,8 @@ TESTED_WITH = {
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
+    "metal/legal/__main__.py": "tests/metal/legal/test_judge.py",
+    "metal/legal/language.py": "tests/metal/legal/test_diagnostics.py",
     "metal/sim/abi.py": "tests/sim/test_launch.py",
     "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",
     "metal/sim/judge/cases.py": "tests/sim/test_judges.py",

@@ -111,7 +111,7 @@ def test_a_struct_may_be_copied_out_of_any_address_space():
 
 def test_a_compile_error_names_the_line_of_the_kernel_text():
     body = "uint i = thread_position_in_grid.x;\ny[i] = nonsense;"
-    with pytest.raises(KernelCompileError, match="probe: line 7: .*undeclared identifier 'nonsense'"):
+    with pytest.raises(KernelCompileError, match=r"probe: line 7: .*undeclared identifier 'nonsense'"):
         launch(body)
     with sim.options(static_pass=False), pytest.raises(KernelCompileError, match=r"kernel:7:.*'nonsense'"):
         launch(body)

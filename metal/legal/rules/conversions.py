@@ -56,7 +56,7 @@ def _updated(node: Node) -> Iterator[Complaint]:
     ):
         yield Complaint(
             node.line,
-            f"the result is a {_scalar(right.type)}, which does not become a bfloat by itself: write out the assignment",
+            f"the result is a {_scalar(right.type)}, which becomes no bfloat by itself: write out the assignment",
         )
 
 

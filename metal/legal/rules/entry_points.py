@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from ..frontend import Complaint
+from ..tree import FUNCTIONS, Node, kind_of, marks
 from .spaces import space_of
-from ..tree import FUNCTIONS, Node, annotations, kind_of
 
 _BY_ADDRESS = {"POINTER", "LVALUEREFERENCE"}
 _ARRAYS = {"CONSTANTARRAY", "INCOMPLETEARRAY", "DEPENDENTSIZEDARRAY"}
@@ -18,7 +18,7 @@ def _kernel(node: Node) -> Iterator[Complaint]:
         if kind_of(parameter) != "PARM_DECL":
             continue
         line, type_ = int(parameter.location.line), parameter.type.get_canonical()
-        given = annotations(parameter)
+        given = marks(parameter)
         if type_.kind.name in _BY_ADDRESS or type_.kind.name in _ARRAYS:
             element = type_.get_pointee() if type_.kind.name in _BY_ADDRESS else type_.element_type
             if space_of(element.spelling) is None and space_of(type_.spelling) is None:
@@ -41,5 +41,5 @@ def _dependent(kind: str) -> bool:
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
     """Kernels whose signature cannot be launched."""
     for node in nodes:
-        if node.kind in FUNCTIONS and not node.instantiated and "kernel" in annotations(node.cursor):
+        if node.kind in FUNCTIONS and not node.instantiated and "kernel" in marks(node.cursor):
             yield from _kernel(node)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..frontend import Complaint
-from ..tree import Node, annotations, in_text, kind_of, unwrapped
+from ..tree import Node, in_text, kind_of, marks, unwrapped
 
 _DECLARATIONS = {"VAR_DECL", "PARM_DECL", "FIELD_DECL", "TYPEDEF_DECL", "TYPE_ALIAS_DECL"}
 _RETURNING = {"FUNCTION_DECL", "CXX_METHOD", "CONVERSION_FUNCTION"}
@@ -121,6 +121,10 @@ def _outer(spelling: str) -> str:
     return spelling[last + 1 :] if last >= 0 else spelling
 
 
+def _copies(constructor: Any) -> bool:
+    return constructor is not None and (constructor.is_copy_constructor() or constructor.is_move_constructor())
+
+
 def _bound_arguments(node: Node) -> Iterator[Complaint]:
     """An object of another space that is given to a `const thread T&` (text.py takes it by value)."""
     function = node.cursor.referenced
@@ -128,17 +132,17 @@ def _bound_arguments(node: Node) -> Iterator[Complaint]:
         return
     parameters = [c for c in function.get_children() if kind_of(c) == "PARM_DECL"]
     for parameter, argument in zip(parameters, node.cursor.get_arguments(), strict=False):
-        if argument is None or "const thread&" not in annotations(parameter):
+        if argument is None or "const thread&" not in marks(parameter):
             continue
         given = unwrapped(argument)
-        if kind_of(given) == "CALL_EXPR":
-            given = next((unwrapped(a) for a in given.get_arguments() if a is not None), given)
+        if kind_of(given) == "CALL_EXPR" and _copies(given.referenced):
+            given = unwrapped(next(given.get_arguments()))
         space = space_of(_outer(given.type.get_canonical().spelling))
         if space and given.type.get_canonical().kind.name != "POINTER":
             yield Complaint(
                 node.line,
-                f"parameter '{parameter.spelling}' of '{function.spelling}' is a `const thread` reference, and the argument lies in "
-                f"{space} memory",
+                f"parameter '{parameter.spelling}' of '{function.spelling}' is a `const thread` reference, "
+                f"and the argument lies in {space} memory",
             )
 
 

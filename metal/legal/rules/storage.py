@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ..frontend import Complaint
-from ..tree import Node, annotations
+from ..tree import Node, marks
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
@@ -26,11 +26,11 @@ def _variable(node: Node) -> Iterator[Complaint]:
         return
     if node.cursor.storage_class.name != "STATIC" or _in_constant(node):
         return
-    if "threadgroup variable" not in annotations(node.cursor):
+    if "threadgroup variable" not in marks(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
         return
     function = node.function()
-    if function is None or "kernel" not in annotations(function.cursor):
+    if function is None or "kernel" not in marks(function.cursor):
         yield Complaint(
             node.line,
             f"the threadgroup variable '{name}' can only be declared in the kernel: pass a pointer to it",

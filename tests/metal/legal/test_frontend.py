@@ -215,7 +215,9 @@ def test_fences_came_with_a_later_metal() -> None:
 
 
 LEGAL = {
-    "a vector made by a call, by braces and by a cast": "float2 a(x[0], 1); float4 c = {1, 2, 3, 4}; auto d = (float4)int4(1); c = vec<float, 4>(a, a);",
+    "a vector made by a call, by braces and by a cast": (
+        "float2 a(x[0], 1); float4 c = {1, 2, 3, 4}; auto d = (float4)int4(1); c = vec<float, 4>(a, a);"
+    ),
     "static_cast of an element": "int v = static_cast<int>(float4(1).w); half h = static_cast<half>(x[0]);",
     "assert": "assert(i < 64);",
     "dead text": "#if 0\n double d = std::nonsense;\n#endif\nx[0] = 1;",
@@ -231,22 +233,45 @@ LEGAL = {
     "recursion in compute functions": "x[0] = factorial(4);",
     "pointers to functions": "int (*f)(int) = factorial; x[0] = f(3);",
     "swizzles": "float4 v = 1; v.xy += v.zw; v.rgb = v.bgr; v.wzyx *= 2.0f; x[0] = v.xxyy.z + v.a;",
-    "vectors in device and constant memory": "device float4* p = (device float4*)x; p->x = 1; p[1].yz = p[0].xy; float4 w = p[1] * 2; p[2] = w; x[0] = ROW[1] + (ROW * 2.0f).x;",
-    "structs from every space": "device Pair* p = (device Pair*)x; threadgroup Pair s[2]; s[0] = p[0]; Pair q = s[0]; q = PAIR; p[1] = q; x[0] = sum(p[1]) + sum(PAIR) + sum(s[1]);",
+    "vectors in device and constant memory": (
+        "device float4* p = (device float4*)x; p->x = 1; p[1].yz = p[0].xy; float4 w = p[1] * 2; p[2] = w; "
+        "x[0] = ROW[1] + (ROW * 2.0f).x;"
+    ),
+    "structs from every space": (
+        "device Pair* p = (device Pair*)x; threadgroup Pair s[2]; s[0] = p[0]; Pair q = s[0]; q = PAIR; "
+        "p[1] = q; x[0] = sum(p[1]) + sum(PAIR) + sum(s[1]);"
+    ),
     "parts of a struct": "Pair q = {1, 2}; Pair r = q; r.a += q.b; thread Pair* p = &r; x[0] = p->a;",
     "logical operators of vectors": "bool4 m = float4(1) < 2 && !(float4(2) == 2); x[0] = all(m) ? 1 : any(m.xy);",
-    "comparisons and selections": "float4 v = select(float4(1), float4(2), float4(3) > 2); x[0] = max3(v.x, v.y, v.z) + clamp(v, 0.0f, 1.0f).x;",
-    "integer functions": "x[0] = popcount(i) + clz(i) + ctz(n) + mulhi(i, i) + extract_bits(i, 1, 3) + absdiff(n, 3) + abs(long(n)) + min(2ul, 3ul);",
-    "other names for vectors": "using V = vec<half, 4>; typedef metal::uint2 U; V v = V(1); U u = U(1, 2); x[0] = v[u.x] + float(V(float4(1)).x);",
+    "comparisons and selections": (
+        "float4 v = select(float4(1), float4(2), float4(3) > 2); x[0] = max3(v.x, v.y, v.z) + clamp(v, 0.0f, 1.0f).x;"
+    ),
+    "integer functions": (
+        "x[0] = popcount(i) + clz(i) + ctz(n) + mulhi(i, i) + extract_bits(i, 1, 3) + "
+        "absdiff(n, 3) + abs(long(n)) + min(2ul, 3ul);"
+    ),
+    "other names for vectors": (
+        "using V = vec<half, 4>; typedef metal::uint2 U; V v = V(1); U u = U(1, 2); "
+        "x[0] = v[u.x] + float(V(float4(1)).x);"
+    ),
     "words of OpenCL": "int local = 1, global = 2, generic = 3, pipe = 4; x[0] = local + global + generic + pipe;",
     "a switch and loops": "switch (n) { case 1: x[0] = 1; break; default: x[1] = 2; } do { x[2]++; } while (x[2] < 3);",
     "shifts of vectors": "uint4 u = uint4(1) << 3u; u >>= 1; u &= 3; u = u | (u ^ ~u); x[0] = u.x % 3 + (u % 2).y;",
     "tables": "x[0] = TABLE[i % 4] + Sizes::N;",
     "fast and precise": "x[0] = fast::exp(x[0]) + precise::sin(x[1]) + metal::fast::tanh(x[2]);",
-    "simdgroup matrices": "simdgroup_float8x8 a, c(0); simdgroup_load(a, x, 8); simdgroup_multiply_accumulate(c, a, a, c); c.thread_elements()[0] += 1; simdgroup_store(c, x, 8, ulong2(0, 0), true);",
-    "shuffles": "x[0] = simd_shuffle_down(x[1], 16) + simd_broadcast(half(1), 0) + simd_shuffle(uint2(1), 3).x + quad_sum(int(i)) + simd_prefix_exclusive_sum(i);",
+    "simdgroup matrices": (
+        "simdgroup_float8x8 a, c(0); simdgroup_load(a, x, 8); simdgroup_multiply_accumulate(c, a, a, c); "
+        "c.thread_elements()[0] += 1; simdgroup_store(c, x, 8, ulong2(0, 0), true);"
+    ),
+    "shuffles": (
+        "x[0] = simd_shuffle_down(x[1], 16) + simd_broadcast(half(1), 0) + simd_shuffle(uint2(1), 3).x + "
+        "quad_sum(int(i)) + simd_prefix_exclusive_sum(i);"
+    ),
     "votes": "x[0] = simd_all(i > 3) ? 1 : ulong(simd_ballot(i > 5)) & 1;",
-    "limits and traits": 'x[0] = metal::numeric_limits<float>::infinity() + INFINITY + M_PI_F; static_assert(metal::is_same_v<metal::remove_cv_t<const int>, int>, "");',
+    "limits and traits": (
+        "x[0] = metal::numeric_limits<float>::infinity() + INFINITY + M_PI_F; "
+        'static_assert(metal::is_same_v<metal::remove_cv_t<const int>, int>, "");'
+    ),
 }
 DECLARATIONS = """
 constant float TABLE[4] = {1, 2, 3, 4};

@@ -125,7 +125,6 @@ template <class T, size_t N> SIM_FN void __copy_into(T (&to)[N], const T (&from)
 using ::uchar; using ::ushort; using ::uint; using ::ulong; using ::half; using ::bfloat;
 }  // namespace metal
 
-// The static passes see clang's own vectors; what runs are vectors that convert as Metal's do.
 #include "sim/vectors.h"
 #include "sim/packed.h"
 #define SIM_VECTORS(T)                                                                                        \

@@ -25,7 +25,10 @@ def test_no_float_becomes_a_bfloat_by_itself(name: str) -> None:
 
 
 def test_a_bfloat_and_whole_numbers_get_on() -> None:
-    body = "bfloat v = 0; v = b[0] * b[1] + v; v += b[2]; v *= 2; float f = v; f += v; v = -v; v = max(v, b[1]); if (v > 0) b[0] = v;"
+    body = (
+        "bfloat v = 0; v = b[0] * b[1] + v; v += b[2]; v *= 2; float f = v; f += v; v = -v; "
+        "v = max(v, b[1]); if (v > 0) b[0] = v;"
+    )
     assert said(kernel(body)) == []
 
 

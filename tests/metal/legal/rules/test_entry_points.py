@@ -38,9 +38,11 @@ constant bool masked [[function_constant(20)]];
 struct Params { int n; };
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(64)]] void t(
-    const device T* x [[buffer(0)]], const constant Params& p [[buffer(1)]], const constant int64_t strides[2] [[buffer(2)]],
+    const device T* x [[buffer(0)]], const constant Params& p [[buffer(1)]],
+    const constant int64_t strides[2] [[buffer(2)]],
     const device bool* mask [[buffer(3), function_constant(masked)]], threadgroup float* s [[threadgroup(0)]],
-    uint3 tid [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) { s[lane] = masked ? p.n : strides[0]; }
+    uint3 tid [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
+  s[lane] = masked ? p.n : strides[0]; }
 kernel void plain(device float* y, uint2 at [[thread_position_in_grid]]) { y[at.x] = at.y; }
 """
     assert said(text) == []

@@ -63,5 +63,8 @@ def test_metal_3_1_has_no_lambdas_and_metal_4_has() -> None:
 
 
 def test_words_in_comments_and_longer_names_are_not_meant() -> None:
-    body = "/* a new double: goto the vertex */ float new_max = 1; int renew = 2; // try to delete long long\nx[0] = new_max + renew;"
+    body = (
+        "/* a new double: goto the vertex */ float new_max = 1; int renew = 2; // try to delete long long\n"
+        "x[0] = new_max + renew;"
+    )
     assert said(kernel(body, "struct S { S() = default; S(int) = delete; };")) == []

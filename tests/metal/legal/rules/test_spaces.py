@@ -81,17 +81,20 @@ def test_so_does_one_in_a_function(name: str) -> None:
 
 
 def test_a_member_function_is_marked_for_the_space_of_its_object() -> None:
-    right = "struct S { float v; float get() const device { return v; } };\ninline float f(device S* s) { return s->get(); }"
-    wrong = (
-        "struct S { float v; float get() const { return v; } };\ninline float f(device S* s) { return s->get(); } //!"
+    header = (
+        "struct S {{ float v; float get() const {} {{ return v; }} }};\n"
+        "inline float f(device S* s) {{ return s->get(); }} //!"
     )
-    assert_told_apart(kernel("", right), kernel("", wrong), "mark the function `device`")
+    assert_told_apart(kernel("", header.format("device")), kernel("", header.format("")), "mark the function `device`")
 
 
 def test_a_reference_to_thread_memory_takes_what_lies_there() -> None:
     """A temporary, a local and a number, but no object in device memory."""
-    header = "struct S { float v; };\ninline float f(const thread S& s) { return s.v; }\n"
-    right = kernel("S s = {1}; x[i] = f(s) + f(S{2});", header)
+    header = (
+        "struct S { float v; };\ninline float f(const thread S& s) { return s.v; }\n"
+        "inline S made(S s, float v) { return S{s.v + v}; }\n"
+    )
+    right = kernel("device S* d = (device S*)x; S s = {1}; x[i] = f(s) + f(S{2}) + f(made(d[1], x[0]));", header)
     wrong = kernel("device S* s = (device S*)x; x[i] = f(*s); //!", header)
     assert_told_apart(right, wrong, "the argument lies in device memory")
 

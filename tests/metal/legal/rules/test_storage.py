@@ -47,9 +47,13 @@ def test_a_variable_lives_where_metal_lets_it(name: str) -> None:
 
 def test_a_kernel_declares_threadgroup_variables_in_every_way() -> None:
     body = (
-        "threadgroup float s[64]; threadgroup int a, c[2][3];\nthreadgroup atomic_int count; threadgroup float4 z[2] = {};\n"
+        "threadgroup float s[64]; threadgroup int a, c[2][3];\n"
+        "threadgroup atomic_int count; threadgroup float4 z[2] = {};\n"
         "{ threadgroup vec<half, 2> inner[4]; inner[0] = 1; }\nthreadgroup float* p = s; p[i] = 1; a = c[0][1];"
     )
-    template = "template <typename T, int N> [[kernel]] void t(device T* y [[buffer(0)]]) { threadgroup T s[N]; s[0] = y[0]; }\n"
+    template = (
+        "template <typename T, int N> [[kernel]] void t(device T* y [[buffer(0)]]) {\n"
+        "  threadgroup T s[N]; s[0] = y[0];\n}\n"
+    )
     instance = 'template [[host_name("t_float")]] [[kernel]] decltype(t<float, 8>) t<float, 8>;\n'
     assert said(kernel(body, template + instance)) == []
