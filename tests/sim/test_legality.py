@@ -4,7 +4,8 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal import sim
+from cortexmlx.metal import legal, sim
+from cortexmlx.metal.sim import legality
 from support.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -183,3 +184,17 @@ constant float WEIGHTS[2][2] = {{1, 2}, {3, 4}};
         "y[i] = helpers::twice(t.sum()) + helpers::WEIGHTS[1][i % 2] + SQUARE(2.0f) + helpers::Four::SIZE;"
     )
     launch(I + body, header=header)
+
+
+def test_without_the_front_end_a_warning_says_that_nothing_is_judged(monkeypatch):
+    monkeypatch.setattr(legal, "available", lambda: False)
+    legality._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="pip install libclang"):
+        launch(I + "float a = 2;\nfloat& unspaced = a; y[i] = unspaced;")
+
+
+def test_a_text_that_passed_is_not_judged_again(monkeypatch):
+    body = I + "y[i] = x[i] + 41;"
+    launch(body)
+    monkeypatch.setattr(legal, "complaints", lambda *_: pytest.fail("judged twice"))
+    launch(body)
