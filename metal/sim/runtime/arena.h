@@ -58,7 +58,7 @@ void threadgroup_access(uintptr_t address, uint32_t size, bool is_write, bool at
   const uint64_t g = array.granule;
   bool known = true;
   for (uint64_t i = at & ~(g - 1); i < at + size; i += g)
-    known &= touch(array.cells[i], a, pc, kNone, index, (int64_t)at, size, (uint8_t*)address, (uint32_t)(i - at), (uint32_t)g);
+    known &= touch(array.cells[i], a, pc, kNone, index, (int64_t)at, size, (uint8_t*)array.base + i, g);
   if (!known) add_finding(SIM_FAULT_UNINITIALISED, pc, kNone, index, (int64_t)at, size, false);
 }
 

@@ -34,6 +34,7 @@ inline void aligned_access(uintptr_t address, uint32_t size, bool is_write, uint
 
 // Copies of whole structs: as the loads and stores of 16 bytes that they amount to.
 inline void access_bytes(uintptr_t address, size_t size, bool is_write, uintptr_t pc) {
+  memory_settle();
   store_is_pending = is_write;
   for (size_t done = 0; done < size; done += 16)
     memory_access(address + done, (uint32_t)(size - done < 16 ? size - done : 16), is_write, false, pc);

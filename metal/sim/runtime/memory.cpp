@@ -60,7 +60,7 @@ void device_access(int index, uintptr_t address, uint32_t size, bool is_write, b
   const Access a = access_now(is_write, atomic, true);
   bool known = true;
   for (uint64_t i = at; i < at + size; i += t.granule)
-    known &= touch(device_cell(t, i), a, pc, index, kNone, (int64_t)at, size, (uint8_t*)address, (uint32_t)(i - at), t.granule);
+    known &= touch(device_cell(t, i), a, pc, index, kNone, (int64_t)at, size, b.base + i, t.granule);
   if (!known && b.tracked) {
     const uint64_t w = at >> 6, bit = 1ull << (at & 63);
     if (!((t.written_all.words[w] | t.written_group.words[w]) & bit)) add_finding(SIM_FAULT_UNINITIALISED, pc, index, kNone, (int64_t)at, size, false);
@@ -87,7 +87,7 @@ void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic,
   if (S.overdue) give_up_waiting(pc);
   const Fiber* f = S.current;
   if (address - f->stack_low < S.launch->stack_bytes) return;
-  if (pending.active && !store_is_pending) settle();
+  if (pending.count && !store_is_pending) settle();
   if (address - (uintptr_t)S.launch->arena < arena_bytes) return threadgroup_access(address, size, is_write, atomic, pc);
   const Buffer* buffers = S.launch->buffers;
   const Buffer& last = buffers[last_buffer];
@@ -105,12 +105,13 @@ void memory_access(uintptr_t address, uint32_t size, bool is_write, bool atomic,
 }
 
 void memory_settle() {
-  if (pending.active) settle();
+  if (pending.count) settle();
 }
 
 void memory_begin_launch() {
   Launch& l = *S.launch;
-  pending.active = store_is_pending = false;
+  pending.count = 0;
+  store_is_pending = false;
   last_buffer = 0;
   first_stamp = stamp + 1;
   atomic_accesses.count = 0;

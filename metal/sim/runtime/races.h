@@ -36,18 +36,16 @@ struct { AtomicAccesses* at; uint32_t count, capacity; } atomic_accesses;  // Ce
 
 struct Other { uint32_t stamp, thread; };
 
-// A write to what another thread wrote: harmless if it wrote the same value there. Known after the store.
+// Writes of one store to what another thread wrote: harmless if they leave the same values. Known after the store.
 struct Pending {
   const uint8_t* at;
-  uint8_t before[64];
-  uint64_t raced;  // which of its bytes
-  uint32_t size;
+  uint32_t before, bytes, size;
   int buffer, array;
   int64_t offset;
   uintptr_t pc;
   Other other;
-  bool active;
-} pending;
+};
+struct { Pending at[256]; uint32_t count; } pending;
 bool store_is_pending;  // the hooks of one store of many bytes are running: nothing is stored yet
 
 uint32_t group_of(uint32_t other_stamp) {
@@ -63,14 +61,15 @@ void report_race(uintptr_t pc, int buffer, int array, int64_t offset, uint32_t s
 }
 
 void settle() {
-  pending.active = false;
   bool same = true;
-  for (uint32_t i = 0; i < pending.size; ++i) same &= pending.at[i] == pending.before[i] || !((pending.raced >> i) & 1);
-  if (same) {
-    S.launch->benign_races++;
-    return;
+  for (uint32_t i = 0; i < pending.count; ++i) {
+    const Pending& p = pending.at[i];
+    if (memcmp(p.at, &p.before, p.bytes) == 0) continue;
+    same = false;
+    report_race(p.pc, p.buffer, p.array, p.offset, p.size, true, true, p.other);
   }
-  report_race(pending.pc, pending.buffer, pending.array, pending.offset, pending.size, true, true, pending.other);
+  pending.count = 0;
+  S.launch->benign_races += same;
 }
 
 // Whether these still tell of this granule: threadgroup memory of another group, or of an earlier launch, is long gone.
@@ -131,22 +130,18 @@ AtomicAccesses* make_atomics(Cell& c) {
   return made;
 }
 
-// Looks at one granule, `from` bytes into the access, and records it. Returns false if the granule was never written and this reads it.
-inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at,
-                  uint32_t from, uint32_t granule) {
+// Looks at one granule (`bytes` at `at`) of an access and records it. Returns false if the granule was never written and this reads it.
+inline bool touch(Cell& c, const Access& a, uintptr_t pc, int buffer, int array, int64_t offset, uint32_t size, const uint8_t* at, uint32_t bytes) {
   Other other;
   AtomicAccesses* atomics = atomics_of(c);
   if (!a.atomic && atomics && unordered(atomics->writes, a, other)) {
     report_race(pc, buffer, array, offset, size, a.is_write, true, other);
   } else if (unordered(c.writes, a, other)) {
-    if (!a.is_write || a.atomic || size > sizeof pending.before) {
+    if (!a.is_write || a.atomic || pending.count == 256) {
       report_race(pc, buffer, array, offset, size, a.is_write, true, other);
     } else {
-      if (!pending.active) {
-        pending = {at, {}, 0, size, buffer, array, offset, pc, other, true};
-        memcpy(pending.before, at, size);
-      }
-      if (pending.at == at) pending.raced |= ((1ull << granule) - 1) << from;
+      Pending& p = pending.at[pending.count++] = {at, 0, bytes, size, buffer, array, offset, pc, other};
+      memcpy(&p.before, at, bytes);
     }
   }
   if (a.is_write && (unordered(c.reads, a, other) || (!a.atomic && atomics && unordered(atomics->reads, a, other))))
