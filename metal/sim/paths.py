@@ -141,9 +141,11 @@ def _mark_start(tokens: Tokens, marks: _Marks, i: int) -> None:
         marks.insert(tokens.start(i), _LOOP)
 
 
-def _mark_condition(tokens: Tokens, marks: _Marks, before: int, after: int) -> None:
-    """The iteration begins where the condition is judged, between two tokens."""
-    if after == before + 1:
+def _mark_condition(tokens: Tokens, marks: _Marks, before: int, after: int, body: int) -> None:
+    """The iteration begins where the condition is judged, between two tokens, unless that declares a variable."""
+    if tokens.is_word(before + 1) and tokens.is_word(before + 2):
+        _mark_body(tokens, marks, body)
+    elif after == before + 1:
         marks.insert(tokens.start(after), " sim_loop.next()")
     else:
         marks.insert(tokens.end(before), " sim_loop.next() && (")
@@ -164,14 +166,14 @@ def _mark_loop(tokens: Tokens, marks: _Marks, i: int) -> None:
         return _mark_body(tokens, marks, i + 1)
     closes = tokens.match[i + 1]
     if tokens[i] == "while":
-        return _mark_condition(tokens, marks, i + 1, closes)
+        return _mark_condition(tokens, marks, i + 1, closes, closes + 1)
     semicolons, at = [], i + 2
     while at < closes:
         if tokens[at] == ";":
             semicolons.append(at)
         at = tokens.match[at] + 1 if tokens[at] in ("(", "[", "{") else at + 1
     if len(semicolons) == 2:
-        return _mark_condition(tokens, marks, *semicolons)
+        return _mark_condition(tokens, marks, semicolons[0], semicolons[1], closes + 1)
     return _mark_body(tokens, marks, closes + 1)
 
 

@@ -88,6 +88,11 @@ MEANING = {
         "do { if (k++ == 4) continue; n += simd_max(1.0f); } while (k < 7);",
         lambda i: 6 + 0 * i,
     ),
+    "conditions that declare": (
+        "while (bool more = simd_any(n < 3)) n += more; "
+        "for (int k = 0; bool more = k < 3; k++) { n += simd_max(float(more)); }",
+        lambda i: 6 + 0 * i,
+    ),
     "several conditions and steps": (
         "for (int a = 0, b = 9; a < 3, b > 6; a++, b--) n += simd_max(float(b));",
         lambda i: 24 + 0 * i,
