@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.metal import sim
@@ -153,10 +153,12 @@ whole = st.tuples(
     st.lists(bodies(3, 2, False), min_size=8, max_size=8).map(tuple),
     st.booleans(),
 )
+# Every attempt to make a failing example smaller is a compilation; the program that failed is in the message.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 UNHURRIED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=UNHURRIED)
+@settings(max_examples=6, deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
 @given(whole)
 def test_random_programs_run_as_in_a_simdgroup(made):
     helpers, programs, checked = made
@@ -164,7 +166,7 @@ def test_random_programs_run_as_in_a_simdgroup(made):
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=UNHURRIED)
+@settings(max_examples=120, deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
 @given(whole)
 def test_many_random_programs_run_as_in_a_simdgroup(made):
     helpers, programs, checked = made
