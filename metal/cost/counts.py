@@ -34,14 +34,13 @@ class Counted:
         return self.loaded / self.live_bytes
 
 
-def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: float, shuffles: Kind) -> Counted:
+def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: float) -> Counted:
     """Counts of a launch for `tokens` tokens times KV heads.
 
     Args:
         report: a launch that was recorded with coalescing, which counts accesses of simdgroups.
         slabs: the names of the buffers that hold keys and values.
         row_bytes: bytes of a key or value of a token, the mean of the two.
-        shuffles: the kind of the kernel's shuffles, of which the report has the number.
     """
     names = set(slabs)
     loaded = sum(report.buffers[name].bytes_read for name in names)
@@ -51,7 +50,7 @@ def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: fl
     in_group = report.threadgroup_bytes_read + report.threadgroup_bytes_written
     simdgroups = report.threads / report.threadgroups / 32
     counted = {
-        **_exchanges(report, shuffles),
+        **_exchanges(report),
         Kind.LOAD: row_loads + others,
         Kind.THREADGROUP: in_group / (32 * 4),
         Kind.BARRIER: report.barriers * simdgroups + report.simdgroup_barriers,
@@ -60,16 +59,28 @@ def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: fl
     return Counted(2 * row_bytes, loaded / tokens, in_group / tokens, work)
 
 
-def _exchanges(report: LaunchReport, shuffles: Kind) -> dict[Kind, int]:
-    """What the lanes of simdgroups did together. The report tells families apart, not the kinds of a family: which
-    shuffles a kernel has is known from its text, and a matrix operation counts as a product.
-    """
-    return {
-        Kind.REDUCTION: report.simd_ops["reduce"],
-        shuffles: report.simd_ops["shuffle"],
-        Kind.VOTE: report.simd_ops["vote"],
-        Kind.MATRIX_HALF: report.simd_ops["matrix"],
-    }
+_EXCHANGES = {
+    "reduce": Kind.REDUCTION,
+    "prefix": Kind.REDUCTION,
+    "shuffle_indexed": Kind.SHUFFLE_ANY,
+    "shuffle_uniform": Kind.SHUFFLE_SAME,
+    "shuffle_xor": Kind.SHUFFLE_FIXED,
+    "shuffle_shift": Kind.SHUFFLE_FIXED,
+    "broadcast": Kind.SHUFFLE_FIXED,
+    "broadcast_first": Kind.SHUFFLE_FIXED,
+    "vote": Kind.VOTE,
+    "active": Kind.VOTE,
+    "matrix_multiply": Kind.MATRIX_HALF,
+}
+"""What the simulator calls the operations of simdgroups. Loads and stores of matrices are counted by their bytes."""
+
+
+def _exchanges(report: LaunchReport) -> dict[Kind, int]:
+    """What the lanes of simdgroups did together."""
+    counted: dict[Kind, int] = {}
+    for name, kind in _EXCHANGES.items():
+        counted[kind] = counted.get(kind, 0) + report.simd_instructions[name]
+    return counted
 
 
 def _uniform(buffer: BufferReport) -> bool:

@@ -61,20 +61,18 @@ class Cost:
 
 @cache
 def paged(variant: Variant) -> Cost:
-    """paged_decode.metal on one row, all of it in the arena. Its shuffles go by a loop counter: the same lane for all,
-    known at run time.
-    """
+    """paged_decode.metal on one row, all of it in the arena."""
     tokens = _PARTITIONS * PARTITION
     decode, _ = launches(variant, tokens)
     row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
-    counted = count(decode, _SLABS, tokens, row_bytes, Kind.SHUFFLE_SAME)
+    counted = count(decode, _SLABS, tokens, row_bytes)
     heads, text = variant.tile * variant.tiles, arithmetic.paged_decode(variant)
     return Cost(OURS, variant.group, counted, text, _compiled(OURS, variant.label, heads, counted, text))
 
 
 @cache
 def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
-    """One of MLX's kernels, by its name, on one row of contiguous keys and values. None of them shuffles."""
+    """One of MLX's kernels, by its name, on one row of contiguous keys and values."""
     shape = Shape(dtype, dim, group, _BLOCKS * BLOCK_TOKENS)
     with sim.recording() as recorded:
         if kernel == "sdpa_vector":
@@ -84,7 +82,7 @@ def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
         else:
             mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
     slabs = ("buffer(1)", "buffer(2)")
-    counted = count(recorded.last, slabs, shape.tokens, dim * ITEM_BYTES[dtype], Kind.SHUFFLE_SAME)
+    counted = count(recorded.last, slabs, shape.tokens, dim * ITEM_BYTES[dtype])
     text = arithmetic.mlx_decode(dim, group)
     return Cost(kernel, group, counted, text, _compiled(kernel, f"{dtype}, head_dim {dim}", group, counted, text))
 
