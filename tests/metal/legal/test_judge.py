@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.check import VARIANTS, check_variant
-from cortexmlx.metal import sim
-from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.legal import Complaint, Language, complaints
 from cortexmlx.metal.legal.__main__ import main
+from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.texts import kernel_texts
 from support.legal_tools import kernel
 
 KERNELS = mlx_headers() / "mlx/backend/metal/kernels"
@@ -24,21 +22,7 @@ KERNELS = mlx_headers() / "mlx/backend/metal/kernels"
 @cache
 def texts_of_every_variant() -> list[str]:
     """What MLX would compile for each variant of `doctor`: decode and reduce."""
-    texts: dict[str, None] = {}
-
-    def factory(**description):
-        made = sim.metal_kernel(**description)
-
-        def call(*, inputs, template, output_dtypes, output_shapes, **_):
-            texts[made.text(inputs, output_dtypes, template).text] = None
-            return [mx.zeros(shape, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-
-        return call
-
-    kernels = DecodeKernels(factory)
-    for variant in VARIANTS:
-        check_variant(kernels, variant)
-    return list(texts)
+    return list({kernel.text: None for variant in VARIANTS for kernel in kernel_texts(variant)})
 
 
 @pytest.mark.parametrize("language", Language)
