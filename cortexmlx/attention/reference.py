@@ -5,8 +5,9 @@ Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie:
 `[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
 row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
 
-Prefill pieces read a view of the row's run, or one gather of its slots when it has several: on a GPU through MLX's
-fused attention, on a CPU in stretches of queries that skip what lies in the future of all of them.
+Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
+that the layer's window shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
+queries that skip what lies in the future of all of them.
 
 Softmax is taken in powers of two (`softmax.py`). Below float32 a CPU computes every row by MLX's own attention instead,
 so that a row's roundings are the same alone, in company and in mlx-lm.
@@ -141,8 +142,9 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
     """Consecutive queries of one row over all its tokens up to them, causal and within the window."""
-    keys, values = _piece_kv(kv, piece)
     step = ReferenceStep.of(kv)
+    base = step.oldest(piece)
+    keys, values = _piece_kv(kv, piece, base)
     if softmax.softcap is None and (mx.default_device() != mx.cpu or _rounds_coarsely(queries, kv)):
         mask = step.mask(piece)
         out = mx.fast.scaled_dot_product_attention(
@@ -158,18 +160,20 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         first, last = piece.first + begin, piece.first + end
         oldest = 0 if kv.step.window is None else max(0, first + 1 - kv.step.window)
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
-        scores = stretch @ keys[:, oldest:last].swapaxes(-1, -2)
+        scores = stretch @ keys[:, oldest - base : last - base].swapaxes(-1, -2)
         scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)
         scores = scores + step.causal(first, last, oldest, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
-        out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest:last]
+        out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest - base : last - base]
         parts.append(divided(out.reshape(heads, group, end - begin, -1), total))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 
 
-def _piece_kv(kv: PagedKV, piece: Piece) -> Slab:
+def _piece_kv(kv: PagedKV, piece: Piece, oldest: int) -> Slab:
+    """What a piece looks at, from the token `oldest` on."""
     if piece.run is not None:
-        return kv.arena.view(kv.layer, piece.run, piece.tokens)
+        view = kv.arena.view(kv.layer, piece.run, piece.tokens)
+        return tuple(a[:, oldest:] for a in view) if oldest else view
     slots = ReferenceStep.of(kv).slots(piece)
     return tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer))

@@ -33,21 +33,28 @@ class ReferenceStep:
             self._row_index = RowIndex(self._step, heads, slab_blocks)
         return self._row_index
 
+    def oldest(self, piece: Piece) -> int:
+        """The oldest token that a query of the piece sees: what lies before it is not looked at."""
+        window = self._step.window
+        return 0 if window is None else max(0, piece.first + 1 - window)
+
     def slots(self, piece: Piece) -> mx.array:
-        """The slots of a scattered piece, `[tokens]` int32."""
+        """The slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
         if piece.begin not in self._slots:
             assert piece.slots is not None
-            self._slots[piece.begin] = mx.array(piece.slots)
+            self._slots[piece.begin] = mx.array(piece.slots[self.oldest(piece) :])
         return self._slots[piece.begin]
 
     def mask(self, piece: Piece) -> mx.array | str:
-        """What each query of a piece may see, for MLX's attention: `[queries, tokens]` bool, or "causal"."""
-        window = self._step.window
-        if window is None or piece.tokens <= window:
+        """Which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen tokens]`
+        bool, or "causal" if the last query sees them all, too.
+        """
+        window, oldest = self._step.window, self.oldest(piece)
+        if window is None or piece.tokens - oldest <= window:
             return "causal"
         if piece.begin not in self._masks:
             query = np.arange(piece.first, piece.tokens)[:, None]
-            seen = np.arange(piece.tokens)[None, :]
+            seen = np.arange(oldest, piece.tokens)[None, :]
             self._masks[piece.begin] = mx.array((seen <= query) & (seen > query - window))
         return self._masks[piece.begin]
 

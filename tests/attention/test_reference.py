@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from mlx_lm.models.cache import RotatingKVCache
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV, paged_attention
@@ -201,6 +202,79 @@ def test_a_gpus_errors_are_those_of_mlxs_attention(
     ):
         errors.append(np.median(abs(np.array(found.astype(mx.float32), float).reshape(wanted.shape) - wanted)))
     assert errors[0] <= 1.15 * errors[1]
+
+
+class Prefill:
+    """A window layer's prefill in chunks, in one run or in scattered blocks, with nothing else in the arena."""
+
+    def __init__(self, tokens: int, window: int, dtype: str, scattered: bool, heads: int = 2, dim: int = 16) -> None:
+        self.kind, self.window, self.heads, self.dim, self.size = getattr(mx, dtype), window, heads, dim, 16
+        rng, blocks = np.random.default_rng(tokens), -(-tokens // self.size)
+        self.queries = mx.array(rng.normal(size=(tokens, 2 * heads, 1, dim))).astype(self.kind)
+        self.keys, self.values = (mx.array(rng.normal(size=(heads, tokens, dim))).astype(self.kind) for _ in range(2))
+        self.arena = KVArena([LayerGroup(KVSpec(heads, dim, dim, dtype, window), (0,))], blocks, self.size)
+        table = rng.permutation(blocks) if scattered else np.arange(blocks)
+        slots = (table[:, None] * self.size + np.arange(self.size)).reshape(-1)[:tokens].astype(np.int32)
+        self.slots, self.run = (slots, None) if scattered else (None, KVHandle(0, blocks))
+        self.arena.write(0, mx.array(slots), self.keys, self.values)
+        mx.eval(self.arena.arrays(), self.queries, self.keys, self.values)
+
+    def chunk(self, first: int, last: int) -> mx.array:
+        """Attention of the tokens `first .. last`, `[tokens, query_heads, 1, dim]`."""
+        slots = None if self.slots is None else self.slots[:last]
+        nothing = np.zeros((0, 0), np.int32)
+        pieces = (Piece(0, last - first, first, self.run, slots),)
+        step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, self.window)
+        kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
+        return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_a_window_layers_prefill_takes_does_not_depend_on_the_prefix(dtype: str, scattered: bool) -> None:
+    """Neither a mask nor a copy of keys and values as long as the prefix: below float32 MLX's attention, else ours."""
+    count, window = 32, 48
+    layer = Prefill(16384, window, dtype, scattered)
+    peaks = []
+    for first in (1024, 16384 - count):
+        mx.synchronize()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(layer.chunk(first, first + count))
+        peaks.append(mx.get_peak_memory() - before)
+    assert peaks[1] <= 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_window_layers_chunks_are_bitwise_what_mlx_lms_rotating_cache_gives(dtype: str, scattered: bool) -> None:
+    """Its cache keeps what the oldest query of a chunk sees, and so do we: the same products, summed in the same order."""
+    layer = Prefill(200, 40, dtype, scattered)
+    theirs, begin = RotatingKVCache(layer.window), 0
+    for count in (13, 27, 1, 64, 39, 56):
+        last = begin + count
+        mask = theirs.make_mask(count)
+        keys, values = theirs.update_and_fetch(*(a[None, :, begin:last] for a in (layer.keys, layer.values)))
+        queries = layer.queries[begin:last].swapaxes(0, 2)
+        wanted = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=layer.dim**-0.5, mask=mask)
+        assert mx.array_equal(layer.chunk(begin, last), wanted.swapaxes(0, 2)), (begin, last)
+        begin = last
+
+
+def test_a_window_layer_needs_no_mask_where_causal_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunks up to the window, and single tokens anywhere: nothing is left out but the future."""
+    masks: list[Any] = []
+    attention = mx.fast.scaled_dot_product_attention
+
+    def noted(*arrays: mx.array, mask: Any, **options: Any) -> mx.array:
+        masks.append(mask if isinstance(mask, str) else mask.shape)
+        return attention(*arrays, mask=mask, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
+    layer = Prefill(200, 40, "float16", scattered=False)
+    for first, last in ((0, 40), (10, 40), (150, 151), (0, 41), (150, 152)):
+        layer.chunk(first, last)
+    assert masks == ["causal", "causal", "causal", (41, 41), (2, 41)]
 
 
 def test_a_row_far_below_zero_keeps_its_softmax() -> None:
