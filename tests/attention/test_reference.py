@@ -248,7 +248,7 @@ def test_what_a_window_layers_prefill_takes_does_not_depend_on_the_prefix(dtype:
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_window_layers_chunks_are_bitwise_what_mlx_lms_rotating_cache_gives(dtype: str, scattered: bool) -> None:
-    """Its cache keeps what the oldest query of a chunk sees, and so do we: the same products, summed in the same order."""
+    """Its cache keeps what a chunk's oldest query sees, and so do we: the same products, summed in the same order."""
     layer = Prefill(200, 40, dtype, scattered)
     theirs, begin = RotatingKVCache(layer.window), 0
     for count in (13, 27, 1, 64, 39, 56):
