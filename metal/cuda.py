@@ -36,7 +36,13 @@ def cuda_header(text: str) -> str:
 
 
 def cuda_factory(
-    *, name: str, input_names: list[str], output_names: list[str], source: str, header: str
+    *,
+    name: str,
+    input_names: list[str],
+    output_names: list[str],
+    source: str,
+    header: str,
+    ensure_row_contiguous: bool = True,
 ) -> Callable[..., Sequence[mx.array]]:
     """In the place of `mx.fast.metal_kernel`, where MLX runs on CUDA."""
     kernel: Any = mx.fast.cuda_kernel(
@@ -45,6 +51,7 @@ def cuda_factory(
         output_names=output_names,
         source=cuda_body(source),
         header=cuda_header(header),
+        ensure_row_contiguous=ensure_row_contiguous,
     )
     made: Callable[..., Sequence[mx.array]] = kernel
     return made

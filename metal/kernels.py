@@ -78,6 +78,10 @@ class DecodeInputs:
     `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
 
     `factors` holds (scale, softcap); `sinks` is `[query_heads]` float32, anything if the variant has none.
+
+    All are row-contiguous: the kernels read the memory of each by its shape. MLX would copy what is not, and say
+    nothing: of a slab gigabytes, for every layer of every step. So it is told not to, and whoever fills this in sees
+    to it.
     """
 
     queries: mx.array
@@ -110,6 +114,7 @@ class DecodeKernels:
             output_names=["partials"],
             source=DECODE_ENTRY,
             header=kernel_text("paged_decode.metal"),
+            ensure_row_contiguous=False,
         )
         self._reduce = factory(
             name="cortex_paged_reduce",
@@ -117,6 +122,7 @@ class DecodeKernels:
             output_names=["attended"],
             source=REDUCE_ENTRY,
             header=kernel_text("paged_reduce.metal"),
+            ensure_row_contiguous=False,
         )
 
     def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:

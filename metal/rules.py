@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -46,7 +47,7 @@ class Variant:
     softcap: bool = False
     sinks: bool = False
 
-    @property
+    @cached_property
     def tile(self) -> int:
         """Query heads that one simdgroup holds: as many as fit its registers, the tiles of a group equally full."""
         each = lane_numbers(self.key_dim) + lane_numbers(self.value_dim) + 3
@@ -63,7 +64,7 @@ class Variant:
         """Simdgroups that share the tokens of a partition: 4, fewer where many tiles make the threadgroup large."""
         return 4 if self.tiles <= 2 else 2 if self.tiles <= 4 else 1
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of a decode threadgroup."""
         return 32 * self.slices * self.tiles

@@ -7,7 +7,7 @@ The answer uses nothing of MLX: a GPU's own products may be coarse (an M5 multip
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -84,6 +84,19 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
         sinks=mx.array(np.pad(sinks, (0, max(0, SMALL - heads)))),
     )
     return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
+
+
+def concealed(inputs: DecodeInputs) -> DecodeInputs:
+    """The same memory behind other arrays: slabs that show every second slot of memory twice as long, which begins with
+    what the given ones hold. Who reads the memory by their shapes finds the same as before, and a copy something else.
+    """
+
+    def behind(slab: mx.array) -> mx.array:
+        heads, slots, dim = slab.shape
+        numbers = slab.reshape(-1)
+        return mx.concatenate([numbers, mx.zeros_like(numbers)]).reshape(heads, 2 * slots, dim)[:, ::2]
+
+    return replace(inputs, keys=behind(inputs.keys), values=behind(inputs.values))
 
 
 def _scattered(

@@ -17,6 +17,7 @@ import mlx.core as mx
 from cortexmlx.attention import reference
 from cortexmlx.attention.check import check_variant
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
@@ -24,6 +25,10 @@ from cortexmlx.metal.rules import PARTITION, Variant, refusal
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _log = logging.getLogger(__name__)
+
+_SETTLED = 2
+"""The step of a decode window at which the slabs are looked at: what wrote them before the window has ended, so that
+nothing waits for it, and nothing writes them in between."""
 
 _WHOLE = "the whole message is in the log"
 
@@ -112,9 +117,11 @@ class MetalAttention:
         step = kv.derived.get(MetalStep, kv.step)
         work = step.work(kv.tail_tokens)
         keys, values = kv.arena.slab(kv.layer)
+        if kv.tail_tokens == _SETTLED:
+            _require_rows(kv.layer, keys=keys, values=values)
         tail_keys, tail_values = self._tail(kv, keys, values)
         inputs = DecodeInputs(
-            queries,
+            mx.contiguous(queries),  # a view where one projection makes queries, keys and values, and nothing rotates
             keys,
             values,
             tail_keys,
@@ -180,8 +187,22 @@ class MetalAttention:
         known = self._sinks.get(layer)
         if known is None or known[0] is not sinks:
             padding = max(0, SMALL - sinks.size)  # a small input would be in another address space: another kernel
-            self._sinks[layer] = known = (sinks, mx.pad(sinks.astype(mx.float32), (0, padding)))
+            padded = mx.pad(mx.contiguous(sinks.astype(mx.float32)), (0, padding))
+            self._sinks[layer] = known = (sinks, padded)
         return known[1]
+
+
+def _require_rows(layer: int, **slabs: mx.array) -> None:
+    """Raise KVBlockError unless each slab lies in memory row by row, as the kernels read it. They are what `mx.zeros`
+    made and updates wrote in place, so this is so; but MLX does not look, and the answers would be wrong.
+    """
+    for name, slab in slabs.items():
+        memory = memoryview(slab)  # type: ignore[arg-type]
+        if not memory.c_contiguous:
+            raise KVBlockError(
+                f"layer {layer}'s {name} {slab.shape} have strides of {memory.strides} bytes, which the decode kernels "
+                "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
+            )
 
 
 def _name(dtype: mx.Dtype) -> str:

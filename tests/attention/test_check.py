@@ -14,7 +14,16 @@ from cortexmlx.attention.check import check_all, check_variant
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import VARIANTS, Variant
-from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, broken, damaged, dropped, raising
+from support.broken_kernels import (
+    COMPILE_ERROR,
+    GPU_TIMEOUT,
+    TOO_MANY_THREADS,
+    broken,
+    copying,
+    damaged,
+    dropped,
+    raising,
+)
 
 SMALL = Variant("float32", "float32", 16, 16, 8, 2)
 
@@ -166,6 +175,16 @@ def test_an_error_of_what_was_in_flight_before_is_not_the_kernels(monkeypatch: p
     monkeypatch.setattr(mx, "synchronize", synchronize)
     with pytest.raises(RuntimeError, match="Insufficient Memory"):
         check_variant(DecodeKernels(sim.metal_kernel), SMALL)
+
+
+@pytest.mark.parametrize("all_inputs", [False, True], ids=["as MLX does by default", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_launch_that_reads_copies_of_the_slabs_is_noticed(dtype: str, all_inputs: bool) -> None:
+    """It computes what is right; but of a slab of gigabytes nobody wants a copy in every layer of every step."""
+    said = outcome(copying(all_inputs=all_inputs), replace(SMALL, dtype=dtype, kv_dtype=dtype))
+    assert said == (
+        "its decode launch read a copy of the keys and values: of a cache of gigabytes every layer would make one"
+    )
 
 
 def test_an_interrupt_is_no_result() -> None:

@@ -13,12 +13,13 @@ import pytest
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, MetalStep
 from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.metal import sim
-from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, damaged, dropped, raising
+from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, copying, damaged, dropped, raising
 from support.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
@@ -88,6 +89,31 @@ def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:
     _agree(Step([30, 5]), kernels, 4, softcap=1.5)
 
 
+def test_queries_and_sinks_that_are_views_are_read_as_views(kernels: MetalAttention) -> None:
+    """A model that splits one projection into queries, keys and values, and rotates nothing, hands views on."""
+    step = Step([30, 5, 17])
+    wide = mx.concatenate([step.queries, step.queries + 1.0], axis=1)
+    step.queries = wide[:, :HEADS]
+    mx.eval(step.queries)
+    assert not memoryview(step.queries).c_contiguous
+    _agree(step, kernels, 4)
+    _agree(step, kernels, 4, sinks=mx.array([[0.5, -2.0, 3.0, 0.0], [9.0, 9.0, 9.0, 9.0]]).T.reshape(-1)[::2])
+
+
+def test_a_slab_that_does_not_lie_row_by_row_is_refused_before_its_second_step(kernels: MetalAttention) -> None:
+    """The kernels read it by its address: they would take one head's keys for another's."""
+    step = Step([30, 5])
+    for layer, name in enumerate(("keys", "values")):
+        whole = step.arena._slabs[0]
+        wrong = list(whole)
+        wrong[layer] = mx.contiguous(whole[layer].swapaxes(0, 1)).swapaxes(0, 1)
+        step.arena._slabs[0] = tuple(wrong)
+        with pytest.raises(KVBlockError, match=f"layer 0's {name} .* strides"):
+            step.attend(kernels.attend, 2)
+        step.arena._slabs[0] = whole
+    step.attend(kernels.attend, 2)
+
+
 def test_a_shape_without_a_kernel_uses_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     attention, step = MetalAttention(sim.metal_kernel), Step([9, 30], dim=18)
     with caplog.at_level(logging.WARNING, "cortexmlx"):
@@ -103,8 +129,9 @@ def test_a_shape_without_a_kernel_uses_the_reference_and_says_so(caplog: pytest.
         (damaged(lambda a: a + 0.01, "reduce"), "differs from attention in float64"),
         (dropped("decode"), "decode launch was dropped"),
         (raising(ValueError(TOO_MANY_THREADS)), "maximum allowed threads per threadgroup (320)"),
+        (copying(all_inputs=False), "read a copy of the keys and values"),
     ],
-    ids=["wrong", "dropped", "raises"],
+    ids=["wrong", "dropped", "raises", "copies"],
 )
 def test_a_variant_that_disagrees_is_disabled_with_a_warning(
     factory: Any, says: str, caplog: pytest.LogCaptureFixture
@@ -187,7 +214,7 @@ def test_a_variant_that_agrees_is_used() -> None:
         step.attend(attention.attend, 3)
         checked = len(recorded.launches)
         step.attend(attention.attend, 3)
-    assert attention.notes() == () and checked == 6 and len(recorded.launches) == 8
+    assert attention.notes() == () and checked == 8 and len(recorded.launches) == 10
 
 
 def test_no_output_aliases_an_input_and_inputs_stay_as_they_are() -> None:

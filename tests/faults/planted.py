@@ -104,6 +104,14 @@ FAULTS = (
     Fault("small tables are not padded", WORK, "max(0, -(-SMALL // rows) - blocks)", "0"),
     Fault("the plan of the window's first step is kept", BACKEND, "known.tail_tokens == tail_tokens", "known.items"),
     Fault("old sinks are kept", BACKEND, "known is None or known[0] is not sinks", "known is None"),
+    Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),", "queries,"),
+    Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
+    Fault(
+        "MLX may copy a slab",
+        ENTRY,
+        'header=kernel_text("paged_decode.metal"),\n            ensure_row_contiguous=False',
+        'header=kernel_text("paged_decode.metal"),\n            ensure_row_contiguous=True',
+    ),
     Fault(
         "partitions depend on the batch",
         BACKEND,

@@ -62,3 +62,19 @@ def dropped(only: str, *, zeros: bool = False) -> Any:
         return [mx.full(s, left, d) for s, d in zip(call["output_shapes"], call["output_dtypes"], strict=True)]
 
     return broken(how, only)
+
+
+def copying(*, all_inputs: bool) -> Any:
+    """Kernels that read copies of their inputs: of all, or, as MLX makes them by default, of those that do not lie in
+    memory row by row.
+    """
+
+    def factory(**options: Any) -> Any:
+        kernel = sim.metal_kernel(**options | {"ensure_row_contiguous": True})
+
+        def call(*, inputs: list[mx.array], **others: Any) -> Any:
+            return kernel(inputs=[i.reshape(-1)[mx.arange(i.size)].reshape(i.shape) for i in inputs], **others)
+
+        return call if all_inputs else kernel
+
+    return factory
