@@ -66,7 +66,7 @@ def _is_element(cursor: Any) -> bool:
     if kind_of(found) != "MEMBER_REF_EXPR" or found.spelling not in _ELEMENTS or found.referenced is None:
         return False
     owner = found.referenced.semantic_parent
-    return owner is not None and owner.spelling == "vec" and not in_text(owner)
+    return owner is not None and owner.spelling in ("vec", "__packed") and not in_text(owner)
 
 
 def _element(node: Node) -> Iterator[Complaint]:

@@ -98,6 +98,37 @@ TYPES = {
     "as_type of another size": ("uint v = as_type<uint>(1.0f);", "ushort v = as_type<ushort>(1.0f); //!", "same size"),
     "a length that is not constant": ("float a[4];", "float a[n + 1]; //!", "variable length"),
     "a matrix of bfloat columns": ("float4x4 m(1);", "metal::matrix<int, 4, 4> m; //!", "no such matrix"),
+    "minus a matrix": ("float4x4 m = -1.0f * float4x4(1);", "float4x4 m = -float4x4(1); //!", "unary expression"),
+    "a matrix of another shape": (
+        "half4x4 m = half4x4(float4x4(1));",
+        "half4x4 m = half4x4(float3x4(1)); //!",
+        "no matching conversion",
+    ),
+    "a matrix of another type by itself": (
+        "half4x4 m(float4x4(1));",
+        "half4x4 m = float4x4(1); //!",
+        "no viable conversion",
+    ),
+    "an element that a packed vector has not": (
+        "packed_float2 p = {1, 2}; x[0] = p.y;",
+        "packed_float2 p = {1, 2}; x[0] = p.z; //!",
+        "no member named 'z'",
+    ),
+    "writing an element of a packed vector twice": (
+        "packed_float3 p; p.zx = float2(1);",
+        "packed_float3 p; p.zz = float2(1); //!",
+        "setter",
+    ),
+    "packed and other vectors of unlike width": (
+        "packed_float3 p; p += float3(1);",
+        "packed_float3 p; p += float2(1); //!",
+        "no viable overloaded '+='",
+    ),
+    "the elements of an array in another space": (
+        "auto a = (device metal::array<float, 2>*)x; device float* p = a->data();",
+        "auto a = (device metal::array<float, 2>*)x; thread float* p = a->data(); //!",
+        "device float *",
+    ),
     "a simdgroup matrix of another size": (
         "simdgroup_matrix<float, 8, 8> m;",
         "simdgroup_matrix<float, 16, 16> m; //!",
@@ -223,12 +254,31 @@ LEGAL = {
     "dead text": "#if 0\n double d = std::nonsense;\n#endif\nx[0] = 1;",
     "bfloat is there": "#ifdef __HAVE_BFLOAT__\nbfloat v = 1.5bf;\n#else\n#error no bfloat\n#endif",
     "an array of constants as a parameter": "x[0] = table_sum(TABLE);",
-    "metal::array": "metal::array<float, 4> a; a[0] = 1; x[0] = a[0] + a.size();",
+    "metal::array": (
+        "metal::array<float, 4> a; a[0] = 1; x[0] = a[0] + a.size() + a.back(); for (float v : a) x[0] += v; "
+        "auto d = (device metal::array<float, 2>*)x; for (float v : *d) x[0] += v; d->fill(a.front());"
+    ),
     "initialized threadgroup memory": "threadgroup float s[8] = {0}; x[0] = s[1];",
-    "uniform": "metal::uniform<int> u = metal::make_uniform(n); x[0] = float(u + 1);",
+    "uniform": (
+        "metal::uniform<int> u = metal::make_uniform(n); constexpr const uniform<int> two = make_uniform(2); "
+        "const uniform<int> v = u * two; x[0] = float(v % 3 + 1) + (u < v) + (u << 1);"
+    ),
     "pow(float, short)": "short e = 2; x[0] = pow(x[0], e);",
     "packed vectors": "packed_float3 p = packed_float3(1, 2, 3); float3 v = p; x[0] = p.y + p[2] + v.x + (p * 2.0f).z;",
+    "arithmetic and swizzles of packed vectors": (
+        "packed_float3 p = {1, 2, 3}; p.xy = p.zz; p *= 2; float3 v = p; x[0] = (p - v).x + (2 * p).z + (p < v).x; "
+        "auto d = (device packed_float3*)x; d[0] += p; d[0].xy *= 2.0f; d[1] = d[0].bgr; thread float& e = p[1]; e = 0;"
+    ),
     "matrices": "float4x4 m(1.0f); float4 v = m * float4(1); x[0] = (m * m)[1][2] + v.x + transpose(m)[0].y;",
+    "updates and comparisons of matrices": (
+        "float4x4 m(1.0f); m += m; m *= 2.0f; m *= m; ((device float4x4*)x)[0] -= m; x[0] = (m == m) + (m != m);"
+    ),
+    "geometry": "x[0] = faceforward(float3(1), float3(2), float3(3)).x + refract(half2(1), half2(2), 0.5h).x;",
+    "packing": (
+        "x[0] = unpack_unorm565_to_half(pack_half_to_unorm565(half3(1))).x + "
+        "unpack_unorm4x8_srgb_to_float(pack_float_to_srgb_unorm4x8(float4(1))).x + "
+        "unpack_unorm10a2_to_float(pack_half_to_unorm10a2(half4(1))).w;"
+    ),
     "literals": "half h = 1.5h; bfloat v = 2.5bf; float f = 1.5; uint u = 3u; x[0] = h + f + v + u;",
     "recursion in compute functions": "x[0] = factorial(4);",
     "pointers to functions": "int (*f)(int) = factorial; x[0] = f(3);",

@@ -9,19 +9,41 @@ template <class T, size_t N> struct array {
   device T& operator[](size_t) device&; const device T& operator[](size_t) const device&;
   threadgroup T& operator[](size_t) threadgroup&; const threadgroup T& operator[](size_t) const threadgroup&;
   const constant T& operator[](size_t) const constant&;
+#define LEGAL_READ(space)                                                                           \
+  const space T& front() const space; const space T& back() const space; const space T* data() const space; \
+  const space T* begin() const space; const space T* end() const space;
+#define LEGAL_WRITE(space)                                                                          \
+  space T& front() space; space T& back() space; space T* data() space;                             \
+  space T* begin() space; space T* end() space; void fill(T) space;
+  LEGAL_READ(thread) LEGAL_READ(device) LEGAL_READ(threadgroup) LEGAL_READ(constant)
+  LEGAL_WRITE(thread) LEGAL_WRITE(device) LEGAL_WRITE(threadgroup)
+#undef LEGAL_READ
+#undef LEGAL_WRITE
   static constexpr size_t size() { return N; }
+  static constexpr size_t max_size() { return N; }
+  static constexpr bool empty() { return N == 0; }
 };
+// Arithmetic of two uniform values is uniform; with anything else it is not.
 template <class T> struct uniform {
+  T __value;
   uniform() = default;
-  constexpr uniform(T) {}
-  operator T() const; operator T() const constant;
+  constexpr uniform(T v) : __value(v) {}
+  constexpr operator T() const { return __value; }
+  constexpr operator T() const constant { return __value; }
 };
-template <class T> uniform<T> make_uniform(T v) { return uniform<T>(v); }
-#define LEGAL_UNIFORM(op)                                              \
-  template <class T> uniform<T> operator op(uniform<T>, uniform<T>);   \
-  template <class T, class U, class = enable_if_t<is_arithmetic<U>::value>> uniform<T> operator op(uniform<T>, U); \
-  template <class T, class U, class = enable_if_t<is_arithmetic<U>::value>> uniform<T> operator op(U, uniform<T>);
+template <class T> constexpr uniform<T> make_uniform(T v) { return uniform<T>(v); }
+template <class T> struct is_uniform : false_type {};
+template <class T> struct is_uniform<uniform<T>> : true_type {};
+#define LEGAL_UNIFORM(op)                                                                                             \
+  template <class T, class U> constexpr auto operator op(uniform<T> a, uniform<U> b) {                                \
+    return make_uniform(a.__value op b.__value); }                                                                    \
+  template <class T, class U, class = enable_if_t<is_arithmetic<U>::value>> constexpr auto operator op(uniform<T> a, U b) { \
+    return a.__value op b; }                                                                                          \
+  template <class T, class U, class = enable_if_t<is_arithmetic<U>::value>> constexpr auto operator op(U a, uniform<T> b) { \
+    return a op b.__value; }
 LEGAL_UNIFORM(+) LEGAL_UNIFORM(-) LEGAL_UNIFORM(*) LEGAL_UNIFORM(/) LEGAL_UNIFORM(%)
+LEGAL_UNIFORM(&) LEGAL_UNIFORM(|) LEGAL_UNIFORM(^) LEGAL_UNIFORM(<<) LEGAL_UNIFORM(>>)
+LEGAL_UNIFORM(==) LEGAL_UNIFORM(!=) LEGAL_UNIFORM(<) LEGAL_UNIFORM(>) LEGAL_UNIFORM(<=) LEGAL_UNIFORM(>=)
 #undef LEGAL_UNIFORM
 template <class T, class... R> constexpr bool is_function_constant_defined(T) { return true; }
 #ifdef LEGAL_METAL4

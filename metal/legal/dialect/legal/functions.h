@@ -22,7 +22,8 @@
 #define LEGAL_EXPONENTS(T, I) T ldexp(T, I); T frexp(T, thread I&); I ilogb(T);
 #define LEGAL_EXPONENTS_OF(T) LEGAL_EXPONENTS(T, int) LEGAL_EXPONENTS(T##2, int2) LEGAL_EXPONENTS(T##3, int3) LEGAL_EXPONENTS(T##4, int4)
 #define LEGAL_GEOMETRY_OF(T, V) \
-  T dot(V, V); T length(V); T length_squared(V); T distance(V, V); T distance_squared(V, V); V normalize(V); V reflect(V, V);
+  T dot(V, V); T length(V); T length_squared(V); T distance(V, V); T distance_squared(V, V); V normalize(V);  \
+  V faceforward(V, V, V); V reflect(V, V); V refract(V, V, T);
 #define LEGAL_GEOMETRY(T) LEGAL_GEOMETRY_OF(T, T##2) LEGAL_GEOMETRY_OF(T, T##3) LEGAL_GEOMETRY_OF(T, T##4) T##3 cross(T##3, T##3);
 #define LEGAL_RELATIONAL_OF(T, B) B isnan(T); B isinf(T); B isfinite(T); B isnormal(T); B signbit(T); B isordered(T, T); B isunordered(T, T);
 #define LEGAL_RELATIONAL(T) \
@@ -55,10 +56,15 @@ LEGAL_SELECTS(uint) LEGAL_SELECTS(long) LEGAL_SELECTS(ulong) LEGAL_SELECTS(half)
 bool any(bool2); bool any(bool3); bool any(bool4); bool any(bool);
 bool all(bool2); bool all(bool3); bool all(bool4); bool all(bool);
 half nextafter(half, half); float nextafter(float, float);
-uint pack_float_to_unorm4x8(float4); uint pack_float_to_snorm4x8(float4); uint pack_half_to_unorm4x8(half4);
-uint pack_float_to_unorm2x16(float2); uint pack_float_to_snorm2x16(float2); uint pack_half_to_unorm2x16(half2);
-float4 unpack_unorm4x8_to_float(uint); float4 unpack_snorm4x8_to_float(uint); half4 unpack_unorm4x8_to_half(uint);
-float2 unpack_unorm2x16_to_float(uint); float2 unpack_snorm2x16_to_float(uint); half2 unpack_unorm2x16_to_half(uint);
+#define LEGAL_PACK(T)                                                                                                  \
+  uint pack_##T##_to_unorm4x8(T##4); uint pack_##T##_to_snorm4x8(T##4); uint pack_##T##_to_srgb_unorm4x8(T##4);         \
+  uint pack_##T##_to_unorm2x16(T##2); uint pack_##T##_to_snorm2x16(T##2); uint pack_##T##_to_unorm10a2(T##4);           \
+  ushort pack_##T##_to_unorm565(T##3);                                                                                 \
+  T##4 unpack_unorm4x8_to_##T(uint); T##4 unpack_snorm4x8_to_##T(uint); T##4 unpack_unorm4x8_srgb_to_##T(uint);         \
+  T##2 unpack_unorm2x16_to_##T(uint); T##2 unpack_snorm2x16_to_##T(uint); T##4 unpack_unorm10a2_to_##T(uint);           \
+  T##3 unpack_unorm565_to_##T(ushort);
+LEGAL_PACK(float) LEGAL_PACK(half)
+#undef LEGAL_PACK
 // A bfloat becomes a float by itself where its neighbour is one.
 #define LEGAL_MIXED(name)                                                                                                \
   template <class A, class B, class = enable_if_t<(is_same<A, bfloat>::value && is_same<B, float>::value) ||             \

@@ -43,16 +43,18 @@ template <class T> constexpr T __zero() { return T(0); }
   template <class I = T, class = enable_if_t<__is_integral(I)>> thread vec& operator op##=(vec);                          \
   template <class I = T, class = enable_if_t<__is_integral(I)>> device vec& operator op##=(vec) device;                           
 
+// What a swizzle calls.
+#define LEGAL_READ(space)                                                                                         \
+  T __get1() const space; vec<T, 2> __get2() const space; vec<T, 3> __get3() const space; vec<T, 4> __get4() const space;
+#define LEGAL_WRITE void __put1(T); void __put2(vec<T, 2>); void __put3(vec<T, 3>); void __put4(vec<T, 4>);
+
 #define LEGAL_VECTOR(N, ...)                                                                              \
   template <class T> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec<T, N> {                             \
     static_assert(__is_element<T>::value, "Metal has vectors of bool, integers, half, bfloat and float"); \
     static constexpr constant int __n = N;                                                                \
     T __VA_ARGS__;                                                                                        \
     LEGAL_SWIZZLES_##N                                                                                    \
-    vec<T, 2> __get2() const; vec<T, 3> __get3() const; vec<T, 4> __get4() const; T __get1() const;       \
-    vec<T, 2> __get2() const constant; vec<T, 3> __get3() const constant;                                 \
-    vec<T, 4> __get4() const constant; T __get1() const constant;                                         \
-    void __put1(T); void __put2(vec<T, 2>); void __put3(vec<T, 3>); void __put4(vec<T, 4>);               \
+    LEGAL_READ() LEGAL_READ(constant) LEGAL_WRITE                                                         \
     vec() = default;                                                                                      \
     constexpr vec() threadgroup : x() {}                                                                  \
     template <class U, class = enable_if_t<__implicit<U, T>>> constexpr vec(U) : x(), LEGAL_REST_##N {}   \
@@ -104,32 +106,48 @@ LEGAL_VECTOR(8, x, __data[7])
 #undef LEGAL_BINARY
 #undef LEGAL_INTEGERS
 
-// packed_float3 and its kin: the size and alignment of their elements (MSL 2.2.3).
-template <class T, int N> struct __packed {
-  T __data[N];
-  __packed() = default;
-  constexpr __packed(vec<T, N>) : __data{} {}
-  template <class A, class B, class... R, class = enable_if_t<__components<A, B, R...>::count == N>>
-  constexpr __packed(A, B, R...) : __data{} {}
-  template <class U, class = enable_if_t<__implicit<U, T>>> constexpr explicit __packed(U) : __data{} {}
-  constexpr operator vec<T, N>() const { return vec<T, N>(__data[0]); }
-  constexpr operator vec<T, N>() const constant { return vec<T, N>(__data[0]); }
-  thread T& operator[](long)&; const thread T& operator[](long) const&; T operator[](long) const&&;
-  device T& operator[](long) device&; const device T& operator[](long) const device&;
-  threadgroup T& operator[](long) threadgroup&; const threadgroup T& operator[](long) const threadgroup&;
-  const constant T& operator[](long) const constant&;
-  T __get1() const; T __get1() const constant; void __put1(T);
-  __declspec(property(get = __get1, put = __put1)) T x, y, z, w, r, g, b, a;
-  friend vec<T, N> operator-(__packed);
-};
-#define LEGAL_PACKED(op)                                                                   \
-  template <class T, int N> vec<T, N> operator op(__packed<T, N>, __packed<T, N>);         \
-  template <class T, int N> vec<T, N> operator op(__packed<T, N>, vec<T, N>);              \
-  template <class T, int N> vec<T, N> operator op(vec<T, N>, __packed<T, N>);              \
-  template <class T, int N> vec<T, N> operator op(__packed<T, N>, T);                      \
-  template <class T, int N> vec<T, N> operator op(T, __packed<T, N>);
-LEGAL_PACKED(+) LEGAL_PACKED(-) LEGAL_PACKED(*) LEGAL_PACKED(/)
+// packed_float3 and its kin: the size and alignment of their elements (MSL 2.2.3), swizzles like a vec's, arithmetic of vecs.
+#define LEGAL_OPERATOR(result, op)                                                                             \
+  friend constexpr result operator op(__packed, __packed) { return result(0); }                               \
+  friend constexpr result operator op(__packed, __vec) { return result(0); }                                  \
+  friend constexpr result operator op(__vec, __packed) { return result(0); }                                  \
+  friend constexpr result operator op(__packed, T) { return result(0); }                                      \
+  friend constexpr result operator op(T, __packed) { return result(0); }
+#define LEGAL_BINARY(op)                                                                                       \
+  LEGAL_OPERATOR(__vec, op)                                                                                    \
+  thread __packed& operator op##=(__vec); device __packed& operator op##=(__vec) device;                       \
+  threadgroup __packed& operator op##=(__vec) threadgroup;
+#define LEGAL_COMPARE(op) LEGAL_OPERATOR(__bools, op)
+#define LEGAL_PACKED(N, ...)                                                                                   \
+  template <class T> struct __packed<T, N> {                                                                   \
+    typedef vec<T, N> __vec; typedef vec<bool, N> __bools;                                                     \
+    T __VA_ARGS__;                                                                                             \
+    LEGAL_SWIZZLES_##N                                                                                         \
+    LEGAL_READ() LEGAL_READ(constant) LEGAL_WRITE                                                              \
+    __packed() = default;                                                                                      \
+    constexpr __packed(__vec) : x(), LEGAL_REST_##N {}                                                         \
+    template <class A, class B, class... R, class = enable_if_t<__components<A, B, R...>::count == N>>         \
+    constexpr __packed(A, B, R...) : x(), LEGAL_REST_##N {}                                                    \
+    template <class U, class = enable_if_t<__implicit<U, T>>> constexpr explicit __packed(U) : x(), LEGAL_REST_##N {} \
+    constexpr operator __vec() const { return __vec(x); }                                                      \
+    constexpr operator __vec() const constant { return __vec(x); }                                             \
+    thread T& operator[](long)&; const thread T& operator[](long) const&; T operator[](long) const&&;          \
+    device T& operator[](long) device&; const device T& operator[](long) const device&;                        \
+    threadgroup T& operator[](long) threadgroup&; const threadgroup T& operator[](long) const threadgroup&;    \
+    const constant T& operator[](long) const constant&;                                                        \
+    friend __vec operator-(__packed);                                                                          \
+    LEGAL_BINARY(+) LEGAL_BINARY(-) LEGAL_BINARY(*) LEGAL_BINARY(/)                                            \
+    LEGAL_COMPARE(==) LEGAL_COMPARE(!=) LEGAL_COMPARE(<) LEGAL_COMPARE(>) LEGAL_COMPARE(<=) LEGAL_COMPARE(>=)  \
+  };
+LEGAL_PACKED(2, x, y)
+LEGAL_PACKED(3, x, y, z)
+LEGAL_PACKED(4, x, y, z, w)
 #undef LEGAL_PACKED
+#undef LEGAL_COMPARE
+#undef LEGAL_BINARY
+#undef LEGAL_OPERATOR
+#undef LEGAL_READ
+#undef LEGAL_WRITE
 template <class T, int N> using packed_vec = __packed<T, N>;
 
 // as_type: the same bits, of a scalar or vector of the same size (MSL 2.19).
@@ -150,13 +168,14 @@ LEGAL_NAMES(bool) LEGAL_NAMES(char) LEGAL_NAMES(uchar) LEGAL_NAMES(short) LEGAL_
 LEGAL_NAMES(long) LEGAL_NAMES(ulong) LEGAL_NAMES(half) LEGAL_NAMES(float) LEGAL_NAMES(bfloat)
 #undef LEGAL_NAMES
 
-// matrix<T, columns, rows> of half and float (MSL 2.3), in columns.
+// matrix<T, columns, rows> of half and float (MSL 2.3), in columns. There is no unary minus.
 namespace metal {
 template <class T, int C, int R> struct matrix {
   static_assert((is_same<T, float>::value || is_same<T, half>::value) && C >= 2 && C <= 4 && R >= 2 && R <= 4, "no such matrix");
   vec<T, R> columns[C];
   matrix() = default;
   constexpr explicit matrix(T) : columns{} {}
+  template <class U, class = enable_if_t<!is_same<U, T>::value>> constexpr explicit matrix(matrix<U, C, R>) : columns{} {}
   template <class A, class B, class... Rest, class = enable_if_t<sizeof...(Rest) + 2 == C || sizeof...(Rest) + 2 == C * R>>
   constexpr matrix(A, B, Rest...) : columns{} {}
   thread vec<T, R>& operator[](long)&; const thread vec<T, R>& operator[](long) const&; vec<T, R> operator[](long) const&&;
@@ -169,6 +188,13 @@ template <class T, int C, int R> struct matrix {
   friend matrix operator*(T, matrix);
   friend vec<T, R> operator*(matrix, vec<T, C>);
   friend vec<T, C> operator*(vec<T, R>, matrix);
+  friend bool operator==(matrix, matrix);
+  friend bool operator!=(matrix, matrix);
+#define LEGAL_UPDATES(space)                                                                   \
+  space matrix& operator+=(matrix) space; space matrix& operator-=(matrix) space;              \
+  space matrix& operator*=(T) space; space matrix& operator*=(matrix<T, C, C>) space;
+  LEGAL_UPDATES(thread) LEGAL_UPDATES(device) LEGAL_UPDATES(threadgroup)
+#undef LEGAL_UPDATES
 };
 template <class T, int C, int R, int K> matrix<T, C, R> operator*(matrix<T, K, R>, matrix<T, C, K>);
 template <class T, int C, int R> matrix<T, R, C> transpose(matrix<T, C, R>);

@@ -31,7 +31,6 @@ template <class T, int Cols, int Rows> struct matrix {
 #define SIM_EACH(expr) matrix r; for (int c = 0; c < Cols; ++c) r.columns[c] = expr; return r;
   friend SIM_FN matrix operator+(const matrix& a, const matrix& b) { SIM_EACH(a.columns[c] + b.columns[c]) }
   friend SIM_FN matrix operator-(const matrix& a, const matrix& b) { SIM_EACH(a.columns[c] - b.columns[c]) }
-  friend SIM_FN matrix operator-(const matrix& a) { SIM_EACH(-a.columns[c]) }
   friend SIM_FN matrix operator*(const matrix& a, T s) { SIM_EACH(a.columns[c] * s) }
   friend SIM_FN matrix operator*(T s, const matrix& a) { SIM_EACH(a.columns[c] * s) }
 #undef SIM_EACH
