@@ -93,7 +93,7 @@ def describe(
         there, elsewhere = map(lane_names, lanes)
         said = (
             f"simdgroup {_simdgroup(f.thread, launch.threadgroup)} of threadgroup {tuple(f.group)}: {there} meet in "
-            f"'{abi.SIMD_OPS[f.size]}' without {elsewhere}, still elsewhere in the program"
+            f"'{abi.SIMD_OPS[f.size]}' without {elsewhere}, elsewhere in the program or at its end"
         )
     elif fault is Fault.NOT_UNIFORM:
         said = (

@@ -2,7 +2,8 @@
 
 Lanes meet in one operation when they have come to it on the same path. Only what leads to an operation among lanes is
 marked: loops with one inside, directly or through a function of the text, and those functions, which get one more
-parameter, the place of the call. Other loops stay as they are. The marks are classes of shim/sim/paths.h.
+parameter, the place of the call. Other loops stay as they are. The last line of a kernel tells the lanes that come to
+it from those that return before. The marks are classes of shim/sim/paths.h.
 """
 
 import re
@@ -22,6 +23,7 @@ _NOT_A_TYPE = {"return", "else", "do", "new", "case", "goto"}
 _AFTER_PARAMETERS = {"const", "noexcept", "thread", "device", "constant", "threadgroup"}
 _LOOP = "if (metal::__loop sim_loop; false) {} else "
 _FRAME = " metal::__frame sim_frame(sim_site);"
+_END = " metal::__at_end(); "
 _PLACE = "metal::__site sim_site = metal::__site::here()"
 
 
@@ -29,7 +31,7 @@ _PLACE = "metal::__site sim_site = metal::__site::here()"
 class _Function:
     """A function that the text defines, by the tokens of its name, its parameters' bracket and its body's.
 
-    `plain` says that it can have one more parameter: it is no kernel, constexpr function, operator or lambda.
+    `plain` says that it can have one more parameter: it is no `kernel`, constexpr function, operator or lambda.
     """
 
     name: str
@@ -37,6 +39,7 @@ class _Function:
     opens: int
     body: int
     plain: bool
+    kernel: bool = False
 
 
 def _functions(tokens: Tokens) -> Iterator[_Function]:
@@ -60,7 +63,7 @@ def _functions(tokens: Tokens) -> Iterator[_Function]:
             typed = tokens[at - 1] in (">", "*", "&") or (tokens.is_word(at - 1) and tokens[at - 1] not in _NOT_A_TYPE)
             pack = any(tokens[i] == "." == tokens[i + 1] for i in range(opens, end))
             plain = start < at and typed and not pack and not {"kernel", "constexpr", "operator"} & before
-            yield _Function(tokens[at], at, opens, body, plain)
+            yield _Function(tokens[at], at, opens, body, plain, "kernel" in before)
 
 
 class _Calls:
@@ -189,6 +192,8 @@ def mark_paths(text: str) -> str:
     for f in functions:
         if f.name in told:
             _mark_function(tokens, marks, f)
+        if f.kernel:
+            marks.insert(tokens.start(tokens.match[f.body]), _END)
     ends_of_do: set[int] = set()
     for i in tokens.loops():
         try:

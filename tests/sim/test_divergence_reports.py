@@ -168,6 +168,17 @@ FINE = {
         "y[i] = 0; if (l > 3) y[i] = simd_is_first() + float((ulong)simd_active_threads_mask());" + AFTER,
         2,
     ),
+    "a sum in one branch with nothing behind it": ("y[i] = 0; if (l < 16) y[i] = simd_sum(x[i]);", 1),
+    "a vote behind a condition, with nothing behind it": ("y[i] = l > 7 && simd_all(l < 40);", 1),
+    "turns of different numbers with nothing behind them": (
+        "y[i] = 0; for (uint k = 0; k < 1 + l / 16; k++) y[i] += simd_sum(x[i]);",
+        1,
+    ),
+    "a loop over the distinct values of a simdgroup": (
+        "y[i] = 0; while (y[i] == 0) { int v = simd_broadcast_first(int(i) % 3); "
+        "ulong who = ulong(simd_ballot(v == int(i) % 3)); if (v == int(i) % 3) y[i] = popcount(who); }",
+        2,
+    ),
     "quads that are whole": ("y[i] = 0; if (l < 8) y[i] = quad_sum(x[i]) + quad_broadcast(x[i], 1);" + AFTER, 0),
     "whole simdgroups apart": ("if (i < 32) y[i] = simd_sum(x[i]); else y[i] = simd_max(x[i]);" + AFTER, 0),
     "different turns of whole simdgroups": (

@@ -54,12 +54,13 @@ bool depends_on_who_is_there(uint32_t op) {
   return op == SIM_OP_REDUCE || op == SIM_OP_PREFIX || op == SIM_OP_VOTE || op == SIM_OP_BROADCAST_FIRST;
 }
 
-// An operation of the lanes in `mask` while those in `missing`, which have not returned, are elsewhere in the program.
+// An operation of the lanes in `mask` while those in `missing`, which have not returned, are elsewhere in the program. Those that have left
+// it out and come to the end are away for good, like lanes that return before: kernels end with a sum of the first lanes.
 void report_divergence(const Simdgroup& g, uint32_t mask, uint32_t missing) {
   const Fiber& f = S.fibers[g.first + __builtin_ctz(mask)];
   if (f.scope == SIM_SCOPE_QUAD) missing &= whole_quads(mask);
   if (!missing) return;
-  const uint32_t kind = depends_on_who_is_there(f.op) ? SIM_FAULT_DIVERGENT : SIM_NOTE_DIVERGENT;
+  const uint32_t kind = depends_on_who_is_there(f.op) && (missing & ~g.ended) ? SIM_FAULT_DIVERGENT : SIM_NOTE_DIVERGENT;
   if (kind == SIM_NOTE_DIVERGENT && S.launch->finding_count >= kMaxFindings / 2) return;  // faults need the room
   Fiber* running = S.current;
   S.current = &S.fibers[g.first + __builtin_ctz(mask)];

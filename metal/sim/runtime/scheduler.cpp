@@ -114,7 +114,7 @@ static void wait_as(FiberState state) {
   const uint32_t bit = 1u << self->thread.lane;
   self->state = state;
   g->ready &= ~bit;
-  if (state == kDone) g->returned |= bit;
+  if (state == kDone) (self->thread.at_end ? g->ended : g->returned) |= bit;
   if (state == kAtExchange || state == kAtSimdBarrier) {
     if (!(g->at_exchange | g->at_barrier)) g->waits_first = self;
     else if (!g->mixed && !same_instance(*g->waits_first, *self)) g->mixed = true;
@@ -216,6 +216,7 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
     }
     t.index_in_threadgroup = i;
     t.path_length = 0;
+    t.at_end = 0;
     t.lane = i % SIM_LANES;
     t.simdgroup = i / SIM_LANES;
     t.simdgroups = S.simd_count;
@@ -230,7 +231,7 @@ static void prepare_group(const uint32_t* group, const uint32_t* groups) {
     Simdgroup& g = S.simds[s];
     g.first = s * SIM_LANES;
     g.count = S.thread_count - g.first < SIM_LANES ? S.thread_count - g.first : SIM_LANES;
-    g.ready = g.at_exchange = g.at_barrier = g.returned = 0;
+    g.ready = g.at_exchange = g.at_barrier = g.returned = g.ended = 0;
     g.parity = 0;
     g.epoch_threadgroup = g.epoch_device = 0;
     release(&g, g.count == 32 ? ~0u : (1u << g.count) - 1);

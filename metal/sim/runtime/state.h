@@ -84,7 +84,7 @@ struct Simdgroup {
   uint32_t first, count;  // fibers [first, first + count)
   uint32_t ready;         // mask of lanes that can run
   uint32_t at_exchange, at_barrier;  // masks of lanes that wait for the simdgroup
-  uint32_t returned;                 // mask of lanes that have ended
+  uint32_t returned, ended;          // masks of lanes that are done: by a return before the kernel's last line, or there
   bool mixed;                        // they do not all wait at the same instance of an operation
   const Fiber* waits_first;
   uint32_t permutation, at;

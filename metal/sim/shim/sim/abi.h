@@ -18,6 +18,7 @@ struct SimThread {
   unsigned dispatch_simdgroups;
   // The way to where the thread is, from the outside: a call is its place in the text, a loop its place and the number of the iteration.
   unsigned path_length;
+  unsigned at_end;  // 1 once it has come to the kernel's last line, and not to a return before it
   unsigned long path[SIM_PATH];
 };
 

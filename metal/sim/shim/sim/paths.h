@@ -37,4 +37,6 @@ struct __loop : __step {
   SIM_FN explicit __loop(__site site = __site::here()) : __step(site, 2) { thread->path[at + 1] = 0; }
   SIM_FN bool next() { thread->path[at + 1] += 1; return true; }
 };
+// The last line of a kernel: whoever comes here has left the operations before it out, or is through with them.
+SIM_FN void __at_end() { ((SIM_HIDDEN SimThread*)sim_thread())->at_end = 1; }
 }  // namespace metal
