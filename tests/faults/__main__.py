@@ -1,9 +1,10 @@
 """Plant each fault in a copy of the sources, run the fast tests of the Metal path on it, and print what they said.
 
-    python -m tests.faults [--only TEXT] [--more FILE.json]
+    python -m tests.faults [--only TEXT] [--more FILE.json] [--seeds N]
 
 `--only` takes the faults whose name contains TEXT. `--more` adds faults from a JSON list of objects with name, file,
-old and new. Exit status 1 if a fault was missed or could not be planted.
+old and new. With `--seeds` the first test that notices a fault runs under N seeds of the simulator's scheduler and must
+notice it under each. Exit status 1 if a fault was missed or could not be planted.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def place(folder: Path, file: str) -> Path:
     return folder / (file if file.startswith("cortexmlx/") else f"cortexmlx/{file}")
 
 
-def judge(folder: Path, fault: Fault | None) -> str:
-    """The first test that fails with the fault planted, or "" if all pass."""
+def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
+    """The first test that fails with the fault planted and what it says, or "" if all pass; and under how many of the
+    seeds it fails.
+    """
     if fault is not None:
         path = place(folder, fault.file)
         text = path.read_text()
@@ -55,23 +58,33 @@ def judge(folder: Path, fault: Fault | None) -> str:
             raise ValueError(f"{fault.name}: {fault.file} has {text.count(fault.old)} times {fault.old!r}, not once")
         path.write_text(text.replace(fault.old, fault.new))
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
-        command += [f"tests/{name}" for name in TESTS]
-        environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
+        done = run(folder, *command, *(f"tests/{name}" for name in TESTS))
+        if done.returncode == 0:
+            return "", 0
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::(?:\S+?\[.*?\]|\S+))(?: - |$)", done.stdout, re.M)
+        if failed is None:
+            return f"pytest ended with {done.returncode}: {done.stdout[-300:]}", 0
+        test, said = failed.group(1), re.search(r"^E +(.+)", done.stdout, re.M)
+        under = int(run(folder, "-m", "tests.faults.seeds", test, str(seeds)).stdout) if seeds else 0
+        return f"{test.split('::')[-1]}: {said.group(1)[:120] if said else ''}", under
     finally:
         if fault is not None:
             path.write_text(text)
-    if done.returncode == 0:
-        return ""
-    failed = re.search(r"^(?:FAILED|ERROR) tests/\S+?::(\S+)", done.stdout, re.M)
-    return failed.group(1) if failed else f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python on the copy in the folder."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--only", default="")
     parser.add_argument("--more", type=Path)
+    parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
     faults = [f for f in (*FAULTS, *more) if options.only in f.name]
@@ -79,14 +92,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_sources(folder)
-        broken = judge(folder, None)
+        broken, _ = judge(folder, None)
         if broken:
             print(f"without any fault the tests fail already: {broken}")
             return 1
         for fault in faults:
-            caught = judge(folder, fault)
-            missed += not caught
-            print(f"{'caught' if caught else 'MISSED':<8}{fault.name:<52}{fault.file:<32}{caught}", flush=True)
+            caught, under = judge(folder, fault, options.seeds)
+            noticed = bool(caught) and under == options.seeds
+            missed += not noticed
+            word = "caught" if noticed else "LUCK" if caught else "MISSED"
+            seeds = f" ({under} of {options.seeds} seeds)" if options.seeds else ""
+            print(f"{word:<8}{fault.name:<72}{fault.file:<24}{caught}{seeds}", flush=True)
     print(f"{len(faults) - missed} of {len(faults)} caught")
     return 1 if missed else 0
 
