@@ -62,6 +62,16 @@ ARITHMETIC = {
     "float too large": ("y[i] = int(x[i] * 1e7f);", "y[i] = int(x[i] * 1e8f);", "does not fit in 'int'"),
     "negative float": ("y[i] = int(x[i] - 1);", "y[i] = uint(x[i] - 1);", "-1 does not fit in 'unsigned int'"),
     "infinity": ("y[i] = int(x[i] / 2);", "y[i] = int(x[i] / (x[i] * 0));", "does not fit in 'int'"),
+    "a vector of floats to bytes": (
+        "y[i] = uchar4(float4(x[i]) * 4).w;",
+        "y[i] = uchar4(float4(x[i]) * float4(1, 1, 1, 5)).w;",
+        "300 does not fit in 'unsigned char'",
+    ),
+    "a vector of halves to integers": (
+        "y[i] = short2(half2(x[i]) * 500.0h).x;",
+        "y[i] = short2(half2(x[i]) * 1000.0h).x;",
+        "does not fit in 'short'",
+    ),
     "float to a byte": ("y[i] = uchar(x[i] * 4);", "y[i] = uchar(x[i] * 5);", "300 does not fit in 'unsigned char'"),
 }
 CUTS = {

@@ -123,6 +123,11 @@ template <class T, int N> struct vec : __swizzled<T, N> {
     constexpr bool through_float = (is_same_v<T, half> && is_same_v<U, bfloat>) || (is_same_v<T, bfloat> && is_same_v<U, half>);
     if constexpr (is_same_v<T, bool>) return __builtin_convertvector(v.__data != typename vec<U, N>::__lanes{}, __lanes) & uchar(1);
     else if constexpr (through_float) return vec(vec<float, N>(v)).__data;
+    else if constexpr (__is_integral(T) && !__is_integral(U)) {  // one by one: the compiler watches scalars alone
+      __lanes r{};
+      for (int i = 0; i < N; ++i) r[i] = T(v.__data[i]);
+      return r;
+    }
     else return __builtin_convertvector(v.__data, __lanes);
   }
 };
