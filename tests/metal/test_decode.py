@@ -100,7 +100,7 @@ def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
     return Row(query, keys, row.values)
 
 
-@pytest.mark.parametrize("level", [-40.0, -1e4, 1e4])
+@pytest.mark.parametrize("level", [-40.0, -1e4, 1e4, -1e5, -1e30])
 def test_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float) -> None:
     v = variant()
     logits = level + np.random.default_rng(1).integers(-2, 3, 600) / 4

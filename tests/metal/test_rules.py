@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.metal import sim
-from cortexmlx.metal.kernels import kernel_text
+from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.rules import DTYPES, REGISTERS, THREADGROUP_BYTES, THREADS, Variant, lane_numbers, refusal
+from support.paged_problem import attend, random_rows
 
 DIMS = st.integers(2, 64).map(lambda n: 4 * n)
 
@@ -52,6 +53,14 @@ def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
     served = Variant("float16", "float16", 128, 128, 32, 4)
     assert refusal(served) is None
     assert says in str(refusal(replace(served, **change)))
+
+
+@pytest.mark.parametrize(("group", "dim"), [(1, 64), (5, 112), (9, 128)])
+def test_a_decode_threadgroup_has_the_memory_that_its_rule_counts(group: int, dim: int) -> None:
+    v = Variant("float32", "float32", dim, dim, 32, group)
+    with sim.recording() as recorded:
+        attend(DecodeKernels(sim.metal_kernel), v, random_rows(v, [40]))
+    assert recorded.launches[0].threadgroup_memory == v.threadgroup_bytes
 
 
 @pytest.mark.parametrize("dim", [8, 12, 64, 80, 96, 100, 112, 128, 192, 256])
