@@ -151,6 +151,14 @@ def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels, toleranc
     assert not got[0].any()
 
 
+@pytest.mark.parametrize("level", [-300.0, 300.0])
+def test_sinks_beside_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float) -> None:
+    v = variant(group=4)
+    row = _row_with_logits(v, level + np.random.default_rng(2).integers(-2, 3, 300) / 4)
+    options = Options(scale=1.0, sinks=np.float32(level) + np.arange(8, dtype=np.float32))
+    assert error(attend(kernels, v, [row], options), answer(v, [row], options)) < tolerance["float32"]
+
+
 def test_offsets_beyond_32_bits() -> None:
     """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""
     v = Variant("float16", "float16", 256, 8, 32, 2)
