@@ -14,7 +14,19 @@ import pytest
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import PARTITION, Variant
-from support.paged_problem import TOLERANCE, Options, Row, answer, attend, error, lay_out, random_rows, rounded, variant
+from support.paged_problem import (
+    TOLERANCE,
+    Options,
+    Row,
+    answer,
+    attend,
+    error,
+    lay_out,
+    problem,
+    random_rows,
+    rounded,
+    variant,
+)
 
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
 
@@ -133,6 +145,18 @@ def test_half_precision_products_do_not_overflow(kernels: DecodeKernels, toleran
     options = Options(scale=1e-5)
     assert np.abs(rows[0].keys[0] @ rows[0].query[0]).max() > 65504
     assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float16"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_partial_results_are_of_single_precision(
+    kernels: DecodeKernels, tolerance: dict[str, float], dtype: str, softcap: float | None
+) -> None:
+    """Nothing but what is loaded, and the end result, is rounded to 16 bits. (At 80 the scale is no power of two.)"""
+    v = variant(dtype=dtype, dim=80)
+    rows, options = random_rows(v, [40, PARTITION]), Options(softcap=softcap)
+    partials = np.array(kernels.decode(*problem(v, rows, options)), np.float64)
+    assert error(partials[..., :-2] / partials[..., -1:], answer(v, rows, options)) < tolerance["float32"]
 
 
 def test_softcap(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:

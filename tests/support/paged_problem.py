@@ -151,7 +151,13 @@ def lay_out(
 
 
 def attend(
-    kernels: DecodeKernels,
+    kernels: DecodeKernels, v: Variant, rows: Sequence[Row], options: Options = NONE, **places: Any
+) -> np.ndarray:
+    """The kernels' result, `[rows, query_heads, value_dim]` float32. `places` as in `problem`."""
+    return np.array(kernels(*problem(v, rows, options, **places))[:, :, 0].astype(mx.float32))
+
+
+def problem(
     v: Variant,
     rows: Sequence[Row],
     options: Options = NONE,
@@ -159,8 +165,8 @@ def attend(
     layout: Layout | None = None,
     arena: tuple[Any, Any] | None = None,
     **places: Any,
-) -> np.ndarray:
-    """The kernels' result, `[rows, query_heads, value_dim]` float32. `places` as in `lay_out`; `arena` replaces the
+) -> tuple[Variant, int, DecodeInputs]:
+    """What the kernels are called with: variant, items and inputs. `places` as in `lay_out`; `arena` replaces the
     slabs.
     """
     at = layout or lay_out(v, rows, window=options.window, **places)
@@ -178,7 +184,7 @@ def attend(
         mx.array(sinks.astype(np.float32)),
     )
     configured = replace(v, softcap=options.softcap is not None, sinks=options.sinks is not None)
-    return np.array(kernels(configured, work.items, inputs)[:, :, 0].astype(mx.float32))
+    return configured, work.items, inputs
 
 
 def error(got: np.ndarray, wanted: np.ndarray) -> float:
