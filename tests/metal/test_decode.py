@@ -147,6 +147,14 @@ def test_half_precision_products_do_not_overflow(kernels: DecodeKernels, toleran
     assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float16"]
 
 
+def test_sums_beyond_the_largest_half(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
+    v = variant(dtype="float16")
+    (row,) = random_rows(v, [700])
+    row = replace(row, query=np.zeros_like(row.query), values=rounded(row.values + 200, "float16"))
+    assert row.values.sum(axis=1).min() > 2 * 65504
+    assert error(attend(kernels, v, [row]), answer(v, [row])) < 200 * tolerance["float16"]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_partial_results_are_of_single_precision(
