@@ -7,9 +7,12 @@
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head: the row's tokens first .. last,
 // which lie within one partition. It has SLICES * TILES simdgroups. The tokens are cut into slices of 32 at absolute
-// positions, dealt out to SLICES simdgroups; the GROUP query heads of the KV head are cut into TILES tiles of TILE,
-// each held in registers by SLICES simdgroups. Within a slice lane i looks after token i: its place, its scores, its
-// weights; for the products the 32 lanes lie across the head.
+// positions, dealt out to SLICES simdgroups; the GROUP query heads of the KV head are cut into TILES tiles of TILE, a
+// power of 2, each held in registers by SLICES simdgroups.
+//
+// For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums are
+// made together, in such a way that lane TILE * t + h has the score of head h and of every token t modulo 32 / TILE: it
+// weighs them, and keeps head h's maximum and its share of the sum.
 //
 // What a token contributes, and when it is added, depends on its position alone: not on the row's place in the batch,
 // nor on whether it lies in the arena or in the tail.
@@ -22,18 +25,18 @@ struct HeadSource {
   const device KV* tail;   // token in column c: tail + c * DIM
 };
 
-// This lane's numbers of a token's head; a token that is not live is not read and counts as zeros.
+// Where the head of a token at `place` begins, in packs: of the arena, or ~ of the tail.
+template <int DIM>
+inline int pack_of(int place) {
+  constexpr int PACKS = DIM / LaneLayout<DIM>::PACK;
+  return place >= 0 ? place * PACKS : ~(~place * PACKS);
+}
+
+// This lane's numbers of the head that begins at `pack`.
 template <int DIM, typename KV>
-inline void load_token(const thread HeadSource<KV, DIM>& source, int place, bool live, uint lane, thread float* numbers) {
-  if (live) {
-    load_head<DIM>(
-        place >= 0 ? source.arena + int64_t(place) * DIM : source.tail + int64_t(~place) * DIM, lane, numbers);
-  } else {
-    UNROLL
-    for (int n = 0; n < LaneLayout<DIM>::COUNT; n++) {
-      numbers[n] = 0.0f;
-    }
-  }
+inline void load_token(
+    const thread HeadSource<KV, DIM>& source, int pack, uint lane, thread typename Held<KV>::type* numbers) {
+  load_head<DIM>(pack >= 0 ? source.arena : source.tail, uint(pack >= 0 ? pack : ~pack), lane, numbers);
 }
 
 template <
@@ -56,103 +59,160 @@ inline void paged_decode(
     uint lane) {
   constexpr int QK_PER_LANE = LaneLayout<KEY_DIM>::COUNT;
   constexpr int V_PER_LANE = LaneLayout<VALUE_DIM>::COUNT;
-  // Tokens loaded before the first is used
-  constexpr int AHEAD = (QK_PER_LANE > 4 || V_PER_LANE > 4 || TILE * (QK_PER_LANE + V_PER_LANE) > 48) ? 2 : 4;
+  constexpr int SPAN = 32 / TILE;                                                 // tokens with a lane for each head
+  constexpr int MOST = (QK_PER_LANE > 4 || V_PER_LANE > 4 || TILE > 4) ? 4 : 8;  // registers
+  constexpr int AHEAD = SPAN < MOST ? SPAN : MOST;                                // tokens loaded at a time
 
   const int slice = int(simdgroup) % SLICES;
   const int first_head = int(simdgroup) / SLICES * TILE;
+  const int lane_head = int(lane) % TILE, lane_token = int(lane) / TILE;
 
-  // Read the queries of the tile, scaled, and start with nothing seen.
-  float query[TILE][QK_PER_LANE];
+  // Read the queries of the tile, and start with nothing seen. Lane l has head h ^ l % TILE as its h-th: see the scores.
+  typename Held<T>::type query[TILE][QK_PER_LANE];
   float out[TILE][V_PER_LANE];
-  float max_score[TILE];
-  float sum_exp_score[TILE];
   UNROLL
   for (int h = 0; h < TILE; h++) {
-    const int head = min(first_head + h, GROUP - 1);
-    load_head<KEY_DIM>(queries + head * KEY_DIM, lane, query[h]);
+    const int head = min(first_head + (h ^ lane_head), GROUP - 1);
+    load_head<KEY_DIM>(queries + head * KEY_DIM, 0, lane, query[h]);
     UNROLL
     for (int n = 0; n < QK_PER_LANE; n++) {
-      query[h][n] *= scale;
+      query[h][n] = lane_dimension<KEY_DIM>(lane, n) < KEY_DIM ? query[h][n] : typename Held<T>::type(0.0f);
     }
     UNROLL
     for (int n = 0; n < V_PER_LANE; n++) {
       out[h][n] = 0.0f;
     }
-    max_score[h] = LOWEST;
-    sum_exp_score[h] = 0.0f;
   }
+  float max_score = LOWEST;     // of head lane_head
+  float sum_exp_score = 0.0f;  // of head lane_head and this lane's tokens
 
   // For each slice of 32 tokens that is this simdgroup's turn
   const int first_slice = first / 32;
   const int turn = (slice + SLICES - first_slice % SLICES) % SLICES;
   for (int begin = (first_slice + turn) * 32; begin < last; begin += SLICES * 32) {
-    const int token = begin + int(lane);
-    const bool live = token >= first && token < last;
-    const int place = live ? place_of<BLOCK_SIZE>(token, arena_tokens, block_table) : 0;
     const int from = max(first - begin, 0);
     const int to = min(last - begin, 32);
+    // Lane i looks up where token i lies. In the place of a token that is not live the nearest that is gets loaded.
+    const int token = clamp(begin + int(lane), first, last - 1);
+    const int place = place_of<BLOCK_SIZE>(token, arena_tokens, block_table);
+    const int key_pack = pack_of<KEY_DIM>(place);
+    const int value_pack = pack_of<VALUE_DIM>(place);
 
-    // Scores: a dot product across the lanes for each token and head; lane i keeps those of token i.
-    float score[TILE];
+    // Scores
+    float score[TILE];  // of head lane_head and tokens lane_token, lane_token + SPAN, ...
     UNROLL
-    for (int h = 0; h < TILE; h++) {
-      score[h] = 0.0f;
+    for (int s = 0; s < TILE; s++) {
+      score[s] = 0.0f;
     }
-    for (int i = from / AHEAD * AHEAD; i < to; i += AHEAD) {
-      float key[AHEAD][QK_PER_LANE];
+    for (int step = from / AHEAD; step * AHEAD < to; step++) {
+      typename Held<KV>::type key[AHEAD][QK_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<KEY_DIM>(keys, simd_shuffle(place, ushort(i + a)), i + a >= from && i + a < to, lane, key[a]);
+        load_token<KEY_DIM>(keys, simd_broadcast(key_pack, ushort(step * AHEAD + a)), lane, key[a]);
+      }
+      // Dot products across the lanes, for all heads and tokens together. With lane ^ 1 a lane exchanges half of its
+      // sums: it gets what it wants of the other's and gives what the other wants. With lane ^ 2 it does so with the
+      // half that is left, and so on, until it has one sum of 32 lanes. Of the heads a lane always gives the second
+      // half: they are held in such an order. Of the tokens, the half that its number says.
+      float sum[AHEAD];
+      UNROLL
+      for (int a = 0; a < AHEAD; a++) {
+        float product[TILE];
+        UNROLL
+        for (int h = 0; h < TILE; h++) {
+          product[h] = float(query[h][0]) * float(key[a][0]);
+          UNROLL
+          for (int n = 1; n < QK_PER_LANE; n++) {
+            product[h] = fma(float(query[h][n]), float(key[a][n]), product[h]);
+          }
+        }
+        UNROLL
+        for (int bit = 1; bit < TILE; bit *= 2) {
+          UNROLL
+          for (int h = 0; h < TILE; h++) {
+            if (h % (2 * bit) == 0) {
+              product[h] += simd_shuffle_xor(product[h + bit], ushort(bit));
+            }
+          }
+        }
+        sum[a] = product[0];
       }
       UNROLL
-      for (int h = 0; h < TILE; h++) {
+      for (int bit = 1; bit < AHEAD; bit *= 2) {
+        const bool second = (lane_token & bit) != 0;
         UNROLL
         for (int a = 0; a < AHEAD; a++) {
-          float product = 0.0f;
-          UNROLL
-          for (int n = 0; n < QK_PER_LANE; n++) {
-            product += query[h][n] * key[a][n];
+          if (a % (2 * bit) == 0) {
+            const float given = second ? sum[a] : sum[a + bit];
+            sum[a] = (second ? sum[a + bit] : sum[a]) + simd_shuffle_xor(given, ushort(TILE * bit));
           }
-          product = simd_sum(product);
-          score[h] = int(lane) == i + a ? product : score[h];
         }
+      }
+      UNROLL
+      for (int mask = TILE * AHEAD; mask < 32; mask *= 2) {
+        sum[0] += simd_shuffle_xor(sum[0], ushort(mask));
+      }
+      UNROLL
+      for (int s = 0; s < TILE; s++) {
+        score[s] = step * AHEAD - lane_token / AHEAD * AHEAD == s * SPAN ? sum[0] : score[s];
       }
     }
 
     // Online softmax: raise the maximum, rescale what was summed under the old one, and weigh this slice's tokens.
+    float new_max = max_score;
+    UNROLL
+    for (int s = 0; s < TILE; s++) {
+      score[s] *= scale;
+      if (SOFTCAP) {
+        score[s] = softcap * precise::tanh(score[s] / softcap);
+      }
+      const bool live = s * SPAN + lane_token >= from && s * SPAN + lane_token < to;
+      score[s] = live ? score[s] : LOWEST;
+      new_max = max(new_max, score[s]);
+    }
+    UNROLL
+    for (int mask = TILE; mask < 32; mask *= 2) {
+      new_max = max(new_max, simd_shuffle_xor(new_max, ushort(mask)));
+    }
+    const float factor = fast::exp(max_score - new_max);
+    max_score = new_max;
+    sum_exp_score *= factor;
     float weight[TILE];
     UNROLL
+    for (int s = 0; s < TILE; s++) {
+      const bool live = s * SPAN + lane_token >= from && s * SPAN + lane_token < to;
+      weight[s] = live ? fast::exp(score[s] - new_max) : 0.0f;
+      sum_exp_score += weight[s];
+    }
+    UNROLL
     for (int h = 0; h < TILE; h++) {
-      if (SOFTCAP) {
-        score[h] = softcap * precise::tanh(score[h] / softcap);
-      }
-      const float new_max = max(max_score[h], simd_max(live ? score[h] : LOWEST));
-      const float factor = fast::exp(max_score[h] - new_max);
-      weight[h] = live ? fast::exp(score[h] - new_max) : 0.0f;
-      sum_exp_score[h] = sum_exp_score[h] * factor + weight[h];
-      max_score[h] = new_max;
+      const float head_factor = simd_broadcast(factor, ushort(h));
       UNROLL
       for (int n = 0; n < V_PER_LANE; n++) {
-        out[h][n] *= factor;
+        out[h][n] *= head_factor;
       }
     }
 
-    // Values: each token's weight goes from its lane to all lanes.
-    for (int i = from / AHEAD * AHEAD; i < to; i += AHEAD) {
-      float value[AHEAD][V_PER_LANE];
+    // Values: each weight goes from its lane to all lanes.
+    for (int step = from / AHEAD; step * AHEAD < to; step++) {
+      typename Held<KV>::type value[AHEAD][V_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<VALUE_DIM>(values, simd_shuffle(place, ushort(i + a)), i + a >= from && i + a < to, lane, value[a]);
+        load_token<VALUE_DIM>(values, simd_broadcast(value_pack, ushort(step * AHEAD + a)), lane, value[a]);
+      }
+      float of_step = weight[0];
+      UNROLL
+      for (int s = 1; s < TILE; s++) {
+        of_step = step * AHEAD >= s * SPAN ? weight[s] : of_step;
       }
       UNROLL
-      for (int h = 0; h < TILE; h++) {
+      for (int a = 0; a < AHEAD; a++) {
         UNROLL
-        for (int a = 0; a < AHEAD; a++) {
-          const float token_weight = simd_shuffle(weight[h], ushort(i + a));
+        for (int h = 0; h < TILE; h++) {
+          const float token_weight = simd_broadcast(of_step, ushort((step * AHEAD % SPAN + a) * TILE + h));
           UNROLL
           for (int n = 0; n < V_PER_LANE; n++) {
-            out[h][n] += token_weight * value[a][n];
+            out[h][n] = fma(token_weight, float(value[a][n]), out[h][n]);
           }
         }
       }
@@ -161,12 +221,12 @@ inline void paged_decode(
 
   // Add up the slices, head by head: every simdgroup of the tile brings its output under the tile's common maximum.
   UNROLL
-  for (int h = 0; h < TILE; h++) {
-    const float sum = simd_sum(sum_exp_score[h]);
-    if (lane == 0) {
-      max_scores[simdgroup * TILE + h] = max_score[h];
-      sum_exp_scores[simdgroup * TILE + h] = sum;
-    }
+  for (int mask = TILE; mask < 32; mask *= 2) {
+    sum_exp_score += simd_shuffle_xor(sum_exp_score, ushort(mask));
+  }
+  if (lane < TILE) {
+    max_scores[simdgroup * TILE + lane] = max_score;
+    sum_exp_scores[simdgroup * TILE + lane] = sum_exp_score;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int tile_start = int(simdgroup) - slice;
@@ -176,7 +236,7 @@ inline void paged_decode(
     for (int s = 0; s < SLICES; s++) {
       common_max = max(common_max, max_scores[(tile_start + s) * TILE + h]);
     }
-    const float factor = fast::exp(max_score[h] - common_max);
+    const float factor = fast::exp(simd_broadcast(max_score, ushort(h)) - common_max);
     UNROLL
     for (int n = 0; n < V_PER_LANE; n++) {
       const int d = lane_dimension<VALUE_DIM>(lane, n);

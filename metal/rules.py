@@ -51,8 +51,8 @@ class Variant:
     def tile(self) -> int:
         """Query heads that one simdgroup holds: as many as fit its registers, the tiles of a group equally full."""
         each = lane_numbers(self.key_dim) + lane_numbers(self.value_dim) + 3
-        most = max(1, min(8, REGISTERS // each))
-        return -(-self.group // -(-self.group // most))
+        most = min(8, REGISTERS // each)
+        return 1 << min(most.bit_length() - 1, (self.group - 1).bit_length())
 
     @property
     def tiles(self) -> int:
