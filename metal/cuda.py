@@ -62,7 +62,7 @@ def cuda_file(variant: Variant) -> str:
     `cortex_paged_decode` and `cortex_paged_reduce` that take the buffers and the shapes they use.
     """
     types = {"T": _TYPES[variant.dtype], "KV": _TYPES[variant.kv_dtype]}
-    names = ("KEY_DIM", "VALUE_DIM", "BLOCK_SIZE", "GROUP", "TILE", "SLICES")
+    names = ("KEY_DIM", "VALUE_DIM", "BLOCK_SIZE", "GROUP", "TILE", "AHEAD", "SLICES")
     numbers = {name: int(getattr(variant, name.lower())) for name in names}
     numbers |= {"SIMDGROUPS": REDUCE_SIMDGROUPS, "SOFTCAP": int(variant.softcap), "SINKS": int(variant.sinks)}
     slabs = ", ".join(f"const KV* {name}" for name in ("arena_keys", "arena_values", "tail_keys", "tail_values"))

@@ -40,7 +40,7 @@ DECODE_ENTRY = f"""{_WORK_LIST}
   const int64_t row = work.row;
   const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, SLICES, SOFTCAP>(
+  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP>(
       queries + row_head * GROUP * KEY_DIM,
       HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
       HeadSource<KV, VALUE_DIM>{{
@@ -186,6 +186,7 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("BLOCK_SIZE", variant.block_size),
         ("GROUP", variant.group),
         ("TILE", variant.tile),
+        ("AHEAD", variant.ahead),
         ("SLICES", variant.slices),
         ("SOFTCAP", variant.softcap),
     ]

@@ -25,22 +25,24 @@ struct HeadSource {
   const device KV* tail;   // token in column c: tail + c * DIM
 };
 
-// Where the head of a token at `place` begins, in packs: of the arena, or ~ of the tail.
+// Where the head of the token at `place` begins: the number of its first pack, with the bit IN_TAIL for one of the tail.
+#define IN_TAIL 0x80000000u
 template <int DIM>
-inline int pack_of(int place) {
-  constexpr int PACKS = DIM / LaneLayout<DIM>::PACK;
-  return place >= 0 ? place * PACKS : ~(~place * PACKS);
+inline uint first_pack(int place) {
+  constexpr uint PACKS = DIM / LaneLayout<DIM>::PACK;
+  return place >= 0 ? uint(place) * PACKS : uint(~place) * PACKS | IN_TAIL;
 }
 
 // This lane's numbers of the head that begins at `pack`.
 template <int DIM, typename KV>
 inline void load_token(
-    const thread HeadSource<KV, DIM>& source, int pack, uint lane, thread typename Held<KV>::type* numbers) {
-  load_head<DIM>(pack >= 0 ? source.arena : source.tail, uint(pack >= 0 ? pack : ~pack), lane, numbers);
+    const thread HeadSource<KV, DIM>& source, uint pack, uint lane, thread typename Held<KV>::type* numbers) {
+  load_head<DIM>(pack < IN_TAIL ? source.arena : source.tail, pack & ~IN_TAIL, lane, numbers);
 }
 
 template <
-    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int SLICES, bool SOFTCAP>
+    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD,
+    int SLICES, bool SOFTCAP>
 inline void paged_decode(
     const device T* queries,  // [GROUP, KEY_DIM], of this row and KV head
     const thread HeadSource<KV, KEY_DIM>& keys,
@@ -59,13 +61,11 @@ inline void paged_decode(
     uint lane) {
   constexpr int QK_PER_LANE = LaneLayout<KEY_DIM>::COUNT;
   constexpr int V_PER_LANE = LaneLayout<VALUE_DIM>::COUNT;
-  constexpr int SPAN = 32 / TILE;                                                 // tokens with a lane for each head
-  constexpr int MOST = (QK_PER_LANE > 4 || V_PER_LANE > 4 || TILE > 4) ? 4 : 8;  // registers
-  constexpr int AHEAD = SPAN < MOST ? SPAN : MOST;                                // tokens loaded at a time
+  constexpr int SPAN = 32 / TILE;  // tokens with a lane for each head
 
   const int slice = int(simdgroup) % SLICES;
   const int first_head = int(simdgroup) / SLICES * TILE;
-  const int lane_head = int(lane) % TILE, lane_token = int(lane) / TILE;
+  const int lane_head = int(lane % TILE), lane_token = int(lane / TILE);
 
   // Read the queries of the tile, and start with nothing seen. Lane l has head h ^ l % TILE as its h-th: see the scores.
   typename Held<T>::type query[TILE][QK_PER_LANE];
@@ -83,6 +83,7 @@ inline void paged_decode(
       out[h][n] = 0.0f;
     }
   }
+  const int own = int(lane / TILE / AHEAD * AHEAD);
   float max_score = LOWEST;     // of head lane_head
   float sum_exp_score = 0.0f;  // of head lane_head and this lane's tokens
 
@@ -95,8 +96,7 @@ inline void paged_decode(
     // Lane i looks up where token i lies. In the place of a token that is not live the nearest that is gets loaded.
     const int token = clamp(begin + int(lane), first, last - 1);
     const int place = place_of<BLOCK_SIZE>(token, arena_tokens, block_table);
-    const int key_pack = pack_of<KEY_DIM>(place);
-    const int value_pack = pack_of<VALUE_DIM>(place);
+    const uint key_pack = first_pack<KEY_DIM>(place), value_pack = first_pack<VALUE_DIM>(place);
 
     // Scores
     float score[TILE];  // of head lane_head and tokens lane_token, lane_token + SPAN, ...
@@ -154,7 +154,7 @@ inline void paged_decode(
       }
       UNROLL
       for (int s = 0; s < TILE; s++) {
-        score[s] = step * AHEAD - lane_token / AHEAD * AHEAD == s * SPAN ? sum[0] : score[s];
+        score[s] = step * AHEAD - own == s * SPAN ? sum[0] : score[s];
       }
     }
 

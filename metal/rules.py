@@ -16,9 +16,9 @@ percent of what is read. The same for all batches, so that a row's sums are alwa
 """
 
 THREADGROUP_BYTES = 32 * 1024
-REGISTERS = 88
-"""Floats that a thread may hold for its tile of query heads: with the keys in flight about 120 of the 128 registers
-that leave 384 threads in a threadgroup."""
+REGISTERS = 64
+"""Floats of a tile of query heads and the tokens loaded ahead that a thread may hold: with addresses and sums they are
+at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
 THREADS = 384
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
@@ -49,10 +49,20 @@ class Variant:
 
     @cached_property
     def tile(self) -> int:
-        """Query heads that one simdgroup holds: as many as fit its registers, the tiles of a group equally full."""
-        each = lane_numbers(self.key_dim) + lane_numbers(self.value_dim) + 3
-        most = min(8, REGISTERS // each)
-        return 1 << min(most.bit_length() - 1, (self.group - 1).bit_length())
+        """Query heads that one simdgroup holds, a power of 2: up to 8, as many as fit its registers."""
+        return next(tile for tile in (8, 4, 2, 1) if tile < 2 * self.group and self._registers(tile, 2) <= REGISTERS)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that are loaded before the first is used: up to 8, as many as fit the registers."""
+        most = min(8, 32 // self.tile)
+        return next(ahead for ahead in (8, 4, 2) if ahead <= most and self._registers(self.tile, ahead) <= REGISTERS)
+
+    def _registers(self, tile: int, ahead: int) -> float:
+        """Floats for the queries, outputs and scores of a tile, and for the tokens loaded: halves stay halves."""
+        of_query, of_token = (0.5 if dtype == "float16" else 1.0 for dtype in (self.dtype, self.kv_dtype))
+        key, value = lane_numbers(self.key_dim), lane_numbers(self.value_dim)
+        return tile * (key * of_query + value + 1) + ahead * max(key, value) * of_token
 
     @property
     def tiles(self) -> int:
