@@ -30,6 +30,18 @@ __device__ __forceinline__ T simd_shuffle(T x, ushort lane) {
   return __shfl_sync(0xffffffffu, x, lane);
 }
 
+template <typename T>
+__device__ __forceinline__ T simd_broadcast(T x, ushort lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
+}
+
+template <typename T>
+__device__ __forceinline__ T simd_shuffle_xor(T x, ushort mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+
+__device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
 enum class mem_flags { mem_threadgroup };
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 

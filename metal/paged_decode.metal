@@ -200,6 +200,7 @@ inline void paged_decode(
       for (int a = 0; a < AHEAD; a++) {
         load_token<VALUE_DIM>(values, simd_broadcast(value_pack, ushort(step * AHEAD + a)), lane, value[a]);
       }
+      const int first_lane_token = step % (SPAN / AHEAD) * AHEAD;  // lane_token of the step's first token
       float of_step = weight[0];
       UNROLL
       for (int s = 1; s < TILE; s++) {
@@ -209,7 +210,7 @@ inline void paged_decode(
       for (int a = 0; a < AHEAD; a++) {
         UNROLL
         for (int h = 0; h < TILE; h++) {
-          const float token_weight = simd_broadcast(of_step, ushort((step * AHEAD % SPAN + a) * TILE + h));
+          const float token_weight = simd_broadcast(of_step, ushort((first_lane_token + a) * TILE + h));
           UNROLL
           for (int n = 0; n < V_PER_LANE; n++) {
             out[h][n] = fma(token_weight, float(value[a][n]), out[h][n]);
