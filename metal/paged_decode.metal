@@ -10,9 +10,9 @@
 // positions, dealt out to SLICES simdgroups; the GROUP query heads of the KV head are cut into TILES tiles of TILE, a
 // power of 2, each held in registers by SLICES simdgroups.
 //
-// For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums are
-// made together, in such a way that lane TILE * t + h has the score of head h and of every token t modulo 32 / TILE: it
-// weighs them, and keeps head h's maximum and its share of the sum.
+// For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums over
+// the lanes are made together, so that each ends in one lane: SPAN = 32 / TILE, and lane TILE * t + h has the scores of
+// head h and the tokens t, t + SPAN, t + 2 SPAN, ... of a slice. It weighs them, and keeps the head's maximum.
 //
 // What a token contributes, and when it is added, depends on its position alone: not on the row's place in the batch,
 // nor on whether it lies in the arena or in the tail.
@@ -25,24 +25,18 @@ struct HeadSource {
   const device KV* tail;   // token in column c: tail + c * DIM
 };
 
-// Where the head of the token at `place` begins: the number of its first pack, with the bit IN_TAIL for one of the tail.
-#define IN_TAIL 0x80000000u
-template <int DIM>
-inline uint first_pack(int place) {
-  constexpr uint PACKS = DIM / LaneLayout<DIM>::PACK;
-  return place >= 0 ? uint(place) * PACKS : uint(~place) * PACKS | IN_TAIL;
-}
-
-// This lane's numbers of the head that begins at `pack`.
+// This lane's numbers of the token at `place`.
 template <int DIM, typename KV>
 inline void load_token(
-    const thread HeadSource<KV, DIM>& source, uint pack, uint lane, thread typename Held<KV>::type* numbers) {
-  load_head<DIM>(pack < IN_TAIL ? source.arena : source.tail, pack & ~IN_TAIL, lane, numbers);
+    const thread HeadSource<KV, DIM>& source, int place, uint lane, thread typename Held<KV>::type* numbers) {
+  const bool in_arena = place >= 0;
+  const device KV* slots = in_arena ? source.arena : source.tail;
+  load_head<DIM>(slots + int64_t(uint(in_arena ? place : ~place)) * DIM, lane, numbers);
 }
 
 template <
-    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD,
-    int SLICES, bool SOFTCAP>
+    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD, int SLICES,
+    bool SOFTCAP>
 inline void paged_decode(
     const device T* queries,  // [GROUP, KEY_DIM], of this row and KV head
     const thread HeadSource<KV, KEY_DIM>& keys,
@@ -61,19 +55,20 @@ inline void paged_decode(
     uint lane) {
   constexpr int QK_PER_LANE = LaneLayout<KEY_DIM>::COUNT;
   constexpr int V_PER_LANE = LaneLayout<VALUE_DIM>::COUNT;
-  constexpr int SPAN = 32 / TILE;  // tokens with a lane for each head
+  constexpr int SPAN = 32 / TILE;  // tokens of a slice of which a lane has one: it has TILE of them
 
   const int slice = int(simdgroup) % SLICES;
   const int first_head = int(simdgroup) / SLICES * TILE;
-  const int lane_head = int(lane % TILE), lane_token = int(lane / TILE);
+  const uint lane_head = lane % TILE, lane_token = lane / TILE;
 
-  // Read the queries of the tile, and start with nothing seen. Lane l has head h ^ l % TILE as its h-th: see the scores.
+  // Read the queries of the tile, in the order in which this lane will give its sums away: the h-th is of head
+  // h ^ lane_head. Numbers beyond the head's end are 0. Start with nothing seen.
   typename Held<T>::type query[TILE][QK_PER_LANE];
   float out[TILE][V_PER_LANE];
   UNROLL
   for (int h = 0; h < TILE; h++) {
-    const int head = min(first_head + (h ^ lane_head), GROUP - 1);
-    load_head<KEY_DIM>(queries + head * KEY_DIM, 0, lane, query[h]);
+    const int head = min(first_head + (h ^ int(lane_head)), GROUP - 1);
+    load_head<KEY_DIM>(queries + head * KEY_DIM, lane, query[h]);
     UNROLL
     for (int n = 0; n < QK_PER_LANE; n++) {
       query[h][n] = lane_dimension<KEY_DIM>(lane, n) < KEY_DIM ? query[h][n] : typename Held<T>::type(0.0f);
@@ -83,8 +78,7 @@ inline void paged_decode(
       out[h][n] = 0.0f;
     }
   }
-  const int own = int(lane / TILE / AHEAD * AHEAD);
-  float max_score = LOWEST;     // of head lane_head
+  float max_score = LOWEST;    // of head lane_head
   float sum_exp_score = 0.0f;  // of head lane_head and this lane's tokens
 
   // For each slice of 32 tokens that is this simdgroup's turn
@@ -93,13 +87,15 @@ inline void paged_decode(
   for (int begin = (first_slice + turn) * 32; begin < last; begin += SLICES * 32) {
     const int from = max(first - begin, 0);
     const int to = min(last - begin, 32);
-    // Lane i looks up where token i lies. In the place of a token that is not live the nearest that is gets loaded.
+    // Lane i looks up where token i lies. Instead of a token that is not live, the nearest that is will be loaded.
     const int token = clamp(begin + int(lane), first, last - 1);
     const int place = place_of<BLOCK_SIZE>(token, arena_tokens, block_table);
-    const uint key_pack = first_pack<KEY_DIM>(place), value_pack = first_pack<VALUE_DIM>(place);
 
-    // Scores
-    float score[TILE];  // of head lane_head and tokens lane_token, lane_token + SPAN, ...
+    // Scores: dot products across the lanes, for all heads and AHEAD tokens together. With lane ^ 1 a lane exchanges half
+    // of its sums: it gives what the other keeps and adds what it gets to what it keeps itself. With lane ^ 2 it does so
+    // with what is left, and so on, until it has one sum over all lanes. Of the heads every lane keeps the first half,
+    // because its queries are in such an order; of the tokens, the half that its number says.
+    float score[TILE];  // of head lane_head and tokens lane_token + s * SPAN
     UNROLL
     for (int s = 0; s < TILE; s++) {
       score[s] = 0.0f;
@@ -108,12 +104,8 @@ inline void paged_decode(
       typename Held<KV>::type key[AHEAD][QK_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<KEY_DIM>(keys, simd_broadcast(key_pack, ushort(step * AHEAD + a)), lane, key[a]);
+        load_token<KEY_DIM>(keys, simd_broadcast(place, ushort(step * AHEAD + a)), lane, key[a]);
       }
-      // Dot products across the lanes, for all heads and tokens together. With lane ^ 1 a lane exchanges half of its
-      // sums: it gets what it wants of the other's and gives what the other wants. With lane ^ 2 it does so with the
-      // half that is left, and so on, until it has one sum of 32 lanes. Of the heads a lane always gives the second
-      // half: they are held in such an order. Of the tokens, the half that its number says.
       float sum[AHEAD];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
@@ -139,12 +131,12 @@ inline void paged_decode(
       }
       UNROLL
       for (int bit = 1; bit < AHEAD; bit *= 2) {
-        const bool second = (lane_token & bit) != 0;
+        const bool second_half = (lane_token & bit) != 0;
         UNROLL
         for (int a = 0; a < AHEAD; a++) {
           if (a % (2 * bit) == 0) {
-            const float given = second ? sum[a] : sum[a + bit];
-            sum[a] = (second ? sum[a + bit] : sum[a]) + simd_shuffle_xor(given, ushort(TILE * bit));
+            const float given = second_half ? sum[a] : sum[a + bit], kept = second_half ? sum[a + bit] : sum[a];
+            sum[a] = kept + simd_shuffle_xor(given, ushort(TILE * bit));
           }
         }
       }
@@ -152,13 +144,15 @@ inline void paged_decode(
       for (int mask = TILE * AHEAD; mask < 32; mask *= 2) {
         sum[0] += simd_shuffle_xor(sum[0], ushort(mask));
       }
+      const int first_own = step * AHEAD - int(lane_token / AHEAD * AHEAD);  // s * SPAN, if lane_token + s * SPAN is of this step
       UNROLL
       for (int s = 0; s < TILE; s++) {
-        score[s] = step * AHEAD - own == s * SPAN ? sum[0] : score[s];
+        score[s] = first_own == s * SPAN ? sum[0] : score[s];
       }
     }
 
     // Online softmax: raise the maximum, rescale what was summed under the old one, and weigh this slice's tokens.
+    bool live[TILE];
     float new_max = max_score;
     UNROLL
     for (int s = 0; s < TILE; s++) {
@@ -166,9 +160,8 @@ inline void paged_decode(
       if (SOFTCAP) {
         score[s] = softcap * precise::tanh(score[s] / softcap);
       }
-      const bool live = s * SPAN + lane_token >= from && s * SPAN + lane_token < to;
-      score[s] = live ? score[s] : LOWEST;
-      new_max = max(new_max, score[s]);
+      live[s] = s * SPAN + int(lane_token) >= from && s * SPAN + int(lane_token) < to;
+      new_max = max(new_max, live[s] ? score[s] : LOWEST);
     }
     UNROLL
     for (int mask = TILE; mask < 32; mask *= 2) {
@@ -180,8 +173,7 @@ inline void paged_decode(
     float weight[TILE];
     UNROLL
     for (int s = 0; s < TILE; s++) {
-      const bool live = s * SPAN + lane_token >= from && s * SPAN + lane_token < to;
-      weight[s] = live ? fast::exp(score[s] - new_max) : 0.0f;
+      weight[s] = live[s] ? fast::exp(score[s] - new_max) : 0.0f;
       sum_exp_score += weight[s];
     }
     UNROLL
@@ -193,14 +185,14 @@ inline void paged_decode(
       }
     }
 
-    // Values: each weight goes from its lane to all lanes.
+    // Values: each token's weight goes from its lane to all lanes.
     for (int step = from / AHEAD; step * AHEAD < to; step++) {
       typename Held<KV>::type value[AHEAD][V_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<VALUE_DIM>(values, simd_broadcast(value_pack, ushort(step * AHEAD + a)), lane, value[a]);
+        load_token<VALUE_DIM>(values, simd_broadcast(place, ushort(step * AHEAD + a)), lane, value[a]);
       }
-      const int first_lane_token = step % (SPAN / AHEAD) * AHEAD;  // lane_token of the step's first token
+      const int first_lane_token = step % (SPAN / AHEAD) * AHEAD;  // of the lanes that weigh this step's tokens
       float of_step = weight[0];
       UNROLL
       for (int s = 1; s < TILE; s++) {
