@@ -10,9 +10,9 @@
 // positions, dealt out to SLICES simdgroups; the GROUP query heads of the KV head are cut into TILES tiles of TILE, a
 // power of 2, each held in registers by SLICES simdgroups.
 //
-// For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums over
-// the lanes are made together, so that each ends in one lane: SPAN = 32 / TILE, and lane TILE * t + h has the scores of
-// head h and the tokens t, t + SPAN, t + 2 SPAN, ... of a slice. It weighs them, and keeps the head's maximum.
+// For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums
+// over the lanes are made together, so that each ends in one lane: with SPAN = 32 / TILE, lane TILE * t + h has the
+// scores of head h and the tokens t, t + SPAN, t + 2 SPAN, ... of a slice. It weighs them and keeps the head's maximum.
 //
 // What a token contributes, and when it is added, depends on its position alone: not on the row's place in the batch,
 // nor on whether it lies in the arena or in the tail.
@@ -91,9 +91,9 @@ inline void paged_decode(
     const int token = clamp(begin + int(lane), first, last - 1);
     const int place = place_of<BLOCK_SIZE>(token, arena_tokens, block_table);
 
-    // Scores: dot products across the lanes, for all heads and AHEAD tokens together. With lane ^ 1 a lane exchanges half
-    // of its sums: it gives what the other keeps and adds what it gets to what it keeps itself. With lane ^ 2 it does so
-    // with what is left, and so on, until it has one sum over all lanes. Of the heads every lane keeps the first half,
+    // Scores: dot products across the lanes, for all heads and AHEAD tokens together. With lane ^ 1 a lane exchanges
+    // half of its sums: it gives what the other keeps and adds what it gets to what it keeps itself. With lane ^ 2 it
+    // does so with what is left, and so on, until it has one sum over all lanes. Of the heads a lane keeps the first half,
     // because its queries are in such an order; of the tokens, the half that its number says.
     float score[TILE];  // of head lane_head and tokens lane_token + s * SPAN
     UNROLL
@@ -144,7 +144,8 @@ inline void paged_decode(
       for (int mask = TILE * AHEAD; mask < 32; mask *= 2) {
         sum[0] += simd_shuffle_xor(sum[0], ushort(mask));
       }
-      const int first_own = step * AHEAD - int(lane_token / AHEAD * AHEAD);  // s * SPAN, if lane_token + s * SPAN is of this step
+      // This is the step of lane_token + s * SPAN, for which the lane keeps it, if first_own = s * SPAN.
+      const int first_own = step * AHEAD - int(lane_token / AHEAD * AHEAD);
       UNROLL
       for (int s = 0; s < TILE; s++) {
         score[s] = first_own == s * SPAN ? sum[0] : score[s];

@@ -19,7 +19,8 @@ THREADGROUP_BYTES = 32 * 1024
 REGISTERS = 64
 """Floats of a tile of query heads and the tokens loaded ahead that a thread may hold: with addresses and sums they are
 at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
-THREADS = 384
+THREADS = 448
+"""Threads of a threadgroup at most: what a core can hold of them."""
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
@@ -71,8 +72,12 @@ class Variant:
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition: 4, fewer where many tiles make the threadgroup large."""
-        return 4 if self.tiles <= 2 else 2 if self.tiles <= 4 else 1
+        """Simdgroups that share the tokens of a partition: 8 where a tile leaves registers for them, fewer where many
+        tiles make the threadgroup large.
+        """
+        if self.tiles == 1:
+            return 8 if self.tile <= 2 else 4
+        return 4 if self.tiles == 2 else 2 if self.tiles <= 4 else 1
 
     @cached_property
     def threads(self) -> int:

@@ -8,27 +8,34 @@ exp2.
 
 from __future__ import annotations
 
+from math import log2
+
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.rules import Variant, lane_numbers
 
 SLICE = 32
-"""Tokens of a slice in paged_decode.metal: each lane has the softmax of one."""
+"""Tokens of a slice in paged_decode.metal: a lane has the softmax of as many of them as a tile has heads."""
 
 
 def paged_decode(variant: Variant) -> dict[Kind, float]:
     """paged_decode.metal. A last tile that is not full computes as if it were.
 
-    Per head and token: the products of key and value, and the selection of the lane that keeps the score. Per head and
-    slice: two exponentials of differences, the maximum, two selections of what is live, the sum, the rescaling.
+    Per head and token the products of key and value. Per step of `ahead` tokens and tile: an addition for each sum that
+    is exchanged, two selections for each exchange of tokens, and the selections of the score and of the weight among
+    those that a lane keeps. Per slice and tile: for each of a lane's scores the scale, two selections of what is live,
+    the maximum, an exponential of a difference, the sum; the maximum among lanes, and all that was summed rescaled.
     """
-    heads = variant.tile * variant.tiles
+    tile, ahead = variant.tile, variant.ahead
     keys, values = lane_numbers(variant.key_dim), lane_numbers(variant.value_dim)
-    softmax = 2 * 2 + 1 + 2 + 1 + values
+    others = log2(32 // (tile * ahead))
+    step = (tile - 1) * ahead + 3 * (ahead - 1) + others + tile + tile - 1
     capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
+    score = 1 + 2 + 1 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
+    slice_ = tile * score + log2(32 // tile) + 3 + tile * values
     return {
-        Kind.ARITHMETIC: heads * (keys + values + 1 + (softmax + capped.get(Kind.ARITHMETIC, 0.0)) / SLICE),
-        Kind.EXPONENT: heads * (2 + capped.get(Kind.EXPONENT, 0.0)) / SLICE,
-        **({Kind.RECIPROCAL: heads * capped[Kind.RECIPROCAL] / SLICE} if capped else {}),
+        Kind.ARITHMETIC: variant.tiles * (tile * (keys + values) + step / ahead + slice_ / SLICE),
+        Kind.EXPONENT: variant.tiles * (tile * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1) / SLICE,
+        **({Kind.RECIPROCAL: variant.tiles * tile * capped[Kind.RECIPROCAL] / SLICE} if capped else {}),
     }
 
 

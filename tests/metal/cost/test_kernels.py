@@ -26,11 +26,16 @@ def test_ours_loads_each_number_once_whatever_the_group() -> None:
 
 @pytest.mark.parametrize("group", [1, 8])
 def test_ours_exchanges_what_its_text_says(group: int) -> None:
-    """For each token a sum for each head, and a shuffle for the place of the key, of the value and for each weight."""
-    work = paged(variant(64, group)).work
-    # Per slice of 32 tokens and head one maximum, per partition and simdgroup (4 of them) the final sum.
-    assert work[Kind.REDUCTION] == pytest.approx(group * (1 + 1 / 32 + 4 / 256))
-    assert work[Kind.SHUFFLE_SAME] == 2 + group
+    """For each token the places of key and value and a weight for each head; the sums of a step; the maximum and the
+    factors of a slice; for each partition and simdgroup (4 of them) the final sum, and a factor for each head.
+    """
+    v = variant(64, group)
+    work, steps, between = paged(v).work, 32 / v.ahead, {1: 5, 8: 2}[group]
+    # 32 numbers of 32 lanes become one by 31 exchanges, 8 of one head by 7 and 2 more, for the quarters of a simdgroup.
+    sums = {1: 7 + 2, 8: 31}[group]
+    assert Kind.REDUCTION not in work and Kind.SHUFFLE_SAME not in work
+    a_slice = steps * sums + between + group
+    assert work[Kind.SHUFFLE_FIXED] == pytest.approx(2 + group + a_slice / 32 + 4 * (between + group) / 256)
 
 
 def test_mlx_pays_for_every_query_head() -> None:
