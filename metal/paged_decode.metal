@@ -93,7 +93,7 @@ inline void paged_decode(
 
     // Scores: dot products across the lanes, for all heads and AHEAD tokens together. With lane ^ 1 a lane exchanges
     // half of its sums: it gives what the other keeps and adds what it gets to what it keeps itself. With lane ^ 2 it
-    // does so with what is left, and so on, until it has one sum over all lanes. Of the heads a lane keeps the first half,
+    // does so with what is left, and so on, until it has one sum over all lanes. Of heads a lane keeps the first half,
     // because its queries are in such an order; of the tokens, the half that its number says.
     float score[TILE];  // of head lane_head and tokens lane_token + s * SPAN
     UNROLL
