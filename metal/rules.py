@@ -53,7 +53,7 @@ class Variant:
         """Query heads that one simdgroup holds, a power of 2: up to 8, as many as fit its registers."""
         return next(tile for tile in (8, 4, 2, 1) if tile < 2 * self.group and self._registers(tile, 2) <= REGISTERS)
 
-    @property
+    @cached_property
     def ahead(self) -> int:
         """Tokens that are loaded before the first is used: up to 8, as many as fit the registers."""
         most = min(8, 32 // self.tile)

@@ -17,6 +17,7 @@ from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
+from cortexmlx.metal.cost.sheet import SHAPES
 from cortexmlx.metal.rules import VARIANTS
 
 
@@ -65,9 +66,9 @@ def _built(agreed: bool) -> Compiler:
 
 
 def _chosen(words: list[str]) -> Iterator[Workload]:
-    """The kernels whose line contains all words, each text once."""
+    """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
     seen: set[str] = set()
-    for workload in (w for kernels in (*map(our_kernels, VARIANTS), mlx_kernels()) for w in kernels):
+    for workload in (w for kernels in (*map(our_kernels, (*SHAPES, *VARIANTS)), mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)
             yield workload
