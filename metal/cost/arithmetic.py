@@ -21,14 +21,15 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
     """paged_decode.metal. A last tile that is not full computes as if it were.
 
     Per head and token the products of key and value. Per step of `ahead` tokens and tile: an addition for each sum that
-    is exchanged, two selections for each exchange of tokens, and the selections of the score and of the weight among
-    those that a lane keeps. Per slice and tile: for each of a lane's scores the scale, two selections of what is live,
-    the maximum, an exponential of a difference, the sum; the maximum among lanes, and all that was summed rescaled.
+    is exchanged (the first of heads are part of a product's fma), two selections for each exchange of tokens, and the
+    selections of the score and of the weight among those that a lane keeps. Per slice and tile: for each of a lane's
+    scores the scale, two selections of what is live, the maximum, an exponential of a difference, the sum; the maximum
+    among lanes, and all that was summed rescaled.
     """
     tile, ahead = variant.tile, variant.ahead
     keys, values = lane_numbers(variant.key_dim), lane_numbers(variant.value_dim)
     others = log2(32 // (tile * ahead))
-    step = (tile - 1) * ahead + 3 * (ahead - 1) + others + tile + tile - 1
+    step = (tile - 1 - tile // 2) * ahead + 3 * (ahead - 1) + others + tile + tile - 1
     capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
     score = 1 + 2 + 1 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
     slice_ = tile * score + log2(32 // tile) + 3 + tile * values
