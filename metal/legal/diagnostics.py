@@ -50,9 +50,47 @@ _CPP17 = re.compile(r" (?:is|are) (?:a C\+\+17|incompatible with C\+\+ standards
 # Apple's compiler takes these in C++14, as extensions: MLX's own headers, which it compiles on macOS 14, use them.
 _TAKEN_IN_CPP14 = ("constexpr if", "inline variables", "'static_assert' with no message")
 
+# Operands that are properties, as swizzles are here: where a template is instantiated, the front end looks for no
+# operator of the vectors' class, if the text has one of its own for another class (as MLX's preamble has), and so it
+# names no candidates. What the class has is decided here; of a swizzle that is updated not even the type is known.
+_OPERANDS = re.compile(r"^invalid (?:operands|argument type .*) to (?:bi|u)nary expression")
+_UPDATED = "<pseudo-object type>"
+_OPERAND = re.compile(r"'([^']*)'(?: \(aka '([^']*)'\))?")
+_QUALIFIER = re.compile(r"\b(?:const|__private|__generic|__local|__global|__constant|metal::)(?:\s+|(?<=::))")
+_VECTOR = re.compile(r"vec<(\w[\w ]*), \d>")
+_FLOATS = ("float", "half", "__bf16")
+_OF_INTEGERS = ("%", "&", "|", "^", "<<", ">>", "~")
+_INTEGER = re.compile(r"(?:unsigned |signed )?(?:char|short|int|long)|u(?:char|short|int|long)|bool")
 
-def verdict(message: str, notes: Sequence[str], error: bool, option: str | None, language: Language) -> str | None:
-    """What Metal has against the text, or None if this is a peculiarity of OpenCL or of this front end."""
+
+def _becomes(scalar: str, element: str) -> bool:
+    """Whether a scalar becomes a vector of such elements by itself, as __implicit of the dialect says."""
+    if _INTEGER.fullmatch(scalar) or scalar == element:
+        return True
+    return scalar in _FLOATS and element != "__bf16" and (scalar, element) != ("__bf16", "half")
+
+
+def _has_operator(message: str, operator: str) -> bool:
+    """Whether Metal's vectors have the operator that a message says there is none of."""
+    operands = [_QUALIFIER.sub("", known or named) for named, known in _OPERAND.findall(message)]
+    updates = operator.endswith("=") and operator not in ("==", "!=", "<=", ">=")
+    found = [_VECTOR.fullmatch(operand) for operand in operands]
+    unknown = _UPDATED in operands
+    vector = found[0] if updates and not unknown else next(filter(None, found), None)
+    if vector is None:
+        return unknown and _becomes(operands[-1], "float")
+    element = vector[1].replace("bfloat", "__bf16")
+    if (operator.removesuffix("=") if updates else operator) in _OF_INTEGERS and element in _FLOATS:
+        return False
+    return all(operand in (vector[0], _UPDATED) or _becomes(operand, element) for operand in operands)
+
+
+def verdict(
+    message: str, notes: Sequence[str], error: bool, option: str | None, language: Language, token: str = ""
+) -> str | None:
+    """What Metal has against the text, or None if this is a peculiarity of OpenCL or of this front end. `token` is what
+    the front end points at.
+    """
     if not error:
         return _warning(message, option, language)
     said = "\n".join(notes)
@@ -65,6 +103,8 @@ def verdict(message: str, notes: Sequence[str], error: bool, option: str | None,
         or _COPIES.search(said)
         or _FROM_THIS.search(message + "\n" + said)
     ):
+        return None
+    if _OPERANDS.search(message) and "candidate" not in said and _has_operator(message, token):
         return None
     for pattern, reason in _REASONS:
         if found := pattern.search(message):

@@ -213,11 +213,18 @@ def _place(diagnostic: Any) -> int | None:
     return None
 
 
+def _token(unit: Any, location: Any) -> str:
+    """The word or operator at a place."""
+    extent = _cindex().SourceRange.from_locations(location, location)
+    return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
+
+
 def _judged(unit: Any, language: Language) -> Iterator[Complaint]:
     for diagnostic in unit.diagnostics:
         line = _place(diagnostic)
         notes = [note.spelling for note in diagnostic.children]
-        said = verdict(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language)
+        token = _token(unit, diagnostic.location)
+        said = verdict(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
         if said is None:
             continue
         if line is None:

@@ -115,7 +115,7 @@ STATEMENTS = {
     "const device float4* p = (const device float4*)x; y[i] = ((float4)*p).y + (*(p + i / 4)).x;": lambda n: (
         1 + n // 4 * 4
     ),
-    "half h = half(x[i]); bfloat b = (bfloat)h; h = (half)b; thread half (*p)[1] = 0; y[i] = h + (p == 0);": (
+    "half h = half(x[i]); bfloat b = (bfloat)h; h = (half)b; thread half (*p)[1] = 0; y[i] = float(h) + (p == 0);": (
         lambda n: n + 1
     ),
 }

@@ -64,5 +64,36 @@ def test_a_struct_may_be_copied_out_of_constant_memory() -> None:
     assert said(kernel("P p = TABLE[0]; P q(TABLE[1]); p = TABLE[1]; x[0] = f(TABLE[i]) + p.a + q.a;", header)) == []
 
 
+SWIZZLES = {
+    "a remainder": ("int", "v.xy % v.zw", "float", "('vec<float, 2>' and 'vec<float, 2>')"),
+    "bits": ("uint", "v.xy & 3", "half", "('vec<half, 2>' and 'int')"),
+    "an inversion": ("int", "~v.xy", "float", "'vec<float, 2>' to unary expression"),
+    "an update by a shift": ("int", "v.xy <<= v.zw", "float", "('vec<float, 2>' and 'vec<float, 2>')"),
+    "a bfloat and a float": ("float", "v.xy * x[0]", "bfloat", "('vec<__bf16, 2>' and 'device float')"),
+    "a bfloat and a half": ("float", "v.xy + b[0]", "half", "('vec<half, 2>' and 'device bfloat'"),
+    "vectors of unlike elements": ("float", "v.xy - float4(1).xy", "half", "('vec<half, 2>' and 'vec<float, 2>')"),
+}
+
+
+@pytest.mark.parametrize("name", SWIZZLES)
+def test_operators_of_swizzles_are_judged_as_they_are_instantiated(name: str) -> None:
+    fits, expression, refused, reason = SWIZZLES[name]
+    header = (
+        "template <typename T> inline void f(metal::vec<T, 4> v, device float* x, device bfloat* b) {\n"
+        f"  (void)({expression}); //!\n}}"
+    )
+    right, wrong = (kernel(f"f({one}4(1), x, b);", header) for one in (fits, refused))
+    assert_told_apart(right, wrong, reason)
+
+
+def test_every_operator_of_swizzles_in_a_template_is_taken() -> None:
+    body = (
+        "v.xy += v.zw; v.xy += T(1); v.rgb *= v.bgr; v.zw /= T(2); v.xy = -v.xy + 2 * v.zw - v.yx / v.wz; "
+        "return (v.xy < v.zw).x + all(v.xy == v.zw) + any(!(v.xy != v.yx)) + (v.xx * v.y).x;"
+    )
+    header = f"template <typename T> inline float f(metal::vec<T, 4> v) {{ {body} }}"
+    assert said(kernel("x[0] = f(float4(1)) + f(half4(1)) + f(bfloat4(1)) + f(int4(1));", header)) == []
+
+
 def test_warnings_of_other_kinds_are_no_complaints() -> None:
     assert verdict("unused variable 'a'", [], False, "-Wunused", Language.METAL_3_1) is None

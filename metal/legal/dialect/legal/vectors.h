@@ -81,7 +81,7 @@ template <class T> constexpr T __zero() { return T(0); }
     friend constexpr vec operator+(vec a) { return a; }                                                   \
     friend constexpr vec operator-(vec a) { return a; }                                                   \
     friend constexpr vec<bool, N> operator!(vec) { return vec<bool, N>(true); }                           \
-    friend constexpr vec operator~(vec a) { return a; }                                                   \
+    template <class I = T, class = enable_if_t<__is_integral(I)>> friend constexpr vec operator~(vec a) { return a; } \
     thread vec& operator++(); thread vec& operator--(); vec operator++(int); vec operator--(int);   \
     LEGAL_BINARY(+) LEGAL_BINARY(-) LEGAL_BINARY(*) LEGAL_BINARY(/)                                       \
     LEGAL_INTEGERS(%) LEGAL_INTEGERS(&) LEGAL_INTEGERS(|) LEGAL_INTEGERS(^) LEGAL_INTEGERS(<<) LEGAL_INTEGERS(>>) \
