@@ -37,9 +37,9 @@ def test_every_variant_of_our_kernels_is_legal(language: Language) -> None:
     ("right", "wrong"),
     [
         ("const device T* from, uint lane", "const T* from, uint lane"),
-        ("numbers[n] = 0.0f;", "numbers[n] = 0.0; long long never = 0;"),
-        ("product = simd_sum(product);", "product = simd_sum(long(product));"),
-        ("fast::exp(max_score[h] - new_max)", "std::exp(max_score[h] - new_max)"),
+        ("out[h][n] = 0.0f;", "out[h][n] = 0.0; long long never = 0;"),
+        ("simd_shuffle_xor(new_max, ushort(mask))", "simd_shuffle_xor(long(new_max), ushort(mask))"),
+        ("fast::exp(max_score - new_max)", "std::exp(max_score - new_max)"),
         ("static constexpr constant int COUNT", "static constexpr int COUNT"),
         ("attended[d] = T(", "attended[d] = ("),
     ],
