@@ -230,7 +230,9 @@ def test_packing_and_unpacking():
     np.testing.assert_allclose(np.array(y).reshape(-1, 64), np.array(expected, np.float64), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["sqrt(u)", "pow(u, u)", "max(v, 1)", "clamp(v, 0, 1)", "dot(v, v)", "min(u, 3)"])
+@pytest.mark.parametrize(
+    "text", ["sqrt(u)", "pow(u, u)", "max(v, 1)", "clamp(v, 0, 1)", "dot(v, v)", "min(u, 3)", "(-float2x2(v))[0].x"]
+)
 def test_what_metal_calls_ambiguous_or_unknown_does_not_compile(text):
     with pytest.raises(KernelCompileError, match="does not compile"), sim.options(static_pass=False):
         launch(I + f"float v = x[i]; uint u = i; y[i] = {text};")

@@ -119,6 +119,16 @@ TYPES = {
         "packed_float3 p; p.zz = float2(1); //!",
         "setter",
     ),
+    "remainders of packed floats": (
+        "packed_int2 p = {1, 2}; int2 v = p % 2;",
+        "packed_float2 p = {1, 2}; float2 v = p % 2; //!",
+        "invalid operands",
+    ),
+    "a packed vector of other elements by itself": (
+        "packed_half2 p = {1, 2}; float2 v = float2(p);",
+        "packed_half2 p = {1, 2}; float2 v = p; //!",
+        "no viable conversion",
+    ),
     "packed and other vectors of unlike width": (
         "packed_float3 p; p += float3(1);",
         "packed_float3 p; p += float2(1); //!",
@@ -267,7 +277,8 @@ LEGAL = {
     "packed vectors": "packed_float3 p = packed_float3(1, 2, 3); float3 v = p; x[0] = p.y + p[2] + v.x + (p * 2.0f).z;",
     "arithmetic and swizzles of packed vectors": (
         "packed_float3 p = {1, 2, 3}; p.xy = p.zz; p *= 2; float3 v = p; x[0] = (p - v).x + (2 * p).z + (p < v).x; "
-        "auto d = (device packed_float3*)x; d[0] += p; d[0].xy *= 2.0f; d[1] = d[0].bgr; thread float& e = p[1]; e = 0;"
+        "auto d = (device packed_float3*)x; d[0] += p; d[0].xy *= 2.0f; d[1] = d[0].bgr; thread float& e = p[1]; "
+        "e = 0; packed_int2 k = packed_int2(float2(1)); k %= 3; k &= k | 1; x[0] += float2(k).x + (k % int2(2)).y;"
     ),
     "matrices": "float4x4 m(1.0f); float4 v = m * float4(1); x[0] = (m * m)[1][2] + v.x + transpose(m)[0].y;",
     "updates and comparisons of matrices": (
@@ -319,6 +330,7 @@ LEGAL = {
     ),
     "votes": "x[0] = simd_all(i > 3) ? 1 : ulong(simd_ballot(i > 5)) & 1;",
     "limits and traits": (
+        "x[1] = M_PI_4_H + M_2_SQRTPI_H + FLT_RADIX + HALF_MIN_EXP + nextafter(float2(1), float2(2)).x; "
         "x[0] = metal::numeric_limits<float>::infinity() + INFINITY + M_PI_F; "
         'static_assert(metal::is_same_v<metal::remove_cv_t<const int>, int>, "");'
     ),

@@ -55,7 +55,9 @@ LEGAL_SELECTS(bool) LEGAL_SELECTS(char) LEGAL_SELECTS(uchar) LEGAL_SELECTS(short
 LEGAL_SELECTS(uint) LEGAL_SELECTS(long) LEGAL_SELECTS(ulong) LEGAL_SELECTS(half) LEGAL_SELECTS(float) LEGAL_SELECTS(bfloat)
 bool any(bool2); bool any(bool3); bool any(bool4); bool any(bool);
 bool all(bool2); bool all(bool3); bool all(bool4); bool all(bool);
-half nextafter(half, half); float nextafter(float, float);
+#define LEGAL_NEXT(T) T nextafter(T, T);
+LEGAL_FLOATS(LEGAL_NEXT)
+#undef LEGAL_NEXT
 #define LEGAL_PACK(T)                                                                                                  \
   uint pack_##T##_to_unorm4x8(T##4); uint pack_##T##_to_snorm4x8(T##4); uint pack_##T##_to_srgb_unorm4x8(T##4);         \
   uint pack_##T##_to_unorm2x16(T##2); uint pack_##T##_to_snorm2x16(T##2); uint pack_##T##_to_unorm10a2(T##4);           \

@@ -107,17 +107,19 @@ LEGAL_VECTOR(8, x, __data[7])
 #undef LEGAL_INTEGERS
 
 // packed_float3 and its kin: the size and alignment of their elements (MSL 2.2.3), swizzles like a vec's, arithmetic of vecs.
-#define LEGAL_OPERATOR(result, op)                                                                             \
-  friend constexpr result operator op(__packed, __packed) { return result(0); }                               \
-  friend constexpr result operator op(__packed, __vec) { return result(0); }                                  \
-  friend constexpr result operator op(__vec, __packed) { return result(0); }                                  \
-  friend constexpr result operator op(__packed, T) { return result(0); }                                      \
-  friend constexpr result operator op(T, __packed) { return result(0); }
-#define LEGAL_BINARY(op)                                                                                       \
-  LEGAL_OPERATOR(__vec, op)                                                                                    \
-  thread __packed& operator op##=(__vec); device __packed& operator op##=(__vec) device;                       \
-  threadgroup __packed& operator op##=(__vec) threadgroup;
-#define LEGAL_COMPARE(op) LEGAL_OPERATOR(__bools, op)
+#define LEGAL_OPERATOR(where, result, op)                                                                      \
+  where friend constexpr result operator op(__packed, __packed) { return result(0); }                         \
+  where friend constexpr result operator op(__packed, __vec) { return result(0); }                            \
+  where friend constexpr result operator op(__vec, __packed) { return result(0); }                            \
+  where friend constexpr result operator op(__packed, T) { return result(0); }                                \
+  where friend constexpr result operator op(T, __packed) { return result(0); }
+#define LEGAL_UPDATE(where, op)                                                                                \
+  where thread __packed& operator op##=(__vec); where device __packed& operator op##=(__vec) device;           \
+  where threadgroup __packed& operator op##=(__vec) threadgroup;
+#define LEGAL_IF_INTEGER template <class I = T, class = enable_if_t<__is_integral(I)>>
+#define LEGAL_BINARY(op) LEGAL_OPERATOR(, __vec, op) LEGAL_UPDATE(, op)
+#define LEGAL_INTEGERS(op) LEGAL_OPERATOR(LEGAL_IF_INTEGER, __vec, op) LEGAL_UPDATE(LEGAL_IF_INTEGER, op)
+#define LEGAL_COMPARE(op) LEGAL_OPERATOR(, __bools, op)
 #define LEGAL_PACKED(N, ...)                                                                                   \
   template <class T> struct __packed<T, N> {                                                                   \
     typedef vec<T, N> __vec; typedef vec<bool, N> __bools;                                                     \
@@ -131,12 +133,21 @@ LEGAL_VECTOR(8, x, __data[7])
     template <class U, class = enable_if_t<__implicit<U, T>>> constexpr explicit __packed(U) : x(), LEGAL_REST_##N {} \
     constexpr operator __vec() const { return __vec(x); }                                                      \
     constexpr operator __vec() const constant { return __vec(x); }                                             \
+    template <class U, class = enable_if_t<!is_same<U, T>::value>>                                             \
+    constexpr explicit __packed(vec<U, N>) : x(), LEGAL_REST_##N {}                                            \
+    template <class U, class = enable_if_t<!is_same<U, T>::value>>                                             \
+    constexpr explicit __packed(__packed<U, N>) : x(), LEGAL_REST_##N {}                                       \
+    template <class U, class = enable_if_t<!is_same<U, T>::value>>                                             \
+    constexpr explicit operator vec<U, N>() const { return vec<U, N>(U(0)); }                                  \
+    template <class U, class = enable_if_t<!is_same<U, T>::value>>                                             \
+    constexpr explicit operator vec<U, N>() const constant { return vec<U, N>(U(0)); }                         \
     thread T& operator[](long)&; const thread T& operator[](long) const&; T operator[](long) const&&;          \
     device T& operator[](long) device&; const device T& operator[](long) const device&;                        \
     threadgroup T& operator[](long) threadgroup&; const threadgroup T& operator[](long) const threadgroup&;    \
     const constant T& operator[](long) const constant&;                                                        \
     friend __vec operator-(__packed);                                                                          \
     LEGAL_BINARY(+) LEGAL_BINARY(-) LEGAL_BINARY(*) LEGAL_BINARY(/)                                            \
+    LEGAL_INTEGERS(%) LEGAL_INTEGERS(&) LEGAL_INTEGERS(|) LEGAL_INTEGERS(^)                                    \
     LEGAL_COMPARE(==) LEGAL_COMPARE(!=) LEGAL_COMPARE(<) LEGAL_COMPARE(>) LEGAL_COMPARE(<=) LEGAL_COMPARE(>=)  \
   };
 LEGAL_PACKED(2, x, y)
@@ -144,7 +155,10 @@ LEGAL_PACKED(3, x, y, z)
 LEGAL_PACKED(4, x, y, z, w)
 #undef LEGAL_PACKED
 #undef LEGAL_COMPARE
+#undef LEGAL_INTEGERS
 #undef LEGAL_BINARY
+#undef LEGAL_IF_INTEGER
+#undef LEGAL_UPDATE
 #undef LEGAL_OPERATOR
 #undef LEGAL_READ
 #undef LEGAL_WRITE
