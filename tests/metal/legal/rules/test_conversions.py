@@ -56,6 +56,11 @@ def test_a_member_of_a_template_is_judged_as_it_is_instantiated() -> None:
 
 ELEMENTS = {
     "an address": ("float4 v; float e = v.y; thread float4* p = &v;", "float4 v; auto p = &v.y; //!", "no address"),
+    "an address in a packed vector": (
+        "packed_float3 v; thread float* p = &v[0];",
+        "packed_float3 v; thread float* p = &v.y; //!",
+        "no address",
+    ),
     "a reference": ("float4 v; thread float4& r = v;", "float4 v; thread float& r = v.x; //!", "element of a vector"),
     "an argument": ("float v; f(v);", "float2 v; f(v.x); //!", "element of a vector"),
 }
