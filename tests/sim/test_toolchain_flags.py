@@ -103,3 +103,9 @@ def test_a_64_bit_value_cut_to_32_bits_without_being_asked_is_reported(name):
 def test_bytes_of_a_word_may_be_cut_out():
     y, _ = launch(I + "uchar c = i * 100; y[i] = c;")
     assert mx.array_equal(y, (mx.arange(64) * 100 % 256).astype(mx.float32))
+
+
+def test_a_negative_number_may_be_a_uint_of_the_same_32_bits():
+    """Strides are 64 bits wide and may be negative; a uint that takes one wraps, and so does the sum that it is for."""
+    y, _ = launch(I + "long stride = -long(i); uint at = stride; y[i] = float(int(at + 64));")
+    assert mx.array_equal(y, (64 - mx.arange(64)).astype(mx.float32))

@@ -68,10 +68,12 @@ void __ubsan_handle_float_cast_overflow(Conversion* d, uintptr_t from) {
 // Narrower integers are cut on purpose all the time (bytes of a word); offsets have 64 bits.
 void __ubsan_handle_implicit_conversion(Conversion* d, uintptr_t from, uintptr_t) {
   if (bits_of_integer(d->from) != 64 || bits_of_integer(d->to) != 32) return;
+  const long long value = extended(d->from, from);
+  if (value == (int32_t)value || value == (uint32_t)value) return;  // all of it is in the 32 bits: a negative stride as a uint
   Finding* f = add_finding(SIM_FAULT_TRUNCATION, SIM_CALLER, kNone, kNone, 0, 0, false);
   if (!f) return;
   f->line = line_of(d->place);
-  snprintf(f->text, sizeof f->text, "%lld becomes a %s of 32 bits without being asked", extended(d->from, from), d->to->name);
+  snprintf(f->text, sizeof f->text, "%lld becomes a %s of 32 bits without being asked", value, d->to->name);
 }
 void __ubsan_handle_out_of_bounds(Bounds* d, uintptr_t index) {
   Finding* f = add_finding(SIM_FAULT_OUT_OF_BOUNDS, SIM_CALLER, kNone, kNone, (int64_t)index, 0, false);
