@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, REDUCE_THREADS, Kernel, Variant
 from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM
 
 KernelFactory = Callable[..., Any]
@@ -51,16 +51,46 @@ DECODE_ENTRY = f"""{_WORK_LIST}
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
+MATRIX_ENTRY = f"""{_WORK_LIST}
+  constexpr int TILES = (GROUP * TOKENS + 7) / 8, SIMDGROUPS = TILES * SLICES * PARTS;
+  constexpr int QUERY_NUMBERS = (KEY_DIM + 31) / 32 * 256;
+  threadgroup T shared_queries[TILES * QUERY_NUMBERS];
+  threadgroup float outputs[SIMDGROUPS * 8 * 72];
+  threadgroup float max_scores[SIMDGROUPS * 8];
+  threadgroup float sum_exp_scores[SIMDGROUPS * 8];
+  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
+  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
+  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
+  const device WorkItem& work = items[item];
+  const int64_t row = work.row;
+  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+  const device int* block_table = block_tables + row * block_tables_shape[1];
+  const device RowItems& of_row = ((const device RowItems*)decode_plan)[row];
+  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP>(
+      queries + row_head * GROUP * TOKENS * KEY_DIM,
+      PagedHeads<KV, KEY_DIM>{{
+          arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM,
+          block_table, work.arena_tokens}},
+      PagedHeads<KV, VALUE_DIM>{{
+          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM,
+          block_table, work.arena_tokens}},
+      work.first, work.last, of_row.start, of_row.end, score_factors[0], score_factors[1],
+      (device Partial<VALUE_DIM>*)partials + item_head * GROUP * TOKENS,
+      shared_queries, outputs, max_scores, sum_exp_scores,
+      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+
 REDUCE_ENTRY = f"""{_WORK_LIST}
   threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
   threadgroup float sum_exp_scores[SIMDGROUPS];
-  const int query_heads = partials_shape[1];
+  const int query_heads = partials_shape[1];  // times query tokens
   const int head = int(threadgroup_position_in_grid.y), row = int(threadgroup_position_in_grid.z);
   const device RowItems& work = ((const device RowItems*)decode_plan)[row];
   const int64_t item_head = int64_t(work.first_item) * query_heads + head;
   paged_reduce<T, VALUE_DIM, SIMDGROUPS, SINKS>(
       (const device Partial<VALUE_DIM>*)partials + item_head, work.items, query_heads,
-      SINKS ? float(head_sinks[head]) : 0.0f, attended + (int64_t(row) * query_heads + head) * VALUE_DIM,
+      SINKS ? float(head_sinks[head / TOKENS]) : 0.0f, attended + (int64_t(row) * query_heads + head) * VALUE_DIM,
       outputs, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
@@ -74,8 +104,8 @@ def kernel_text(name: str) -> str:
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """What a layer's decode reads: queries `[rows, query_heads, 1, key_dim]`, slabs `[kv_heads, slots, dim]`, tails
-    `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
+    """What a layer's decode reads: queries `[rows, query_heads, query_tokens, key_dim]`, slabs `[kv_heads, slots, dim]`
+    and tails `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
 
     `factors` holds (scale, softcap); `sinks` is `[query_heads]` float32, anything if the variant has none.
 
@@ -95,27 +125,32 @@ class DecodeInputs:
     sinks: mx.array
 
 
+_DECODE_INPUTS = [
+    *("queries", "arena_keys", "arena_values", "tail_keys", "tail_values"),
+    *("block_tables", "decode_plan", "score_factors"),
+]
+DECODE_SOURCES = {
+    Kernel.VECTOR: ("paged_decode", DECODE_ENTRY, "paged_decode.metal"),
+    Kernel.MATRIX: ("paged_matrix", MATRIX_ENTRY, "paged_matrix.metal"),
+}
+"""The kernels of a partition: name, entry and file."""
+
+
 class DecodeKernels:
-    """The two kernels, made once by `factory`."""
+    """The kernels of a partition and the reduce kernel, made once by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
-        self._decode = factory(
-            name="cortex_paged_decode",
-            input_names=[
-                "queries",
-                "arena_keys",
-                "arena_values",
-                "tail_keys",
-                "tail_values",
-                "block_tables",
-                "decode_plan",
-                "score_factors",
-            ],
-            output_names=["partials"],
-            source=DECODE_ENTRY,
-            header=kernel_text("paged_decode.metal"),
-            ensure_row_contiguous=False,
-        )
+        self._decode = {
+            kernel: factory(
+                name=f"cortex_{name}",
+                input_names=_DECODE_INPUTS,
+                output_names=["partials"],
+                source=entry,
+                header=kernel_text(file),
+                ensure_row_contiguous=False,
+            )
+            for kernel, (name, entry, file) in DECODE_SOURCES.items()
+        }
         self._reduce = factory(
             name="cortex_paged_reduce",
             input_names=["partials", "decode_plan", "head_sinks"],
@@ -126,18 +161,18 @@ class DecodeKernels:
         )
 
     def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:
-        """Attention of `rows` query tokens, `[rows, query_heads, 1, value_dim]` in the dtype of the queries."""
+        """Attention, `[rows, query_heads, query_tokens, value_dim]` in the dtype of the queries."""
         return self.reduce(variant, self.decode(variant, items, inputs), inputs)
 
     def decode(
         self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """The partial results of all work items, `[items, query_heads, partial_floats]` float32. With `init_value` the
-        output is filled with it before the launch, which costs a launch of its own.
+        """The partial results of all work items, `[items, query_heads * query_tokens, partial_floats]` float32. With
+        `init_value` the output is filled with it before the launch, which costs a launch of its own.
         """
-        query_heads, kv_heads = inputs.queries.shape[1], inputs.keys.shape[0]
+        queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
         partials: mx.array
-        (partials,) = self._decode(
+        (partials,) = self._decode[variant.kernel](
             inputs=[
                 inputs.queries,
                 inputs.keys,
@@ -151,7 +186,7 @@ class DecodeKernels:
             template=_templates(variant)[0],
             grid=(variant.threads, kv_heads, items),
             threadgroup=(variant.threads, 1, 1),
-            output_shapes=[(items, query_heads, variant.partial_floats)],
+            output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
             init_value=init_value,
         )
@@ -161,14 +196,14 @@ class DecodeKernels:
         self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
         """The result from the partial results. `init_value` as in `decode`."""
-        rows, query_heads = inputs.queries.shape[:2]
+        rows, query_heads, query_tokens, _ = inputs.queries.shape
         attended: mx.array
         (attended,) = self._reduce(
             inputs=[partials, inputs.plan, inputs.sinks],
             template=_templates(variant)[1],
-            grid=(REDUCE_THREADS, query_heads, rows),
+            grid=(REDUCE_THREADS, query_heads * query_tokens, rows),
             threadgroup=(REDUCE_THREADS, 1, 1),
-            output_shapes=[(rows, query_heads, 1, variant.value_dim)],
+            output_shapes=[(rows, query_heads, query_tokens, variant.value_dim)],
             output_dtypes=[inputs.queries.dtype],
             init_value=init_value,
         )
@@ -185,15 +220,20 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("VALUE_DIM", variant.value_dim),
         ("BLOCK_SIZE", variant.block_size),
         ("GROUP", variant.group),
-        ("TILE", variant.tile),
-        ("AHEAD", variant.ahead),
+        *(
+            [("TILE", variant.tile), ("AHEAD", variant.ahead)]
+            if variant.kernel is Kernel.VECTOR
+            else [("TOKENS", variant.query_tokens)]
+        ),
         ("SLICES", variant.slices),
+        *([("PARTS", variant.parts)] if variant.kernel is Kernel.MATRIX else []),
         ("SOFTCAP", variant.softcap),
     ]
     reduce = [
         ("T", dtype),
         ("VALUE_DIM", variant.value_dim),
         ("SIMDGROUPS", REDUCE_SIMDGROUPS),
+        ("TOKENS", variant.query_tokens),
         ("SINKS", variant.sinks),
     ]
     return decode, reduce

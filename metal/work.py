@@ -13,8 +13,9 @@ from cortexmlx.arrays import IntArray
 SMALL = 8
 """Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
 
-ROW_ITEMS = np.dtype([(name, np.int32) for name in ("first_item", "items")])
-"""A row's items are `items` consecutive ones."""
+ROW_ITEMS = np.dtype([(name, np.int32) for name in ("first_item", "items", "start", "end")])
+"""A row's items are `items` consecutive ones. Its newest token sees its tokens `start .. end`, the one before it those
+from `start - 1` to `end - 1`, as far as there are such tokens."""
 
 WORK_ITEM = np.dtype([(name, np.int32) for name in ("row", "first", "last", "arena_tokens")])
 """A threadgroup's part of a row: its tokens `first .. last`. `arena_tokens` of the whole row lie in the arena."""
@@ -31,15 +32,19 @@ class WorkList:
     plan: IntArray
 
 
-def work_list(arena_tokens: IntArray, tail_tokens: int, window: int | None, partition: int) -> WorkList:
+def work_list(
+    arena_tokens: IntArray, tail_tokens: int, window: int | None, partition: int, query_tokens: int = 1
+) -> WorkList:
     """Cut every row's visible tokens at the multiples of `partition`.
 
     `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. With a
-    `window` only the newest `window` tokens are visible. A row that sees nothing has one empty item.
+    `window` a token sees only the newest `window` tokens up to itself; what the newest `query_tokens` tokens of a row
+    see is in its items. A row that sees nothing has one empty item.
     """
     rows = len(arena_tokens)
     end = arena_tokens.astype(np.int64) + tail_tokens
-    start = np.zeros_like(end) if window is None else np.maximum(end - window, 0)
+    sees_from = np.zeros_like(end) if window is None else end - window
+    start = np.maximum(sees_from - (query_tokens - 1), 0)
     first_part = start // partition
     counts = np.maximum(-(-end // partition) - first_part, 1)
     first_item = np.cumsum(counts) - counts
@@ -47,6 +52,7 @@ def work_list(arena_tokens: IntArray, tail_tokens: int, window: int | None, part
     begin = (np.arange(len(row)) - first_item[row] + first_part[row]) * partition
     row_items, items = np.empty(rows, ROW_ITEMS), np.empty(len(row), WORK_ITEM)
     row_items["first_item"], row_items["items"] = first_item, counts
+    row_items["start"], row_items["end"] = sees_from, end
     items["row"], items["arena_tokens"] = row, arena_tokens[row]
     items["first"], items["last"] = np.maximum(begin, start[row]), np.minimum(begin + partition, end[row])
     plan = np.concatenate([row_items.view(np.int32), items.view(np.int32)])

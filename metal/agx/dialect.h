@@ -25,6 +25,7 @@ struct bfloat16_t {
   bfloat16_t(float x) : bits(rounded(x)) {}
   bfloat16_t(const __global bfloat16_t& other) : bits(other.bits) {}
   bfloat16_t(const __private bfloat16_t& other) = default;
+  bfloat16_t(const __local bfloat16_t& other) : bits(other.bits) {}
 
   __global bfloat16_t& operator=(const bfloat16_t& other) __global {
     bits = other.bits;
@@ -34,8 +35,13 @@ struct bfloat16_t {
     bits = other.bits;
     return *this;
   }
+  __local bfloat16_t& operator=(const bfloat16_t& other) __local {
+    bits = other.bits;
+    return *this;
+  }
   operator float() const __private { return as_float((uint)bits << 16); }
   operator float() const __global { return as_float((uint)bits << 16); }
+  operator float() const __local { return as_float((uint)bits << 16); }
 
   static ushort rounded(float x) {
     const uint whole = as_uint(x);
@@ -59,6 +65,10 @@ struct vec_of<bfloat16_t, N> {
     type(const __private type& other) = default;
     type(const __global type& other) {
       const bits_type loaded = *(const __global bits_type*)&other;
+      for (int i = 0; i < N; i++) numbers[i].bits = loaded[i];
+    }
+    type(const __local type& other) {
+      const bits_type loaded = *(const __local bits_type*)&other;
       for (int i = 0; i < N; i++) numbers[i].bits = loaded[i];
     }
     __private bfloat16_t& operator[](int i) __private { return numbers[i]; }

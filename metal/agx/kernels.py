@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant, lane_numbers
+from cortexmlx.metal.kernels import DECODE_SOURCES, DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Kernel, Variant, lane_numbers
 from cortexmlx.metal.sim.source import KernelText, TemplateArgs, generate, type_name
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
@@ -80,15 +80,20 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         ),
     )
     decode, reduce = recorder.launches
+    # A lane has every number that its place in the simdgroup gives it; of matrices that is a 32nd of those of a slice.
+    key, value = (
+        lane_numbers(dim) if variant.kernel is Kernel.VECTOR else -(-dim // 32)
+        for dim in (variant.key_dim, variant.value_dim)
+    )
     item = ITEM_BYTES[variant.kv_dtype]
     yield Workload(
         variant.label,
-        "paged_decode",
+        DECODE_SOURCES[variant.kernel][0],
         _unit(*decode),
         variant.threads,
-        variant.tile,
-        lane_numbers(variant.key_dim) * item,
-        lane_numbers(variant.value_dim) * item,
+        min(variant.tile, variant.group),
+        key * item,
+        value * item,
         SLICE_TOKENS,
     )
     sinks = ", sinks" if variant.sinks else ""

@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import PARTITION, Kernel, Variant
 from support.paged_problem import (
     TOLERANCE,
     Options,
@@ -28,11 +28,21 @@ from support.paged_problem import (
     variant,
 )
 
+KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64)}
+"""A small variant of each kernel of a partition."""
+
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
 
 
-def test_every_length_of_context_in_one_batch(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant()
+@pytest.fixture(params=list(KERNELS))
+def v(request: pytest.FixtureRequest) -> Variant:
+    """A variant that runs on the kernel that it is named for."""
+    chosen = KERNELS[request.param]
+    assert chosen.kernel.value == request.param
+    return chosen
+
+
+def test_every_length_of_context_in_one_batch(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     rows = random_rows(v, CONTEXTS)
     assert error(attend(kernels, v, rows), answer(v, rows)) < tolerance["float32"]
 
@@ -54,6 +64,8 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, f
         Variant("float32", "float32", 192, 128, 64, 7),
         Variant("float16", "float16", 256, 256, 128, 16),
         Variant("float32", "float16", 96, 112, 8, 5),
+        Variant("bfloat16", "bfloat16", 72, 120, 32, 11),  # a lane's numbers of a matrix come 8, 4, 2 and 1 at a time
+        Variant("float16", "float16", 64, 64, 32, 6, forced=Kernel.VECTOR),
     ],
     ids=lambda v: v.label,
 )
@@ -64,8 +76,7 @@ def test_dtypes_and_shapes(kernels: DecodeKernels, tolerance: dict[str, float], 
     assert error(got, answer(v, rows)) < tolerance[v.dtype]
 
 
-def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant(group=3)
+def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     for tail_tokens in (1, 16):
         rows = random_rows(v, [p + tail_tokens for p in (*range(0, 40), *range(248, 264))], seed=tail_tokens)
         got = attend(kernels, v, rows, tail_tokens=tail_tokens)
@@ -73,8 +84,8 @@ def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: d
         assert np.array_equal(got, attend(kernels, v, rows)), "a token's place must not change a bit of the result"
 
 
-def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels) -> None:
-    v = variant(dtype="float16")
+def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels, v: Variant) -> None:
+    v = replace(v, dtype="float16", kv_dtype="float16")
     rows = random_rows(v, [300, 1, 513, 40, 256, 9, 700])
     alone = [attend(kernels, v, [row], seed=i)[0] for i, row in enumerate(rows)]
     for turn in range(len(rows)):
@@ -84,8 +95,7 @@ def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: Decode
             assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
 
 
-def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant()
+def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     first, *others = random_rows(v, [50, 33, 41])
     rows = [first]
     for row in others:
@@ -96,8 +106,7 @@ def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, floa
 
 
 @pytest.mark.parametrize("window", [1, 8, 12, 100, 256, 300, 5000])
-def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int) -> None:
-    v = variant()
+def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int, v: Variant) -> None:
     rows = random_rows(v, [3, 8, 20, 256, 257, 600, 1100])
     got = attend(kernels, v, rows, Options(window=window), tail_tokens=3)
     assert error(got, answer(v, rows, Options(window=window))) < tolerance["float32"]
@@ -113,16 +122,14 @@ def _row_with_logits(v: Variant, logits: np.ndarray, seed: int = 0) -> Row:
 
 
 @pytest.mark.parametrize("level", [-40.0, -1e4, 1e4, -1e5, -1e30])
-def test_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float) -> None:
-    v = variant()
+def test_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float, v: Variant) -> None:
     logits = level + np.random.default_rng(1).integers(-2, 3, 600) / 4
     options = Options(scale=1.0)
     got = attend(kernels, v, [_row_with_logits(v, logits)], options)
     assert error(got, answer(v, [_row_with_logits(v, logits)], options)) < tolerance["float32"]
 
 
-def test_one_token_ten_thousand_above_the_others(kernels: DecodeKernels) -> None:
-    v = variant()
+def test_one_token_ten_thousand_above_the_others(kernels: DecodeKernels, v: Variant) -> None:
     for at in (0, 31, 300, 599):
         logits = np.full(600, -1e4)
         logits[at] = 1e4
@@ -131,24 +138,25 @@ def test_one_token_ten_thousand_above_the_others(kernels: DecodeKernels) -> None
         assert np.array_equal(got[0], np.repeat(row.values[:, at], v.group, axis=0))
 
 
-def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKernels) -> None:
-    v = variant()
+def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKernels, v: Variant) -> None:
     logits = np.where(np.arange(600) < PARTITION, -200.0, -40.0)
     row = _row_with_logits(v, logits)
     mean = row.values[:, PARTITION:].astype(np.float64).mean(axis=1)
     assert error(attend(kernels, v, [row], Options(scale=1.0))[0], np.repeat(mean, v.group, axis=0)) < 1e-6
 
 
-def test_half_precision_products_do_not_overflow(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant(dtype="float16", dim=64)
+def test_half_precision_products_do_not_overflow(
+    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
+) -> None:
+    v = replace(v, dtype="float16", kv_dtype="float16", key_dim=64, value_dim=64)
     rows = random_rows(v, [100, 300], size=120.0)
     options = Options(scale=1e-5)
     assert np.abs(rows[0].keys[0] @ rows[0].query[0]).max() > 65504
     assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float16"]
 
 
-def test_sums_beyond_the_largest_half(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant(dtype="float16")
+def test_sums_beyond_the_largest_half(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+    v = replace(v, dtype="float16", kv_dtype="float16")
     (row,) = random_rows(v, [700])
     row = replace(row, query=np.zeros_like(row.query), values=rounded(row.values + 200, "float16"))
     assert row.values.sum(axis=1).min() > 2 * 65504
@@ -158,24 +166,25 @@ def test_sums_beyond_the_largest_half(kernels: DecodeKernels, tolerance: dict[st
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_partial_results_are_of_single_precision(
-    kernels: DecodeKernels, tolerance: dict[str, float], dtype: str, softcap: float | None
+    kernels: DecodeKernels, tolerance: dict[str, float], dtype: str, softcap: float | None, v: Variant
 ) -> None:
     """Nothing but what is loaded, and the end result, is rounded to 16 bits. (At 80 the scale is no power of two.)"""
-    v = variant(dtype=dtype, dim=80)
+    v = replace(v, dtype=dtype, kv_dtype=dtype, key_dim=80, value_dim=80)
     rows, options = random_rows(v, [40, PARTITION]), Options(softcap=softcap)
     partials = np.array(kernels.decode(*problem(v, rows, options)), np.float64)
     assert error(partials[..., :-2] / partials[..., -1:], answer(v, rows, options)) < tolerance["float32"]
 
 
-def test_softcap(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant()
+def test_softcap(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     rows = random_rows(v, [70, 300], size=4.0)
     options = Options(softcap=3.0)
     assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float32"]
 
 
-def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant(group=4)
+def test_sinks_count_once_whatever_their_height(
+    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
+) -> None:
+    v = replace(v, group=4)
     rows = random_rows(v, [0, 5, 300, 700])
     options = Options(sinks=np.array([-1e4, -3.0, 0.0, 1.0, 4.0, 20.0, 200.0, 1e4], np.float32))
     got = attend(kernels, v, rows, options)
@@ -184,16 +193,22 @@ def test_sinks_count_once_whatever_their_height(kernels: DecodeKernels, toleranc
 
 
 @pytest.mark.parametrize("level", [-300.0, 300.0])
-def test_sinks_beside_logits_far_from_zero(kernels: DecodeKernels, tolerance: dict[str, float], level: float) -> None:
-    v = variant(group=4)
+def test_sinks_beside_logits_far_from_zero(
+    kernels: DecodeKernels, tolerance: dict[str, float], level: float, v: Variant
+) -> None:
+    v = replace(v, group=4)
     row = _row_with_logits(v, level + np.random.default_rng(2).integers(-2, 3, 300) / 4)
     options = Options(scale=1.0, sinks=np.float32(level) + np.arange(8, dtype=np.float32))
     assert error(attend(kernels, v, [row], options), answer(v, [row], options)) < tolerance["float32"]
 
 
-def test_offsets_beyond_32_bits() -> None:
+@pytest.mark.parametrize(
+    "v",
+    [Variant("float16", "float16", 256, 8, 32, 2), Variant("float16", "float16", 256, 64, 32, 3)],
+    ids=list(KERNELS),
+)
+def test_offsets_beyond_32_bits(v: Variant) -> None:
     """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""
-    v = Variant("float16", "float16", 256, 8, 32, 2)
     (row,) = random_rows(v, [70])
     slots = 4_800_000_000 // v.key_dim // v.block_size * v.block_size
     keys = sim.SparseArray((2, slots, v.key_dim), mx.float16)

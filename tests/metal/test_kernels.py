@@ -12,15 +12,16 @@ import pytest
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DECODE_ENTRY, DecodeInputs, DecodeKernels, kernel_text
-from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.rules import Kernel, Variant
 from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, padded_tables, work_list
 
 
 @pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize("forced", list(Kernel), ids=lambda kernel: kernel.value)
 def test_the_simulator_runs_the_text_that_mlx_compiles(
-    batch: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    batch: int, forced: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True)
+    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, forced=forced)
     work = work_list(np.full(batch, 40, np.int32), 0, None, 256)
     arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
     arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
@@ -37,7 +38,7 @@ def test_the_simulator_runs_the_text_that_mlx_compiles(
     assert printed(sim.metal_kernel, lambda call: call(*arrays)) == theirs
 
 
-@pytest.mark.parametrize("name", ["paged_decode.metal", "paged_reduce.metal"])
+@pytest.mark.parametrize("name", ["paged_decode.metal", "paged_matrix.metal", "paged_reduce.metal"])
 def test_the_text_of_a_kernel_needs_no_file_beside_it(name: str) -> None:
     text = kernel_text(name)
     assert '#include "' not in text
@@ -46,7 +47,7 @@ def test_the_text_of_a_kernel_needs_no_file_beside_it(name: str) -> None:
 
 def test_the_work_list_has_the_same_fields_on_both_sides() -> None:
     """The kernels read NumPy's records as structs: each field of an item, by its name, is where NumPy put it."""
-    row, item = np.array([(3, 4)], ROW_ITEMS), np.array([(5, 6, 7, 8)], WORK_ITEM)
+    row, item = np.array([(3, 4, 5, 6)], ROW_ITEMS), np.array([(7, 8, 9, 10)], WORK_ITEM)
     plan = np.concatenate([row.view(np.int32), item.view(np.int32), np.zeros(8, np.int32)])
     structs = DECODE_ENTRY.partition("constexpr")[0]
     kernel = sim.metal_kernel(
@@ -57,15 +58,15 @@ def test_the_work_list_has_the_same_fields_on_both_sides() -> None:
         + """
   const device RowItems& row = *(const device RowItems*)plan;
   const device WorkItem& item = *(const device WorkItem*)((const device RowItems*)plan + 1);
-  found[0] = row.first_item; found[1] = row.items;
-  found[2] = item.row; found[3] = item.first; found[4] = item.last; found[5] = item.arena_tokens;
+  found[0] = row.first_item; found[1] = row.items; found[2] = row.start; found[3] = row.end;
+  found[4] = item.row; found[5] = item.first; found[6] = item.last; found[7] = item.arena_tokens;
 """,
     )
     (found,) = kernel(
         inputs=[mx.array(plan)],
         grid=(1, 1, 1),
         threadgroup=(1, 1, 1),
-        output_shapes=[(6,)],
+        output_shapes=[(8,)],
         output_dtypes=[mx.int32],
     )
-    assert found.tolist() == [3, 4, 5, 6, 7, 8]
+    assert found.tolist() == list(range(3, 11))

@@ -22,7 +22,8 @@ def reduced(factory: KernelFactory, partials: np.ndarray, sink: float | None) ->
     )
     plan = np.zeros(8, np.int32)
     plan[:2] = 0, len(partials)
-    template = [("T", mx.float32), ("VALUE_DIM", DIM), ("SIMDGROUPS", REDUCE_SIMDGROUPS), ("SINKS", sink is not None)]
+    numbers = {"VALUE_DIM": DIM, "SIMDGROUPS": REDUCE_SIMDGROUPS, "TOKENS": 1, "SINKS": sink is not None}
+    template = [("T", mx.float32), *numbers.items()]
     (out,) = kernel(
         inputs=[mx.array(partials[:, None].astype(np.float32)), mx.array(plan), mx.full((8,), sink or 0.0)],
         template=template,

@@ -153,8 +153,11 @@ def lay_out(
 def attend(
     kernels: DecodeKernels, v: Variant, rows: Sequence[Row], options: Options = NONE, **places: Any
 ) -> np.ndarray:
-    """The kernels' result, `[rows, query_heads, value_dim]` float32. `places` as in `problem`."""
-    return np.array(kernels(*problem(v, rows, options, **places))[:, :, 0].astype(mx.float32))
+    """The kernels' result, `[rows, query_heads, value_dim]` float32; of `queries` that are given, for each of their
+    tokens: `[rows, query_heads, query_tokens, value_dim]`. `places` as in `problem`.
+    """
+    result = np.array(kernels(*problem(v, rows, options, **places)).astype(mx.float32))
+    return result if "queries" in places else result[:, :, 0]
 
 
 def problem(
@@ -164,17 +167,19 @@ def problem(
     *,
     layout: Layout | None = None,
     arena: tuple[Any, Any] | None = None,
+    queries: np.ndarray | None = None,
     **places: Any,
 ) -> tuple[Variant, int, DecodeInputs]:
     """What the kernels are called with: variant, items and inputs. `places` as in `lay_out`; `arena` replaces the
-    slabs.
+    slabs, and `queries` `[rows, query_heads, query_tokens, key_dim]` those of the rows.
     """
-    at = layout or lay_out(v, rows, window=options.window, **places)
+    seen = options.window and options.window + v.query_tokens - 1
+    at = layout or lay_out(v, rows, window=seen, **places)
     slabs = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
-    work = work_list(at.arena_tokens, at.tail_tokens, options.window, PARTITION)
+    work = work_list(at.arena_tokens, at.tail_tokens, options.window, PARTITION, v.query_tokens)
     sinks = np.zeros(8) if options.sinks is None else options.sinks
     inputs = DecodeInputs(
-        to_mlx(np.stack([row.query for row in rows])[:, :, None], v.dtype),
+        to_mlx(np.stack([row.query for row in rows])[:, :, None] if queries is None else queries, v.dtype),
         *slabs,
         to_mlx(at.tail_keys, v.kv_dtype),
         to_mlx(at.tail_values, v.kv_dtype),

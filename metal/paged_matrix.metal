@@ -1,0 +1,394 @@
+// Attention over one partition of a row's keys and values by products of 8 x 8 matrices: the partial results that
+// paged_decode.metal leaves, for 3 to 16 queries that share a KV head, and for several query tokens per row.
+//
+//   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
+//   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
+//   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
+//   partials                   [items, kv_heads * GROUP, TOKENS]  a Partial for each item, query head and query token
+//
+// One threadgroup does one work item (row, first, last, arena_tokens) for one KV head, with SLICES * TILES * PARTS
+// simdgroups. The tokens are cut into slices of 32 at absolute positions, dealt out to SLICES simdgroups; the GROUP * TOKENS
+// queries are cut into TILES tiles of 8, which are the columns of all matrices. A wide value is cut into two PARTS, because
+// one simdgroup has not the registers for its output; both have the scores. For a slice a simdgroup computes
+//
+//   S = K Q                               [32 tokens, 8 queries]    four matrices, each a sum of KEY_DIM / 8 products
+//   P = exp(S - maximum of the column)
+//   O = O + V P                           [PART_DIM, 8 queries]     PART_DIM / 8 matrices, and four products for each
+//
+// from K [tokens, KEY_DIM] as it lies in memory, Q [KEY_DIM, queries] and V [PART_DIM, tokens]. A lane has two neighbours
+// of a row of each matrix. Tokens are the rows of S, and the second product takes P as the first leaves S: nothing moves
+// between lanes but the maxima of the columns.
+//
+// A sum of products may have its terms in any order, and the rows of O may stand in any. So a lane loads neighbouring
+// numbers of a head, up to 16 bytes at once, which go to as many matrices (`Share`).
+//
+// A token that a query does not see weighs 0. A slice's tokens that the item has not are not read: others are in their
+// place, because 0 * NaN is NaN. What a token contributes, and when it is added, depends on its position alone.
+
+#include <metal_simdgroup_matrix>
+
+#include "paged_attention.h"
+
+// For loops that would take more registers unrolled.
+#ifndef ROLLED
+#define ROLLED _Pragma("clang loop unroll(disable)")
+#endif
+
+// Which numbers of a matrix a lane has: those in `row`, at `column` and `column + 1`.
+struct MatrixPlace {
+  int row;
+  int column;
+};
+
+inline MatrixPlace matrix_place(uint lane) {
+  return MatrixPlace{int((lane >> 2 & 4) + (lane >> 1 & 3)), int((lane >> 1 & 4) + (lane << 1 & 2))};
+}
+
+// The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
+inline float max_over_rows(float x) {
+  x = max(x, simd_shuffle_xor(x, ushort(2)));
+  x = max(x, simd_shuffle_xor(x, ushort(4)));
+  return max(x, simd_shuffle_xor(x, ushort(16)));
+}
+
+inline float sum_over_rows(float x) {
+  x += simd_shuffle_xor(x, ushort(2));
+  x += simd_shuffle_xor(x, ushort(4));
+  return x + simd_shuffle_xor(x, ushort(16));
+}
+
+// A head of DIM numbers shared out to LANES lanes: each has EACH numbers, 8 neighbours at a time as long as they last, then
+// 4, 2 and 1. A chunk is 8 of a lane's numbers; the last may have fewer.
+template <int DIM, int LANES>
+struct Share {
+  static constexpr constant int EACH = DIM / LANES;
+  static constexpr constant int REST = EACH % 8;
+  static constexpr constant int CHUNKS = (EACH + 7) / 8;
+
+  // The numbers of a chunk; none of one behind the last.
+  static constexpr int count(int chunk) {
+    return EACH - chunk * 8 >= 8 ? 8 : EACH > chunk * 8 ? REST : 0;
+  }
+};
+
+// The dimension that number n of the lane `at` (0 .. LANES - 1) stands for.
+template <int DIM, int LANES>
+inline int share_dimension(int n, int at) {
+  constexpr int REST = Share<DIM, LANES>::REST;
+  const int in_chunk = n % 8;
+  const bool whole = n + 8 - in_chunk <= Share<DIM, LANES>::EACH;
+  const int neighbours = whole ? 8 : in_chunk < (REST & 4) ? 4 : in_chunk < (REST & 6) ? 2 : 1;
+  return n / neighbours * neighbours * LANES + at * neighbours + n % neighbours;
+}
+
+// The numbers of a chunk, `count` of them; it begins at `chunk`.
+template <int LANES, typename KV>
+inline void load_chunk(const device KV* chunk, int count, int at, thread KV* numbers) {
+  if (count & 12) {
+    const device vec<KV, 4>* from = (const device vec<KV, 4>*)(chunk + at * (count & 12));
+    const vec<KV, 4> loaded = from[0];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+      numbers[i] = loaded[i];
+    }
+    if (count & 8) {
+      const vec<KV, 4> more = from[1];
+      UNROLL
+      for (int i = 0; i < 4; i++) {
+        numbers[4 + i] = more[i];
+      }
+    }
+  }
+  if (count & 2) {
+    const vec<KV, 2> loaded = *(const device vec<KV, 2>*)(chunk + (count & 4) * LANES + at * 2);
+    numbers[count & 4] = loaded[0];
+    numbers[(count & 4) + 1] = loaded[1];
+  }
+  if (count & 1) {
+    numbers[count & 6] = chunk[(count & 6) * LANES + at];
+  }
+}
+
+// The keys or the values of a row and KV head.
+template <typename KV, int DIM>
+struct PagedHeads {
+  const device KV* arena;  // token at slot s: arena + s * DIM
+  const device KV* tail;   // token in column c: tail + c * DIM
+  const device int* block_table;
+  int arena_tokens;
+};
+
+// The head of a token. A block is looked up for a token of the tail, too, and not used: that needs no branch.
+template <int BLOCK_SIZE, typename KV, int DIM>
+inline const device KV* head_of(const thread PagedHeads<KV, DIM>& heads, int token) {
+  const int column = token - heads.arena_tokens;
+  const uint in_arena = uint(max(min(token, heads.arena_tokens - 1), 0));
+  const uint block = uint(heads.block_table[in_arena / BLOCK_SIZE]);
+  const uint64_t number = (uint64_t(block) * BLOCK_SIZE + in_arena % BLOCK_SIZE) * DIM;
+  return column < 0 ? heads.arena + number : heads.tail + column * DIM;
+}
+
+// A chunk of 32 keys by the same chunk of the queries, added to the scores.
+template <typename T, typename KV>
+inline void add_scores(
+    thread simdgroup_matrix<float, 8, 8>* score,  // [4], of 8 tokens each
+    const device KV* thread const* key,           // [4], of the token in the lane's row
+    int chunk,                                    // its first number
+    int count,
+    int at,
+    const threadgroup T* queries) {  // [8], the lane's two numbers of the matrices of the chunk
+  T query_numbers[8];
+  UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    const vec<T, 4> loaded = *(const threadgroup vec<T, 4>*)(queries + i);
+    UNROLL
+    for (int n = 0; n < 4; n++) {
+      query_numbers[i + n] = loaded[n];
+    }
+  }
+  UNROLL
+  for (int u = 0; u < 4; u += 2) {  // two at a time, for fewer registers
+    KV numbers[2][8];
+    load_chunk<4>(key[u] + chunk, count, at, numbers[0]);
+    load_chunk<4>(key[u + 1] + chunk, count, at, numbers[1]);
+    UNROLL
+    for (int n = 0; n < 8; n += 2) {
+      if (n < count) {
+        simdgroup_matrix<T, 8, 8> query;
+        query.thread_elements()[0] = query_numbers[n];
+        query.thread_elements()[1] = query_numbers[n + 1];
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+          simdgroup_matrix<KV, 8, 8> tokens;
+          tokens.thread_elements()[0] = numbers[i][n];
+          tokens.thread_elements()[1] = numbers[i][n + 1];
+          simdgroup_multiply_accumulate(score[u + i], tokens, query, score[u + i]);
+        }
+      }
+    }
+  }
+}
+
+// A chunk of two tokens' values, weighed and added to the output.
+template <int PART_DIM, int CHUNK, typename KV>
+inline void add_values(
+    thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
+    const device KV* left,                      // of the tokens that are the lane's columns of the values
+    const device KV* right,
+    int at,
+    const thread simdgroup_matrix<float, 8, 8>& weight) {
+  constexpr int COUNT = Share<PART_DIM, 8>::count(CHUNK);
+  KV numbers[2][8];
+  load_chunk<8>(left + CHUNK * 64, COUNT, at, numbers[0]);
+  load_chunk<8>(right + CHUNK * 64, COUNT, at, numbers[1]);
+  UNROLL
+  for (int n = 0; n < COUNT; n++) {
+    simdgroup_matrix<KV, 8, 8> tokens;
+    tokens.thread_elements()[0] = numbers[0][n];
+    tokens.thread_elements()[1] = numbers[1][n];
+    simdgroup_multiply_accumulate(out[CHUNK * 8 + n], tokens, weight, out[CHUNK * 8 + n]);
+  }
+}
+
+// A chunk of the outputs of all slices of a tile, added up in the order of the slices.
+template <int VALUE_DIM, int PART_DIM, int CHUNK, int SLICES>
+inline void merge_slices(
+    thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
+    const thread float* factor,                 // [2], for the lane's columns
+    int queries,
+    device Partial<VALUE_DIM>* partials,  // [queries]
+    threadgroup float* outputs,           // [SLICES, 8 queries, 72]: after 8 numbers a gap, for stores to different banks
+    int part,
+    int slice,
+    MatrixPlace place,
+    uint lane) {
+  constexpr int COUNT = Share<PART_DIM, 8>::count(CHUNK);
+  if (COUNT == 0) {
+    return;
+  }
+  UNROLL
+  for (int n = 0; n < COUNT; n++) {
+    const int d = share_dimension<PART_DIM, 8>(CHUNK * 8 + n, place.row) - CHUNK * 64;
+    UNROLL
+    for (int e = 0; e < 2; e++) {
+      outputs[(slice * 8 + place.column + e) * 72 + d + d / 8] = out[CHUNK * 8 + n].thread_elements()[e] * factor[e];
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int query = slice; query < queries; query += SLICES) {
+    for (int d = int(lane); d < COUNT * 8; d += 32) {
+      float sum = 0.0f;
+      for (int s = 0; s < SLICES; s++) {
+        sum += outputs[(s * 8 + query) * 72 + d + d / 8];
+      }
+      partials[query].out[part * PART_DIM + CHUNK * 64 + d] = sum;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+template <
+    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICES,
+    int PARTS, bool SOFTCAP>
+inline void paged_matrix(
+    const device T* queries,  // [GROUP, TOKENS, KEY_DIM], of this row and KV head
+    const thread PagedHeads<KV, KEY_DIM>& keys,
+    const thread PagedHeads<KV, VALUE_DIM>& values,
+    int first,
+    int last,
+    int start,  // the row's newest query sees its tokens start .. end, one before it start - 1 .. end - 1
+    int end,
+    float scale,
+    float softcap,
+    device Partial<VALUE_DIM>* partials,  // [GROUP, TOKENS], of this item and KV head
+    threadgroup T* shared_queries,        // [TILES, chunks of a key, 32 lanes, 8]
+    threadgroup float* outputs,           // [SIMDGROUPS, 8 queries, 72]
+    threadgroup float* max_scores,        // [SIMDGROUPS, 8 queries]
+    threadgroup float* sum_exp_scores,    // [SIMDGROUPS, 8 queries]
+    uint simdgroup,
+    uint lane) {
+  constexpr int QUERIES = GROUP * TOKENS;
+  constexpr int PART_DIM = VALUE_DIM / PARTS;
+  constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256;
+  using KeyShare = Share<KEY_DIM, 4>;  // of a key the four lanes of its row; of a value the eight of its column
+  const int slice = int(simdgroup) % SLICES;
+  const int part = int(simdgroup) / SLICES % PARTS;
+  const int tile = int(simdgroup) / (SLICES * PARTS);
+  const MatrixPlace place = matrix_place(lane);
+
+  // Put the queries of the tile where its simdgroups share them: Q in matrices, a chunk of each lane's numbers together.
+  threadgroup T* tile_queries = shared_queries + tile * QUERY_NUMBERS + int(lane) * 8;
+  for (int n = part * SLICES + slice; n < KeyShare::CHUNKS * 8; n += SLICES * PARTS) {  // of matrix n / 2 the number at column + n % 2
+    const int d = min(share_dimension<KEY_DIM, 4>(n / 2 * 2 + place.row % 2, place.row / 2), KEY_DIM - 1);
+    const int query = tile * 8 + place.column + n % 2;
+    const float number = float(queries[min(query, QUERIES - 1) * KEY_DIM + d]);
+    tile_queries[n / 8 * 256 + n % 8] = T(query < QUERIES ? number : 0.0f);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  // Start with nothing seen. Of what follows a lane has the queries of its two columns.
+  simdgroup_matrix<float, 8, 8> out[PART_DIM / 8];
+  UNROLL
+  for (int m = 0; m < PART_DIM / 8; m++) {
+    out[m] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+  float max_score[2] = {LOWEST, LOWEST};
+  float sum_exp_score[2] = {0.0f, 0.0f};
+  int sees_from[2];
+  int sees_to[2];
+  UNROLL
+  for (int e = 0; e < 2; e++) {
+    const int older = TOKENS - 1 - (tile * 8 + place.column + e) % TOKENS;
+    sees_from[e] = TOKENS == 1 ? first : max(first, start - older);
+    sees_to[e] = TOKENS == 1 ? last : min(last, end - older);
+  }
+
+  // For each slice of 32 tokens that is this simdgroup's turn
+  const int first_slice = first / 32;
+  const int turn = (slice + SLICES - first_slice % SLICES) % SLICES;
+  for (int begin = (first_slice + turn) * 32; begin < last; begin += SLICES * 32) {
+    // Scores
+    simdgroup_matrix<float, 8, 8> score[4];
+    const device KV* key[4];
+    UNROLL
+    for (int u = 0; u < 4; u++) {
+      score[u] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      key[u] = head_of<BLOCK_SIZE>(keys, clamp(begin + u * 8 + place.row, first, last - 1));
+    }
+    ROLLED
+    for (int n = 0; n + 8 <= KeyShare::EACH; n += 8) {
+      add_scores(score, key, n * 4, 8, place.column / 2, tile_queries + n / 8 * 256);
+    }
+    if (KeyShare::REST > 0) {
+      const int n = KeyShare::EACH - KeyShare::REST;
+      add_scores(score, key, n * 4, KeyShare::REST, place.column / 2, tile_queries + n / 8 * 256);
+    }
+
+    // Online softmax: raise the maximum, rescale what was summed under the old one, and weigh this slice's tokens.
+    UNROLL
+    for (int e = 0; e < 2; e++) {
+      float new_max = max_score[e];
+      UNROLL
+      for (int u = 0; u < 4; u++) {
+        const int token = begin + u * 8 + place.row;
+        float x = score[u].thread_elements()[e] * scale;
+        if (SOFTCAP) {
+          x = softcap * precise::tanh(x / softcap);
+        }
+        score[u].thread_elements()[e] = x;
+        new_max = max(new_max, token >= sees_from[e] && token < sees_to[e] ? x : LOWEST);
+      }
+      new_max = max_over_rows(new_max);
+      const float factor = fast::exp(max_score[e] - new_max);
+      max_score[e] = new_max;
+      sum_exp_score[e] *= factor;
+      UNROLL
+      for (int u = 0; u < 4; u++) {
+        const int token = begin + u * 8 + place.row;
+        const float weight = fast::exp(score[u].thread_elements()[e] - new_max);
+        score[u].thread_elements()[e] = token >= sees_from[e] && token < sees_to[e] ? weight : 0.0f;
+        sum_exp_score[e] += score[u].thread_elements()[e];
+      }
+      UNROLL
+      for (int m = 0; m < PART_DIM / 8; m++) {
+        out[m].thread_elements()[e] *= factor;
+      }
+    }
+
+    // Values: what were scores are weights now. A lane reads the two tokens that are the columns of its numbers of V.
+    ROLLED
+    for (int u = 0; u < 4; u++) {
+      const int token = begin + u * 8 + place.column;
+      const device KV* left = head_of<BLOCK_SIZE>(values, clamp(token, first, last - 1)) + part * PART_DIM;
+      const device KV* right = head_of<BLOCK_SIZE>(values, clamp(token + 1, first, last - 1)) + part * PART_DIM;
+      add_values<PART_DIM, 0>(out, left, right, place.row, score[0]);
+      add_values<PART_DIM, 1>(out, left, right, place.row, score[0]);
+      add_values<PART_DIM, 2>(out, left, right, place.row, score[0]);
+      add_values<PART_DIM, 3>(out, left, right, place.row, score[0]);
+      score[0] = score[1];
+      score[1] = score[2];
+      score[2] = score[3];
+    }
+  }
+
+  // Add up the slices: every simdgroup of the tile brings its output under the tile's common maximum.
+  UNROLL
+  for (int e = 0; e < 2; e++) {
+    const float sum = sum_over_rows(sum_exp_score[e]);
+    if (place.row == 0) {
+      max_scores[simdgroup * 8 + place.column + e] = max_score[e];
+      sum_exp_scores[simdgroup * 8 + place.column + e] = sum;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const int tile_start = int(simdgroup) - slice;  // the simdgroups of this tile and part
+  const int queries_here = min(8, QUERIES - tile * 8);
+  device Partial<VALUE_DIM>* tile_partials = partials + tile * 8;
+  threadgroup float* tile_outputs = outputs + tile_start * 8 * 72;
+  float factor[2];
+  UNROLL
+  for (int e = 0; e < 2; e++) {
+    float common_max = LOWEST;
+    for (int s = 0; s < SLICES; s++) {
+      common_max = max(common_max, max_scores[(tile_start + s) * 8 + place.column + e]);
+    }
+    factor[e] = fast::exp(max_score[e] - common_max);
+    if (slice == 0 && part == 0 && place.row == 0 && place.column + e < queries_here) {
+      float sum = 0.0f;
+      for (int s = 0; s < SLICES; s++) {
+        const int of_slice = (tile_start + s) * 8 + place.column + e;
+        sum += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
+      }
+      tile_partials[place.column + e].max_score = common_max;
+      tile_partials[place.column + e].sum_exp_score = sum;
+    }
+  }
+  merge_slices<VALUE_DIM, PART_DIM, 0, SLICES>(
+      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
+  merge_slices<VALUE_DIM, PART_DIM, 1, SLICES>(
+      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
+  merge_slices<VALUE_DIM, PART_DIM, 2, SLICES>(
+      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
+  merge_slices<VALUE_DIM, PART_DIM, 3, SLICES>(
+      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
+}
