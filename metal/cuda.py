@@ -64,7 +64,12 @@ def cuda_file(variant: Variant) -> str:
     types = {"T": _TYPES[variant.dtype], "KV": _TYPES[variant.kv_dtype]}
     names = ("KEY_DIM", "VALUE_DIM", "BLOCK_SIZE", "GROUP", "TILE", "AHEAD", "SLICES")
     numbers = {name: int(getattr(variant, name.lower())) for name in names}
-    numbers |= {"SIMDGROUPS": REDUCE_SIMDGROUPS, "SOFTCAP": int(variant.softcap), "SINKS": int(variant.sinks)}
+    numbers |= {
+        "SIMDGROUPS": REDUCE_SIMDGROUPS,
+        "TOKENS": variant.query_tokens,
+        "SOFTCAP": int(variant.softcap),
+        "SINKS": int(variant.sinks),
+    }
     slabs = ", ".join(f"const KV* {name}" for name in ("arena_keys", "arena_values", "tail_keys", "tail_values"))
     shapes = ", ".join(f"const int* {name}_shape" for name in ("queries", "arena_keys", "tail_keys", "block_tables"))
     decode = (
@@ -76,7 +81,7 @@ def cuda_file(variant: Variant) -> str:
     )
     constants = {
         "cortex_paged_decode": (*names, "SOFTCAP"),
-        "cortex_paged_reduce": ("VALUE_DIM", "SIMDGROUPS", "SINKS"),
+        "cortex_paged_reduce": ("VALUE_DIM", "SIMDGROUPS", "TOKENS", "SINKS"),
     }
 
     def function(name: str, parameters: str, entry: str) -> str:

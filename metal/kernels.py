@@ -60,25 +60,21 @@ MATRIX_ENTRY = f"""{_WORK_LIST}
   threadgroup float sum_exp_scores[SIMDGROUPS * 8];
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
   const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
-  const device WorkItem& work = items[item];
+  const device RowItems* of_rows = (const device RowItems*)decode_plan;
+  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
   const int64_t row = work.row;
-  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
   const device int* block_table = block_tables + row * block_tables_shape[1];
-  const device RowItems& of_row = ((const device RowItems*)decode_plan)[row];
   paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP>(
-      queries + row_head * GROUP * TOKENS * KEY_DIM,
+      queries + row_head * (GROUP * TOKENS * KEY_DIM),
       PagedHeads<KV, KEY_DIM>{{
-          arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM,
-          block_table, work.arena_tokens}},
+          arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
       PagedHeads<KV, VALUE_DIM>{{
-          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM,
-          block_table, work.arena_tokens}},
-      work.first, work.last, of_row.start, of_row.end, score_factors[0], score_factors[1],
-      (device Partial<VALUE_DIM>*)partials + item_head * GROUP * TOKENS,
-      shared_queries, outputs, max_scores, sum_exp_scores,
-      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table, work.arena_tokens}},
+      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
+      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
+      shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 
 REDUCE_ENTRY = f"""{_WORK_LIST}

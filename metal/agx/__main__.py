@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from cortexmlx.errors import CortexError, ToolchainMissing
@@ -18,7 +19,7 @@ from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
 from cortexmlx.metal.cost.sheet import SHAPES
-from cortexmlx.metal.rules import VARIANTS
+from cortexmlx.metal.rules import VARIANTS, Kernel
 
 
 def main() -> int:
@@ -68,7 +69,8 @@ def _built(agreed: bool) -> Compiler:
 def _chosen(words: list[str]) -> Iterator[Workload]:
     """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
     seen: set[str] = set()
-    for workload in (w for kernels in (*map(our_kernels, (*SHAPES, *VARIANTS)), mlx_kernels()) for w in kernels):
+    ours = (*SHAPES, *VARIANTS, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES))
+    for workload in (w for kernels in (*map(our_kernels, ours), mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)
             yield workload

@@ -80,20 +80,17 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         ),
     )
     decode, reduce = recorder.launches
-    # A lane has every number that its place in the simdgroup gives it; of matrices that is a 32nd of those of a slice.
-    key, value = (
-        lane_numbers(dim) if variant.kernel is Kernel.VECTOR else -(-dim // 32)
-        for dim in (variant.key_dim, variant.value_dim)
-    )
     item = ITEM_BYTES[variant.kv_dtype]
+    dims = variant.key_dim, variant.value_dim // variant.parts
+    # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
+    lane_bytes = [lane_numbers(d) * item if variant.kernel is Kernel.VECTOR else d * item // 32 for d in dims]
     yield Workload(
         variant.label,
         DECODE_SOURCES[variant.kernel][0],
         _unit(*decode),
         variant.threads,
         min(variant.tile, variant.group),
-        key * item,
-        value * item,
+        *lane_bytes,
         SLICE_TOKENS,
     )
     sinks = ", sinks" if variant.sinks else ""

@@ -72,6 +72,8 @@ def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]
         return [(largest, _tokens(largest, both))]  # of an unrolled loop and its remainder, the unrolled one
     for place, outer in enumerate(loops):
         inside = [inner for inner in loops[place + 1 : place + 1 + outer.inner] if inner.loaded]
+        if len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes:  # beside a loop over keys
+            return [(inside[0], _tokens(inside[0], workload.key_bytes)), (outer, workload.slice_tokens)]
         if len(inside) == 1:
             return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]
         if len(inside) == 2:

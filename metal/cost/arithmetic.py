@@ -40,6 +40,23 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
     }
 
 
+def paged_matrix(variant: Variant) -> dict[Kind, float]:
+    """paged_matrix.metal. A last tile that is not full computes as if it were; each part of a value has the scores.
+
+    Per slice and lane, for two queries each: of four scores the scaling, the maximum, two selections of what is live,
+    the difference in base 2 and the sum; the rescaling of the output.
+    """
+    simdgroups = variant.tiles * variant.parts
+    capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
+    each = 1 + 1 + 2 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
+    rescaling = 2 + 1 + variant.value_dim / variant.parts / 8
+    return {
+        Kind.ARITHMETIC: simdgroups * 2 * (4 * each + rescaling) / SLICE,
+        Kind.EXPONENT: simdgroups * 2 * (4 * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1) / SLICE,
+        **({Kind.RECIPROCAL: simdgroups * 2 * 4 * capped[Kind.RECIPROCAL] / SLICE} if capped else {}),
+    }
+
+
 def mlx_decode(dim: int, group: int) -> dict[Kind, float]:
     """MLX's `sdpa_vector`, `_2pass_1` and `_2pass_1_gqa`: the same in every lane for each head and token.
 

@@ -18,10 +18,11 @@ from typing import Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.kernels import DECODE_ENTRY, kernel_text
+from cortexmlx.metal.kernels import DECODE_ENTRY, MATRIX_ENTRY, kernel_text
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
 OURS = "paged_decode"
+MATRIX = "paged_matrix"
 RECORD_AGAIN = "`python -m cortexmlx.metal.agx --json FILE`, then `python -m cortexmlx.metal.cost --record FILE`."
 _KINDS = {
     "fma": Kind.ARITHMETIC,
@@ -98,13 +99,14 @@ def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float
 def texts() -> dict[str, str]:
     """Digests of the texts that are compiled: ours, and MLX's header as installed."""
     ours = DECODE_ENTRY + kernel_text("paged_decode.metal")
+    matrix = MATRIX_ENTRY + kernel_text("paged_matrix.metal")
     theirs = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
-    named = ((_text_of(OURS), ours), (_text_of("sdpa_vector"), theirs))
+    named = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of("sdpa_vector"), theirs))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named}
 
 
 def _text_of(kernel: str) -> str:
-    return "paged_decode.metal" if kernel == OURS else "MLX's sdpa_vector.h"
+    return f"{kernel}.metal" if kernel in (OURS, MATRIX) else "MLX's sdpa_vector.h"
 
 
 def make_record(result: Any) -> Record:

@@ -6,16 +6,16 @@ Second passes are left out on both sides: what is here is the pass that reads th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from cortexmlx.metal import mlx_decode, sim
 from cortexmlx.metal.cost import arithmetic
-from cortexmlx.metal.cost.compiled import OURS, kept_record, work
+from cortexmlx.metal.cost.compiled import MATRIX, OURS, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import Shape
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import PARTITION, Kernel, Variant
 from cortexmlx.metal.traffic import launches
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -61,13 +61,18 @@ class Cost:
 
 @cache
 def paged(variant: Variant) -> Cost:
-    """paged_decode.metal on one row, all of it in the arena."""
+    """The kernel of a variant on one row, all of it in the arena."""
     tokens = _PARTITIONS * PARTITION
     decode, _ = launches(variant, tokens)
     row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
     counted = count(decode, _SLABS, tokens, row_bytes)
-    heads, text = variant.tile * variant.tiles, arithmetic.paged_decode(variant)
-    return Cost(OURS, variant.group, counted, text, _compiled(OURS, variant.label, heads, counted, text))
+    if variant.kernel is Kernel.MATRIX:
+        name, text = MATRIX, arithmetic.paged_matrix(variant)
+        heads = min(variant.tile, variant.group) * variant.tiles * variant.parts
+    else:
+        name, text = OURS, arithmetic.paged_decode(variant)
+        heads = variant.tile * variant.tiles
+    return Cost(name, variant.group, counted, text, _compiled(name, variant.label, heads, counted, text))
 
 
 @cache
@@ -94,8 +99,10 @@ def _compiled(kernel: str, name: str, heads: int, counted: Counted, text: Work) 
 
 
 def beside(variant: Variant) -> Iterator[Cost]:
-    """Our kernel, and those of MLX that would do the same."""
+    """Our kernel, the vector kernel where ours is another, and those of MLX that would do the same."""
     yield paged(variant)
+    if variant.kernel is Kernel.MATRIX:
+        yield paged(replace(variant, forced=Kernel.VECTOR))
     dim = variant.key_dim
     if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not variant.softcap:
         yield mlx("sdpa_vector", variant.kv_dtype, dim, variant.group)

@@ -35,7 +35,7 @@ def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, wind
     queries, keys, values = (numbers(a) for a in (given.queries, given.keys, given.values))
     tail_keys, tail_values, tables = numbers(given.tail_keys), numbers(given.tail_values), np.array(given.tables)
     flat = np.array(given.plan)
-    items = flat[2 * len(queries) :][: 4 * problem.items].view(WORK_ITEM)
+    items = flat[4 * len(queries) :][: 4 * problem.items].view(WORK_ITEM)
     rows = []
     for r, query in enumerate(queries):
         mine = items[items["row"] == r]
@@ -60,16 +60,16 @@ def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, wind
 def test_rows_lie_on_every_kind_of_edge() -> None:
     problem = make_problem(VARIANT, None)
     rows = len(problem.wanted)
-    items = np.array(problem.inputs.plan)[2 * rows :][: 4 * problem.items].view(WORK_ITEM)
+    items = np.array(problem.inputs.plan)[4 * rows :][: 4 * problem.items].view(WORK_ITEM)
     ends = [int(items["last"][items["row"] == r].max()) for r in range(rows)]
     arena = [int(items["arena_tokens"][items["row"] == r][0]) for r in range(rows)]
     assert all(end - a == TAIL_TOKENS for end, a in zip(ends, arena, strict=True))
     assert max(ends) > 2 * PARTITION and min(arena) == 1
     assert any(a < PARTITION < end for a, end in zip(arena, ends, strict=True)), "a tail across two partitions"
     windowed = make_problem(VARIANT, WINDOW)
-    plan = np.array(windowed.inputs.plan)[2 * rows :][: 4 * windowed.items].view(WORK_ITEM)
+    plan = np.array(windowed.inputs.plan)[4 * rows :][: 4 * windowed.items].view(WORK_ITEM)
     assert (plan["first"] % 32 != 0).any(), "a window that begins inside a slice"
-    assert ROW_ITEMS.itemsize == 8
+    assert ROW_ITEMS.itemsize == 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

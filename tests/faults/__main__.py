@@ -27,6 +27,7 @@ TESTS = (
     "metal/test_rules.py",
     "metal/test_kernels.py",
     "metal/test_decode.py",
+    "metal/test_decode_tokens.py",
     "metal/test_reduce.py",
     "attention/test_metal.py",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
+MATRIX = "metal/paged_matrix.metal"
 ENTRY, WORK, BACKEND = "metal/kernels.py", "metal/work.py", "cortexmlx/attention/metal.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -108,7 +109,7 @@ FAULTS = (
         "denominator += sum_exp_scores[s];",
         "denominator += sum_exp_scores[s] + (s ? denominator : 0);",
     ),
-    Fault("the sink of the KV head", ENTRY, "head_sinks[head]", "head_sinks[head / 2]"),
+    Fault("the sink of the KV head", ENTRY, "head_sinks[head / TOKENS]", "head_sinks[head / TOKENS / 2]"),
     Fault(
         "the last partition is left out", REDUCE, "p < items; p += SIMDGROUPS", "p < max(1, items - 1); p += SIMDGROUPS"
     ),
@@ -145,8 +146,8 @@ FAULTS = (
     Fault(
         "MLX may copy a slab",
         ENTRY,
-        'header=kernel_text("paged_decode.metal"),\n            ensure_row_contiguous=False',
-        'header=kernel_text("paged_decode.metal"),\n            ensure_row_contiguous=True',
+        "header=kernel_text(file),\n                ensure_row_contiguous=False",
+        "header=kernel_text(file),\n                ensure_row_contiguous=True",
     ),
     Fault(
         "partitions depend on the batch",
@@ -154,4 +155,63 @@ FAULTS = (
         "step.window, PARTITION)",
         "step.window, PARTITION >> (step.rows > 1))",
     ),
+    Fault("a matrix has other rows", MATRIX, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
+    Fault(
+        "a column's maximum leaves out four rows",
+        MATRIX,
+        "return max(x, simd_shuffle_xor(x, ushort(16)));",
+        "return x;",
+    ),
+    Fault("a column's sum leaves out four rows", MATRIX, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
+    Fault("the last numbers of a head are taken for others", MATRIX, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
+    Fault("odd numbers of a head come from its start", MATRIX, "chunk[(count & 6) * LANES + at]", "chunk[at]"),
+    Fault("a table is read for no token", MATRIX, "max(min(token, heads.arena_tokens - 1), 0)", "token"),
+    Fault("the first token of the tail is the arena's", MATRIX, "return column < 0 ?", "return column <= 0 ?"),
+    Fault("offsets of 32 bits for matrices", MATRIX, "uint64_t(block) * BLOCK_SIZE", "uint32_t(block) * BLOCK_SIZE"),
+    Fault(
+        "keys that are not there are read",
+        MATRIX,
+        "clamp(begin + u * 8 + place.row, first, last - 1)",
+        "begin + u * 8 + place.row",
+    ),
+    Fault("values that are not there are read", MATRIX, "clamp(token + 1, first, last - 1)", "min(token + 1, last)"),
+    Fault(
+        "tokens before the first weigh",
+        MATRIX,
+        "score[u].thread_elements()[e] = token >= sees_from[e] && ",
+        "score[u].thread_elements()[e] = ",
+    ),
+    Fault("tokens behind the last weigh", MATRIX, "token < sees_to[e] ? weight : 0.0f", "true ? weight : 0.0f"),
+    Fault("an older query sees the newest token", MATRIX, "min(last, end - older)", "last"),
+    Fault("windows of older queries are those of the newest", MATRIX, "max(first, start - older)", "max(first, start)"),
+    Fault("query tokens are taken for heads", MATRIX, "place.column + e) % TOKENS", "place.column + e) / TOKENS"),
+    Fault(
+        "the second tile has the first tile's queries",
+        MATRIX,
+        "const int query = tile * 8 + place.column + n % 2;",
+        "const int query = place.column + n % 2;",
+    ),
+    Fault("no barrier after the queries", MATRIX, "  " + _BARRIER + "\n  // Start with", "\n  // Start with"),
+    Fault(
+        "no barrier before slices of matrices are merged",
+        MATRIX,
+        "  " + _BARRIER + "  for (int query",
+        "  for (int query",
+    ),
+    Fault("no barrier before the next chunk", MATRIX, "  " + _BARRIER + "}", "}"),
+    Fault("outputs of matrices are not rescaled", MATRIX, "out[m].thread_elements()[e] *= factor;", ""),
+    Fault("weights of the first eight tokens for all", MATRIX, "      score[0] = score[1];\n", ""),
+    Fault(
+        "both parts of a value are the first",
+        MATRIX,
+        "first, last - 1)) + part * PART_DIM;\n      const",
+        "first, last - 1));\n      const",
+    ),
+    Fault(
+        "a slice's maximum is not the tile's",
+        MATRIX,
+        "factor[e] = fast::exp(max_score[e] - common_max);",
+        "factor[e] = 1.0f;",
+    ),
+    Fault("the sink of the query token", ENTRY, "head_sinks[head / TOKENS]", "head_sinks[head]"),
 )

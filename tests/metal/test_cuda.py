@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.metal.cuda import cuda_body, cuda_file
 from cortexmlx.metal.kernels import DECODE_ENTRY
-from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.rules import Kernel, Variant
 
 NVCC = shutil.which("nvcc")
 REGISTERS = 128
@@ -27,9 +27,9 @@ def test_threadgroup_memory_becomes_shared_memory() -> None:
 @pytest.mark.parametrize(
     "v",
     [
-        Variant("float16", "float16", 128, 128, 32, 8, softcap=True, sinks=True),
+        Variant("float16", "float16", 128, 128, 32, 8, softcap=True, sinks=True, forced=Kernel.VECTOR),
         *(
-            pytest.param(Variant(t, t, d, d, 32, g), marks=pytest.mark.slow)
+            pytest.param(Variant(t, t, d, d, 32, g, forced=Kernel.VECTOR), marks=pytest.mark.slow)
             for t in ("float16", "bfloat16", "float32")
             for d in (64, 80, 96, 112, 128, 192, 256)
             for g in (4, 8, 16)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cortexmlx.metal.agx.kernels import mlx_kernels, our_kernels
-from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.rules import Kernel, Variant
 
 
 def test_a_variant_has_a_decode_and_a_reduce_kernel_with_the_text_that_runs() -> None:
-    v = Variant("float16", "bfloat16", 192, 128, 16, 6, sinks=True)
+    v = Variant("float16", "bfloat16", 192, 128, 16, 6, sinks=True, forced=Kernel.VECTOR)
     decode, reduce = our_kernels(v)
     assert (decode.kernel, decode.name, decode.threads) == ("paged_decode", v.label, v.threads)
     assert (decode.heads, decode.slice_tokens) == (v.tile, 32)
@@ -17,6 +17,14 @@ def test_a_variant_has_a_decode_and_a_reduce_kernel_with_the_text_that_runs() ->
     assert "constexpr int BLOCK_SIZE = 16;" in decode.source and "constexpr int GROUP = 6;" in decode.source
     assert (reduce.kernel, reduce.heads) == ("paged_reduce", None)
     assert "constexpr bool SINKS = 1;" in reduce.source
+
+
+def test_of_a_matrix_kernel_the_lanes_load_a_32nd_of_what_a_simdgroup_does() -> None:
+    v = Variant("float16", "float16", 192, 128, 16, 6)
+    matrix, _ = our_kernels(v)
+    assert (matrix.kernel, matrix.name, matrix.threads, matrix.heads) == ("paged_matrix", v.label, v.threads, 6)
+    assert (matrix.key_bytes, matrix.value_bytes) == (12, 8)
+    assert "constexpr int TOKENS = 1;" in matrix.source and "constexpr int PARTS = 1;" in matrix.source
 
 
 def test_block_sizes_share_a_reduce_kernel() -> None:

@@ -9,11 +9,11 @@ import pytest
 from cortexmlx.metal.cost.cycles import Kind, cycles
 from cortexmlx.metal.cost.kernels import beside, mlx, paged
 from cortexmlx.metal.mlx_decode import has_two_pass_gqa
-from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.rules import Kernel, Variant
 
 
 def variant(dim: int, group: int) -> Variant:
-    return Variant("float16", "float16", dim, dim, 32, group)
+    return Variant("float16", "float16", dim, dim, 32, group, forced=Kernel.VECTOR)
 
 
 def test_ours_loads_each_number_once_whatever_the_group() -> None:
@@ -38,6 +38,18 @@ def test_ours_exchanges_what_its_text_says(group: int) -> None:
     assert work[Kind.SHUFFLE_FIXED] == pytest.approx(2 + group + a_slice / 32 + v.slices * (between + group) / 256)
 
 
+@pytest.mark.parametrize("group", [3, 8])
+def test_the_matrix_kernel_exchanges_what_its_text_says(group: int) -> None:
+    """Per 8 tokens a product for 8 numbers of the keys and of the values each, whatever the group; per slice of 32
+    tokens and pair of queries three exchanges for the maximum, and per partition and simdgroup three for the sum.
+    """
+    cost = paged(replace(variant(64, group), forced=None))
+    assert cost.kernel == "paged_matrix" and cost.counted.amplification == 1.0
+    assert cost.work[Kind.MATRIX_HALF] == 2 * 64 / 8 / 8
+    assert cost.work[Kind.SHUFFLE_FIXED] == pytest.approx(2 * 3 * (1 / 32 + 4 / 256))
+    assert Kind.REDUCTION not in cost.work
+
+
 def test_mlx_pays_for_every_query_head() -> None:
     one, eight = (mlx("sdpa_vector_2pass_1", "float16", 128, group) for group in (1, 8))
     assert eight.counted.amplification == 8 * one.counted.amplification == 8
@@ -45,10 +57,13 @@ def test_mlx_pays_for_every_query_head() -> None:
 
 
 def test_the_sheet_has_mlx_beside_ours_where_mlx_has_a_kernel() -> None:
-    names = [cost.kernel for cost in beside(variant(64, 8))]
+    names = [cost.kernel for cost in beside(replace(variant(64, 8), forced=None))]
     shared = ["sdpa_vector_2pass_1_gqa"] if has_two_pass_gqa() else []
-    assert names == ["paged_decode", "sdpa_vector", "sdpa_vector_2pass_1", *shared]
-    assert [cost.kernel for cost in beside(Variant("float16", "float16", 80, 80, 32, 4))] == ["paged_decode"]
+    assert names == ["paged_matrix", "paged_decode", "sdpa_vector", "sdpa_vector_2pass_1", *shared]
+    assert [cost.kernel for cost in beside(Variant("float16", "float16", 80, 80, 32, 4))] == [
+        "paged_matrix",
+        "paged_decode",
+    ]
 
 
 def test_the_least_is_all_that_was_counted_and_the_arithmetic_of_the_text() -> None:
