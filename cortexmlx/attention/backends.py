@@ -25,17 +25,20 @@ def _nothing() -> None:
 @dataclass(frozen=True)
 class Backend:
     """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why;
-    `reconsider()` is called after a step that failed.
+    `reconsider()` is called after a step that failed; `kernels()` names those that have served.
     """
 
     name: str
     attend: Attend
     notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     reconsider: Callable[[], None] = field(default=_nothing)
+    kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
 
     def describe(self) -> str:
-        """Name and notes in one line."""
-        return "; ".join([self.name, *(f"reference for {note}" for note in self.notes())])
+        """Name, kernels in use and notes in one line: "metal, matrix kernel"."""
+        used = self.kernels()
+        name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
+        return "; ".join([name, *(f"reference for {note}" for note in self.notes())])
 
 
 def automatic() -> str:
@@ -55,10 +58,10 @@ def choose_backend(name: str) -> Backend:
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
         attention = MetalAttention(mx.fast.metal_kernel)
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider)
+        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
     if name == "sim":
         from cortexmlx.metal import sim
 
         attention = MetalAttention(sim.metal_kernel, check=False)
-        return Backend("sim", attention.attend, attention.notes, attention.reconsider)
+        return Backend("sim", attention.attend, attention.notes, attention.reconsider, attention.kernels)
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

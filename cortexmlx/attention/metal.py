@@ -81,6 +81,10 @@ class MetalAttention:
         """What runs on the reference path instead, and why."""
         return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
 
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that have served a layer, by name."""
+        return tuple(sorted({variant.kernel.value for variant in self._served.values() if variant is not None}))
+
     def reconsider(self) -> None:
         """Check every variant again at its next use: after a step that failed, perhaps by a kernel."""
         self._served.clear()

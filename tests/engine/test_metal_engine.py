@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx_lm
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
@@ -18,7 +19,7 @@ from cortexmlx.metal import sim
 from support.broken_kernels import GPU_TIMEOUT, raising
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement
-from support.tiny import tokens_of
+from support.tiny import tokens_of, write_tiny
 
 PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
 
@@ -55,7 +56,19 @@ def test_same_tokens_as_the_reference_alone_and_in_a_batch(
         _same(judged(name)[0], prompt, mine, theirs)
     _same(judged(name)[0], PROMPTS[1], kernels.answers(PROMPTS[1:2], 36)[0], wanted[1])
     assert kernels.core.backend.notes() == ()
-    assert kernels.core.stats().attention_backend == backend
+    assert kernels.core.stats().attention_backend == f"{backend}, vector kernel"
+
+
+@pytest.mark.parametrize("heads", [4, 8])
+def test_same_tokens_where_several_heads_share_a_kv_head(backend: str, heads: int, tmp_path: Path) -> None:
+    """The matrix kernel, and `stats()` says so."""
+    folder = write_tiny(tmp_path, "windowed llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=64)
+    kernels, reference = Driver(folder, attention=backend), Driver(folder, attention="reference")
+    model = mlx_lm.load(str(folder))[0]
+    wanted = reference.answers(PROMPTS, 24)
+    for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 24), wanted, strict=True):
+        _same(model, prompt, mine, theirs)
+    assert kernels.core.stats().attention_backend == f"{backend}, matrix kernel"
 
 
 def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(
