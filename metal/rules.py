@@ -105,18 +105,18 @@ class Variant:
         tiles make the threadgroup large.
         """
         if self.kernel is Kernel.MATRIX:
-            queries = self.tiles * self.parts * self.key_dim * ITEM_BYTES[self.dtype]
-            return 4 if self.tiles * self.parts <= 2 else 2 if queries <= 2048 else 1
+            return 4 if self.tiles * self.parts <= 2 else 2
         if self.tiles == 1:
             return 8 if self.tile <= 2 else 4
         return 4 if self.tiles == 2 else 2 if self.tiles <= 4 else 1
 
     @property
     def parts(self) -> int:
-        """Parts of a value, which the matrix kernel gives to several simdgroups: each has the output of at most 128
-        dimensions in registers.
+        """Parts of a value, which the matrix kernel gives to several simdgroups, so that the output and what is being
+        loaded fit the registers.
         """
-        return 2 if self.kernel is Kernel.MATRIX and self.value_dim > 128 else 1
+        most = 128 if ITEM_BYTES.get(self.kv_dtype) == 2 else 96
+        return 2 if self.kernel is Kernel.MATRIX and self.value_dim > most and self.value_dim % 16 == 0 else 1
 
     @cached_property
     def threads(self) -> int:
@@ -127,7 +127,7 @@ class Variant:
     def threadgroup_bytes(self) -> int:
         """Threadgroup memory of the decode kernel."""
         if self.kernel is Kernel.MATRIX:
-            queries = self.tiles * COLUMNS * -(-self.key_dim // 32) * 32 * ITEM_BYTES[self.dtype]
+            queries = self.tiles * COLUMNS * -(-self.key_dim // 32) * 32 * ITEM_BYTES.get(self.dtype, 4)
             return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
         return 4 * self.slices * self.tiles * (self.value_dim + 2 * self.tile)
 
@@ -190,8 +190,12 @@ MATRIX_RULES: tuple[Rule, ...] = (
         "head_dim and blocks must be cut into matrices of 8 rows",
     ),
     Rule(
-        lambda v: min(v.key_dim, v.value_dim) >= 64 and max(v.key_dim, v.value_dim) <= 256,
-        "a head_dim below 64 does not fill the lanes' loads, and one above 256 not the registers",
+        lambda v: (
+            min(v.key_dim, v.value_dim) >= 64
+            and max(v.key_dim, v.value_dim) <= 256
+            and max(v.key_dim * ITEM_BYTES.get(v.dtype, 4), v.value_dim * ITEM_BYTES.get(v.kv_dtype, 4)) <= 768
+        ),
+        "a head_dim below 64 does not fill a load, and one above 256, or 192 in float32, does not fit the registers",
     ),
 )
 """When the matrix kernel serves, and why the vector kernel does otherwise."""

@@ -81,7 +81,7 @@ def test_a_decode_threadgroup_has_the_memory_that_its_rule_counts(group: int, di
 @pytest.mark.parametrize("group", range(3, 17))
 @pytest.mark.parametrize("dim", [64, 72, 80, 96, 112, 120, 128, 192, 256])
 def test_three_to_sixteen_query_heads_meet_their_keys_as_matrices(dim: int, group: int) -> None:
-    for dtype in DTYPES:
+    for dtype in DTYPES if dim < 256 else DTYPES[1:]:
         v = Variant(dtype, dtype, dim, dim, 32, group)
         assert v.kernel is Kernel.MATRIX and why_vector(v) is None and refusal(v) is None
         assert v.label.endswith(", matrix kernel")
@@ -100,6 +100,7 @@ def test_three_to_sixteen_query_heads_meet_their_keys_as_matrices(dim: int, grou
         ({"value_dim": 136}, "matrices of 8 rows"),
         ({"block_size": 4}, "matrices of 8 rows"),
         ({"key_dim": 56}, "below 64"),
+        ({"dtype": "float32", "key_dim": 200}, "192 in float32"),
     ],
 )
 def test_what_the_vector_kernel_serves_instead_says_why(change: dict[str, Any], says: str) -> None:
