@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.rules import Variant
-from support.paged_problem import NONE, Options, answer, attend, error, random_rows, variant
+from cortexmlx.metal.rules import Kernel, Variant
+from support.paged_problem import NONE, Options, answer, answers, attend, error, random_rows, several_queries, variant
 
 pytestmark = pytest.mark.slow
 
@@ -33,31 +33,59 @@ def judge(kernels: DecodeKernels, tolerance: dict[str, float]) -> Judge:
     return judge
 
 
+@pytest.mark.parametrize("forced", [None, Kernel.VECTOR], ids=["as the rules say", "vector"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str) -> None:
+def test_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str, forced: Kernel | None) -> None:
     for window in (None, 1, 300):
-        judge(Variant(dtype, dtype, dim, dim, 32, 4), Options(window=window), tail_tokens=9)
+        judge(Variant(dtype, dtype, dim, dim, 32, 4, forced=forced), Options(window=window), tail_tokens=9)
 
 
+@pytest.mark.parametrize("forced", [None, Kernel.VECTOR], ids=["as the rules say", "vector"])
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("group", (*range(1, 17), 24, 32, 48))
-def test_every_number_of_query_heads(judge: Judge, group: int, dim: int) -> None:
-    judge(Variant("float16", "float16", dim, dim, 16, group), tail_tokens=3)
+def test_every_number_of_query_heads(judge: Judge, group: int, dim: int, forced: Kernel | None) -> None:
+    judge(Variant("float16", "float16", dim, dim, 16, group, forced=forced), tail_tokens=3)
+
+
+@pytest.mark.parametrize("key_dim", range(64, 257, 8))
+def test_every_head_dim_that_matrices_can_cut(judge: Judge, key_dim: int) -> None:
+    """Keys and values of different dims: a lane's numbers come in every mixture of 8, 4, 2 and 1."""
+    value_dim = 64 + (key_dim * 7 - 64) % 72 // 8 * 8
+    v = Variant("bfloat16", "float16", key_dim, value_dim, 32, 9)
+    assert v.kernel is Kernel.MATRIX
+    judge(v, tail_tokens=3)
+
+
+@pytest.mark.parametrize("query_tokens", range(2, 9))
+@pytest.mark.parametrize("group", (1, 2, 3, 4, 8))
+def test_every_number_of_query_tokens(
+    kernels: DecodeKernels, tolerance: dict[str, float], group: int, query_tokens: int
+) -> None:
+    v = Variant("float32", "float32", 64, 80, 16, group, query_tokens=query_tokens)
+    if v.kernel is Kernel.VECTOR:
+        assert group * query_tokens > 16
+        return
+    rows, queries = several_queries(v, [8, 40, 257, 300, 520])
+    for window in (None, 20):
+        got = attend(kernels, v, rows, Options(window=window), queries=queries, tail_tokens=5)
+        assert error(got, answers(v, rows, queries, Options(window=window))) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("block_size", (8, 16, 32, 64, 128))
 @pytest.mark.parametrize("options", [Options(), Options(window=70), Options(softcap=5.0)], ids=str)
 def test_every_block_size(judge: Judge, block_size: int, options: Options) -> None:
     for tail_tokens in (0, 1, 16):
-        judge(variant(block_size=block_size), options, tail_tokens=tail_tokens)
+        for v in (variant(block_size=block_size), variant(group=3, dim=64, block_size=block_size)):
+            judge(v, options, tail_tokens=tail_tokens)
 
 
+@pytest.mark.parametrize("dim", [16, 64], ids=["vector", "matrix"])
 @pytest.mark.parametrize("tail_tokens", range(17))
 def test_a_boundary_at_every_position_changes_no_bit(
-    kernels: DecodeKernels, tolerance: dict[str, float], tail_tokens: int
+    kernels: DecodeKernels, tolerance: dict[str, float], tail_tokens: int, dim: int
 ) -> None:
-    v = variant(group=5, dtype="float16")
+    v = variant(group=5, dim=dim, dtype="float16")
     for first in range(0, 520, 40):
         rows = random_rows(v, [p + tail_tokens for p in range(first, first + 40)], seed=first)
         got = attend(kernels, v, rows, tail_tokens=tail_tokens)
@@ -65,11 +93,12 @@ def test_a_boundary_at_every_position_changes_no_bit(
         assert error(got, answer(v, rows)) < tolerance["float16"]
 
 
+@pytest.mark.parametrize("dim", [16, 64], ids=["vector", "matrix"])
 @pytest.mark.parametrize("batch", (1, 7, 8, 9, 33))
 def test_long_mixed_batches_are_bitwise_what_each_row_is_alone(
-    kernels: DecodeKernels, tolerance: dict[str, float], batch: int
+    kernels: DecodeKernels, tolerance: dict[str, float], batch: int, dim: int
 ) -> None:
-    v = variant(dtype="bfloat16", group=3)
+    v = variant(dtype="bfloat16", group=3, dim=dim)
     tokens = np.random.default_rng(batch).integers(1, 4098, batch)
     rows = random_rows(v, tokens, seed=batch)
     together = attend(kernels, v, rows, tail_tokens=1)

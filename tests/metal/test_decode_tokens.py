@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Kernel, Variant, refusal
-from support.paged_problem import NONE, Options, Row, answer, attend, error, random_rows, rounded
+from support.paged_problem import Options, answers, attend, error, several_queries
 
 CASES = [
     Variant("float32", "float32", 64, 64, 8, 2, query_tokens=4),
@@ -21,26 +21,6 @@ CASES = [
 ]
 
 
-def problem(v: Variant, tokens: list[int]) -> tuple[list[Row], np.ndarray]:
-    """Rows, and queries `[rows, query_heads, query_tokens, key_dim]` of their newest tokens."""
-    rows = random_rows(v, tokens)
-    shape = (len(rows), rows[0].query.shape[0], v.query_tokens, v.key_dim)
-    return rows, rounded(np.random.default_rng(1).standard_normal(shape), v.dtype)
-
-
-def wanted(v: Variant, rows: list[Row], queries: np.ndarray, options: Options = NONE) -> np.ndarray:
-    """What each query token should see, `[rows, query_heads, query_tokens, value_dim]`."""
-    each = []
-    for token in range(v.query_tokens):
-        newer = v.query_tokens - 1 - token
-        before = [
-            Row(queries[r, :, token], row.keys[:, : row.tokens - newer], row.values[:, : row.tokens - newer])
-            for r, row in enumerate(rows)
-        ]
-        each.append(answer(v, before, options))
-    return np.stack(each, axis=2)
-
-
 @pytest.mark.parametrize("v", CASES, ids=lambda v: v.label)
 @pytest.mark.parametrize("window", [None, 5, 300])
 def test_each_token_sees_what_was_before_it(
@@ -48,24 +28,24 @@ def test_each_token_sees_what_was_before_it(
 ) -> None:
     assert v.kernel is Kernel.MATRIX and refusal(v) is None
     # The boundary of two partitions, or of two slices, between the query tokens; rows as short as there are queries.
-    rows, queries = problem(v, [8, 33, 35, 100, 256, 257, 260, 263, 600])
+    rows, queries = several_queries(v, [8, 33, 35, 100, 256, 257, 260, 263, 600])
     with sim.options(poison=True):
         got = attend(kernels, v, rows, Options(window=window), queries=queries, tail_tokens=6)
-    assert error(got, wanted(v, rows, queries, Options(window=window))) < tolerance[v.dtype]
+    assert error(got, answers(v, rows, queries, Options(window=window))) < tolerance[v.dtype]
 
 
 def test_sinks_and_softcap_are_those_of_the_query_head(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v = CASES[0]
-    rows, queries = problem(v, [40, 300])
+    rows, queries = several_queries(v, [40, 300])
     options = Options(softcap=3.0, sinks=np.array([-2.0, 0.0, 3.0, 6.0], np.float32))
     assert (
-        error(attend(kernels, v, rows, options, queries=queries), wanted(v, rows, queries, options))
+        error(attend(kernels, v, rows, options, queries=queries), answers(v, rows, queries, options))
         < (tolerance["float32"])
     )
 
 
 def test_the_newest_token_gets_bitwise_the_same_wherever_the_tail_begins(kernels: DecodeKernels) -> None:
     v = CASES[0]
-    rows, queries = problem(v, [40, 258, 300])
+    rows, queries = several_queries(v, [40, 258, 300])
     first, *others = (attend(kernels, v, rows, queries=queries, tail_tokens=tail) for tail in (0, 1, 4, 16))
     assert all(np.array_equal(first, other) for other in others)

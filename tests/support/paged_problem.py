@@ -196,3 +196,23 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
     """The largest difference; infinite if anything is not a number."""
     difference = np.abs(got - wanted).max()
     return float("inf") if np.isnan(difference) else float(difference)
+
+
+def several_queries(v: Variant, tokens: Sequence[int]) -> tuple[list[Row], np.ndarray]:
+    """Rows, and queries `[rows, query_heads, query_tokens, key_dim]` of their newest tokens."""
+    rows = random_rows(v, tokens)
+    shape = (len(rows), rows[0].query.shape[0], v.query_tokens, v.key_dim)
+    return rows, rounded(np.random.default_rng(1).standard_normal(shape), v.dtype)
+
+
+def answers(v: Variant, rows: Sequence[Row], queries: np.ndarray, options: Options = NONE) -> np.ndarray:
+    """What each query token should see, `[rows, query_heads, query_tokens, value_dim]`."""
+    each = []
+    for token in range(v.query_tokens):
+        newer = v.query_tokens - 1 - token
+        before = [
+            Row(queries[r, :, token], row.keys[:, : row.tokens - newer], row.values[:, : row.tokens - newer])
+            for r, row in enumerate(rows)
+        ]
+        each.append(answer(v, before, options))
+    return np.stack(each, axis=2)
