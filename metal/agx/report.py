@@ -30,7 +30,7 @@ class Result:
     workload: Workload
     statistics: Statistics
     per_token_head: dict[str, float] | None
-    tokens: tuple[int, ...]
+    tokens: tuple[float, ...]
 
     def record(self) -> dict[str, Any]:
         """The result in plain types, without the kernel's text."""
@@ -63,8 +63,10 @@ def read_result(workload: Workload, output: Output) -> Result:
     return Result(workload, statistics, rounded, tuple(tokens for _, tokens in parts))
 
 
-def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]]:
-    """The loops that all tokens pass through, each with the tokens of one turn."""
+def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, float]]:
+    """The loops that all tokens pass through, each with the tokens of one turn: of a turn that has a part of each token,
+    as many as it amounts to.
+    """
     assert workload.key_bytes is not None and workload.value_bytes is not None
     both = workload.key_bytes + workload.value_bytes
     largest = max(loops, key=lambda loop: loop.loaded)
@@ -73,7 +75,7 @@ def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, int]
     for place, outer in enumerate(loops):
         inside = [inner for inner in loops[place + 1 : place + 1 + outer.inner] if inner.loaded]
         if len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes:  # beside a loop over keys
-            return [(inside[0], _tokens(inside[0], workload.key_bytes)), (outer, workload.slice_tokens)]
+            return [(inside[0], inside[0].loaded / workload.key_bytes), (outer, workload.slice_tokens)]
         if len(inside) == 1:
             return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]
         if len(inside) == 2:

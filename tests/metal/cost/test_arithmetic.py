@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode
+from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode, paged_matrix
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.rules import VARIANTS, Variant
 
@@ -39,6 +39,16 @@ def test_softcap_adds_to_the_softmax() -> None:
     plain, capped = (paged_decode(Variant("float16", "float16", 256, 256, 32, 2, softcap=c)) for c in (False, True))
     assert capped[Kind.EXPONENT] == plain[Kind.EXPONENT] + 2 / 32
     assert capped[Kind.RECIPROCAL] == 2 * 2 / 32
+
+
+def test_the_matrix_kernel_by_hand() -> None:
+    """Per slice of 32 tokens and two queries a lane: 4 scores of 7, 3 to raise the maximum, 16 numbers to rescale."""
+    wanted = {Kind.ARITHMETIC: 2 * (4 * 7 + 3 + 16) / 32, Kind.EXPONENT: 2 * 5 / 32}
+    assert all(paged_matrix(Variant("float16", "float16", 128, 128, 32, group)) == wanted for group in (3, 8))
+    two_tiles = paged_matrix(Variant("float16", "float16", 128, 128, 32, 9))
+    assert two_tiles == {kind: 2 * count for kind, count in wanted.items()}
+    two_parts = paged_matrix(Variant("float16", "float16", 128, 256, 32, 8))
+    assert two_parts == two_tiles, "the softmax twice, and the output once"
 
 
 def test_mlx_has_the_softmax_in_every_lane_for_every_token() -> None:

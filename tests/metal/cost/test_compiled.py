@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode
+from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode, paged_matrix
 from cortexmlx.metal.cost.compiled import (
     OURS,
     SELECTIONS,
@@ -25,6 +25,8 @@ from cortexmlx.metal.cost.compiled import (
 )
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.cost.sheet import SHAPES
+from cortexmlx.metal.kernels import DECODE_SOURCES
+from cortexmlx.metal.rules import Kernel
 
 COUNTS = {
     **{
@@ -109,7 +111,8 @@ def _kept() -> Record:
 
 def test_the_kept_record_has_every_shape_of_the_sheet() -> None:
     record = _kept()
-    assert all(record.find(OURS, variant.label) for variant in SHAPES)
+    vector = [replace(variant, forced=Kernel.VECTOR) for variant in SHAPES]
+    assert all(record.find(DECODE_SOURCES[v.kernel][0], v.label) for v in (*SHAPES, *vector))
     kernels = ("sdpa_vector", "sdpa_vector_2pass_1", "sdpa_vector_2pass_1_gqa")
     assert all(record.find(kernel, f"float16, head_dim {dim}") for kernel in kernels for dim in (64, 128))
 
@@ -118,10 +121,12 @@ def test_the_compiler_does_at_least_the_arithmetic_of_the_text() -> None:
     """Two ways to count, and neither knows of the other: floats and products, per token and head."""
     record = _kept()
     floats = ("fma", "float")
-    for variant in SHAPES:
-        found = record.find(OURS, variant.label)
-        text = paged_decode(variant)
-        wanted = text[Kind.ARITHMETIC] / (variant.tile * variant.tiles)
+    for variant in (*SHAPES, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES)):
+        found = record.find(DECODE_SOURCES[variant.kernel][0], variant.label)
+        if variant.kernel is Kernel.MATRIX:
+            wanted = paged_matrix(variant)[Kind.ARITHMETIC] / variant.group
+        else:
+            wanted = paged_decode(variant)[Kind.ARITHMETIC] / (variant.tile * variant.tiles)
         assert found is not None
         # Selections are integer comparisons there: of exchanged sums, of a score and a weight, of what is live.
         of_step = 2 * (variant.ahead - 1) + 2 * variant.tile - 1
