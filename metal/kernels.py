@@ -71,7 +71,8 @@ MATRIX_ENTRY = f"""{_WORK_LIST}
       PagedHeads<KV, KEY_DIM>{{
           arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
       PagedHeads<KV, VALUE_DIM>{{
-          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table, work.arena_tokens}},
+          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
+          work.arena_tokens}},
       work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
       (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);

@@ -83,14 +83,17 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     item = ITEM_BYTES[variant.kv_dtype]
     dims = variant.key_dim, variant.value_dim // variant.parts
     # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
-    lane_bytes = [lane_numbers(d) * item if variant.kernel is Kernel.VECTOR else d * item // 32 for d in dims]
+    key_bytes, value_bytes = (
+        lane_numbers(dim) * item if variant.kernel is Kernel.VECTOR else dim * item // 32 for dim in dims
+    )
     yield Workload(
         variant.label,
         DECODE_SOURCES[variant.kernel][0],
         _unit(*decode),
         variant.threads,
         min(variant.tile, variant.group),
-        *lane_bytes,
+        key_bytes,
+        value_bytes,
         SLICE_TOKENS,
     )
     sinks = ", sinks" if variant.sinks else ""

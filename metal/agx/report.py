@@ -64,8 +64,8 @@ def read_result(workload: Workload, output: Output) -> Result:
 
 
 def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, float]]:
-    """The loops that all tokens pass through, each with the tokens of one turn: of a turn that has a part of each token,
-    as many as it amounts to.
+    """The loops that all tokens pass through, each with the tokens of one turn: of a turn that has a part of each of
+    several tokens, as many as it amounts to.
     """
     assert workload.key_bytes is not None and workload.value_bytes is not None
     both = workload.key_bytes + workload.value_bytes
