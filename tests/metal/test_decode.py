@@ -66,6 +66,10 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, f
         Variant("float32", "float16", 96, 112, 8, 5),
         Variant("bfloat16", "bfloat16", 72, 120, 32, 11),  # a lane's numbers of a matrix come 8, 4, 2 and 1 at a time
         Variant("float16", "float16", 64, 64, 32, 6, forced=Kernel.VECTOR),
+        Variant("float16", "float16", 64, 64, 32, 3, forced=Kernel.VECTOR),
+        Variant("float32", "float32", 192, 128, 64, 7, forced=Kernel.VECTOR),
+        Variant("float16", "float16", 256, 256, 128, 16, forced=Kernel.VECTOR),
+        Variant("float32", "float16", 96, 112, 8, 5, forced=Kernel.VECTOR),
     ],
     ids=lambda v: v.label,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cortexmlx.metal.agx.listing import find_loops, read_blocks
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.agx.report import Result, read_result
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.rules import DTYPES, THREADS, VARIANTS, Variant
+from cortexmlx.metal.rules import DTYPES, THREADS, VARIANTS, Kernel, Variant
 
 BUILT = find_compiler()
 real = pytest.mark.skipif(BUILT is None, reason="Mesa's compiler is not built: python -m cortexmlx.metal.agx --build")
@@ -126,7 +127,7 @@ def test_a_matrix_product_is_one_instruction_on_pairs_of_registers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_decode_kernel_does_the_arithmetic_that_attention_needs(dtype: str) -> None:
-    results = {heads: decode(Variant(dtype, dtype, 128, 128, 32, heads)) for heads in (1, 4)}
+    results = {heads: decode(Variant(dtype, dtype, 128, 128, 32, heads, forced=Kernel.VECTOR)) for heads in (1, 4)}
     for result in results.values():
         counts = result.per_token_head
         assert counts is not None
@@ -145,17 +146,19 @@ def test_a_decode_kernel_does_the_arithmetic_that_attention_needs(dtype: str) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_decode_kernel_spills_and_a_core_holds_the_threads_of_the_largest_threadgroup(dtype: str) -> None:
     shapes = [Variant(dtype, dtype, dim, dim, 32, group) for dim in (64, 96, 128, 192, 256) for group in (1, 2, 8)]
-    for variant in (*(v for v in VARIANTS if v.dtype == dtype), *shapes):
+    chosen = [*(v for v in VARIANTS if v.dtype == dtype), *shapes]
+    for variant in {*chosen, *(replace(v, forced=Kernel.VECTOR) for v in chosen)}:
         statistics = decode(variant).statistics
         assert (statistics.spills, statistics.fills) == (0, 0), variant.label
-        assert statistics.resident_threads >= THREADS, variant.label
+        largest = THREADS if variant.kernel is Kernel.VECTOR else 256
+        assert statistics.resident_threads >= largest >= variant.threads, variant.label
 
 
 @real
 @pytest.mark.slow
 def test_eight_heads_of_128_cost_less_than_half_of_what_they_did_with_a_sum_and_a_shuffle_for_each() -> None:
     """52 cycles per token and head, of which 14.5 were of a sum and 28 of a shuffle by a run-time lane."""
-    counts = decode(Variant("float16", "float16", 128, 128, 32, 8)).per_token_head
+    counts = decode(Variant("float16", "float16", 128, 128, 32, 8, forced=Kernel.VECTOR)).per_token_head
     assert counts is not None and counts["reduce"] == 0 and counts["spill"] == 0
     assert sum(counts.values()) + counts["shuffle"] * (Kind.SHUFFLE_FIXED.issue - 1) < 26
 
