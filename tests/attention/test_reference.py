@@ -235,14 +235,17 @@ def test_what_a_window_layers_prefill_takes_does_not_depend_on_the_prefix(dtype:
     """Neither a mask nor a copy of keys and values as long as the prefix: below float32 MLX's attention, else ours."""
     count, window = 32, 48
     layer = Prefill(16384, window, dtype, scattered)
-    peaks = []
-    for first in (1024, 16384 - count):
+
+    def peak(first: int) -> int:
         mx.synchronize()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         mx.eval(layer.chunk(first, first + count))
-        peaks.append(mx.get_peak_memory() - before)
-    assert peaks[1] <= 1.1 * peaks[0]
+        return mx.get_peak_memory() - before
+
+    # How far MLX runs ahead of what it frees depends on what else the machine does: the least of three.
+    early, late = (min(peak(first) for _ in range(3)) for first in (1024, 16384 - count))
+    assert late <= 1.1 * early
 
 
 @pytest.mark.parametrize("scattered", [False, True])
