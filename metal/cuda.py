@@ -13,8 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.metal.kernels import DECODE_ENTRY, REDUCE_ENTRY, kernel_text
+from cortexmlx.metal.kernels import REDUCE_ENTRY, kernel_text
 from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+from cortexmlx.metal.vector import VectorGeometry
 
 _ATTRIBUTES = """
   const uint3 threadgroup_position_in_grid = blockIdx;
@@ -63,11 +64,11 @@ def cuda_file(variant: Variant) -> str:
     """
     types = {"T": _TYPES[variant.dtype], "KV": _TYPES[variant.kv_dtype]}
     names = ("KEY_DIM", "VALUE_DIM", "BLOCK_SIZE", "GROUP", "TILE", "AHEAD", "SLICES")
-    numbers = {name: int(getattr(variant, name.lower())) for name in names}
+    geometry = VectorGeometry(variant)
+    numbers = {name: int(getattr(variant, name.lower())) for name in names[:4]} | dict(geometry.template)
     numbers |= {
         "SIMDGROUPS": REDUCE_SIMDGROUPS,
         "TOKENS": variant.query_tokens,
-        "SOFTCAP": int(variant.softcap),
         "SINKS": int(variant.sinks),
     }
     slabs = ", ".join(f"const KV* {name}" for name in ("arena_keys", "arena_values", "tail_keys", "tail_values"))
@@ -85,7 +86,7 @@ def cuda_file(variant: Variant) -> str:
     }
 
     def function(name: str, parameters: str, entry: str) -> str:
-        lines = "".join(f"  constexpr int {key} = {numbers[key]};\n" for key in constants[name])
+        lines = "".join(f"  constexpr int {key} = {int(numbers[key])};\n" for key in constants[name])
         return f'extern "C" __global__ void {name}({parameters}) {{\n{lines}{cuda_body(entry)}}}\n'
 
     aliases = "".join(f"using {name} = {value};\n" for name, value in types.items())
@@ -93,6 +94,6 @@ def cuda_file(variant: Variant) -> str:
     return (
         cuda_header(kernel_text("paged_decode.metal") + once)
         + aliases
-        + function("cortex_paged_decode", decode, DECODE_ENTRY)
+        + function("cortex_paged_decode", decode, VectorGeometry.entry)
         + function("cortex_paged_reduce", reduce, REDUCE_ENTRY)
     )

@@ -12,73 +12,15 @@ from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, REDUCE_THREADS, Kernel, Variant
-from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM
+from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
+from cortexmlx.metal.work import STRUCTS
 
 KernelFactory = Callable[..., Any]
 """`mx.fast.metal_kernel`, or anything that is called as it is and makes what is called as its kernels are."""
 
 
-def _struct(name: str, fields: np.dtype[np.void]) -> str:
-    """A part of the work list as a struct of the kernels."""
-    return f"\n  struct {name} {{ int {', '.join(fields.names or ())}; }};"
-
-
-_WORK_LIST = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
-
-DECODE_ENTRY = f"""{_WORK_LIST}
-  constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
-  threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
-  threadgroup float max_scores[SIMDGROUPS * TILE];
-  threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
-  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
-  const device WorkItem& work = items[item];
-  const int64_t row = work.row;
-  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP>(
-      queries + row_head * GROUP * KEY_DIM,
-      HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
-      HeadSource<KV, VALUE_DIM>{{
-          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM}},
-      block_tables + row * block_tables_shape[1],
-      work.first, work.last, work.arena_tokens, score_factors[0], score_factors[1],
-      (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
-      outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-"""
-
-MATRIX_ENTRY = f"""{_WORK_LIST}
-  constexpr int TILES = (GROUP * TOKENS + 7) / 8, SIMDGROUPS = TILES * SLICES * PARTS;
-  constexpr int QUERY_NUMBERS = (KEY_DIM + 31) / 32 * 256;
-  threadgroup T shared_queries[TILES * QUERY_NUMBERS];
-  threadgroup float outputs[SIMDGROUPS * 8 * 72];
-  threadgroup float max_scores[SIMDGROUPS * 8];
-  threadgroup float sum_exp_scores[SIMDGROUPS * 8];
-  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device RowItems* of_rows = (const device RowItems*)decode_plan;
-  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
-  const int64_t row = work.row;
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
-  const device int* block_table = block_tables + row * block_tables_shape[1];
-  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP>(
-      queries + row_head * (GROUP * TOKENS * KEY_DIM),
-      PagedHeads<KV, KEY_DIM>{{
-          arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
-      PagedHeads<KV, VALUE_DIM>{{
-          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
-          work.arena_tokens}},
-      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
-      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
-      shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-"""
-
-REDUCE_ENTRY = f"""{_WORK_LIST}
+REDUCE_ENTRY = f"""{STRUCTS}
   threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
   threadgroup float sum_exp_scores[SIMDGROUPS];
   const int query_heads = partials_shape[1];  // times query tokens
@@ -126,11 +68,6 @@ _DECODE_INPUTS = [
     *("queries", "arena_keys", "arena_values", "tail_keys", "tail_values"),
     *("block_tables", "decode_plan", "score_factors"),
 ]
-DECODE_SOURCES = {
-    Kernel.VECTOR: ("paged_decode", DECODE_ENTRY, "paged_decode.metal"),
-    Kernel.MATRIX: ("paged_matrix", MATRIX_ENTRY, "paged_matrix.metal"),
-}
-"""The kernels of a partition: name, entry and file."""
 
 
 class DecodeKernels:
@@ -139,14 +76,14 @@ class DecodeKernels:
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
             kernel: factory(
-                name=f"cortex_{name}",
+                name=f"cortex_{geometry.name}",
                 input_names=_DECODE_INPUTS,
                 output_names=["partials"],
-                source=entry,
-                header=kernel_text(file),
+                source=geometry.entry,
+                header=kernel_text(geometry.file),
                 ensure_row_contiguous=False,
             )
-            for kernel, (name, entry, file) in DECODE_SOURCES.items()
+            for kernel, geometry in GEOMETRIES.items()
         }
         self._reduce = factory(
             name="cortex_paged_reduce",
@@ -168,6 +105,7 @@ class DecodeKernels:
         `init_value` the output is filled with it before the launch, which costs a launch of its own.
         """
         queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
+        threads = variant.geometry.threads
         partials: mx.array
         (partials,) = self._decode[variant.kernel](
             inputs=[
@@ -181,8 +119,8 @@ class DecodeKernels:
                 inputs.factors,
             ],
             template=_templates(variant)[0],
-            grid=(variant.threads, kv_heads, items),
-            threadgroup=(variant.threads, 1, 1),
+            grid=(threads, kv_heads, items),
+            threadgroup=(threads, 1, 1),
             output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
             init_value=init_value,
@@ -217,14 +155,7 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("VALUE_DIM", variant.value_dim),
         ("BLOCK_SIZE", variant.block_size),
         ("GROUP", variant.group),
-        *(
-            [("TILE", variant.tile), ("AHEAD", variant.ahead)]
-            if variant.kernel is Kernel.VECTOR
-            else [("TOKENS", variant.query_tokens)]
-        ),
-        ("SLICES", variant.slices),
-        *([("PARTS", variant.parts)] if variant.kernel is Kernel.MATRIX else []),
-        ("SOFTCAP", variant.softcap),
+        *variant.geometry.template,
     ]
     reduce = [
         ("T", dtype),

@@ -14,7 +14,8 @@ import numpy as np
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.mlx_decode import Shape, one_pass
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.sim.report import LaunchReport
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 

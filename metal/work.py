@@ -21,6 +21,14 @@ WORK_ITEM = np.dtype([(name, np.int32) for name in ("row", "first", "last", "are
 """A threadgroup's part of a row: its tokens `first .. last`. `arena_tokens` of the whole row lie in the arena."""
 
 
+def _struct(name: str, fields: np.dtype[np.void]) -> str:
+    return f"\n  struct {name} {{ int {', '.join(fields.names or ())}; }};"
+
+
+STRUCTS = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
+"""The parts of the work list as structs of the kernels' text."""
+
+
 @dataclass(frozen=True)
 class WorkList:
     """`plan` is flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least 8 numbers.

@@ -95,7 +95,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 def _error(kernels: DecodeKernels, variant: Variant, problem: Problem) -> float:
     """The largest difference. Each kernel is evaluated for itself, so that what is wrong has a name."""
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
-    _written("decode", variant.threads, partials)
+    _written("decode", variant.geometry.threads, partials)
     attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
     got = _written("reduce", REDUCE_THREADS, attended)
     strange = np.count_nonzero(~np.isfinite(got))

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.metal.kernels import DecodeInputs
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)

@@ -21,7 +21,8 @@ from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
-from cortexmlx.metal.rules import PARTITION, Variant, refusal
+from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
 from cortexmlx.metal.cost.sheet import SHAPES
-from cortexmlx.metal.rules import VARIANTS, Kernel
+from cortexmlx.metal.rules import VARIANTS
+from cortexmlx.metal.shape import Kernel
 
 
 def main() -> int:

@@ -9,10 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.kernels import DECODE_SOURCES, DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Kernel, Variant, lane_numbers
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sim.source import KernelText, TemplateArgs, generate, type_name
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.vector import lane_numbers
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SLICE_TOKENS = 32
@@ -80,18 +82,19 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         ),
     )
     decode, reduce = recorder.launches
+    geometry = variant.geometry
     item = ITEM_BYTES[variant.kv_dtype]
-    dims = variant.key_dim, variant.value_dim // variant.parts
+    dims = variant.key_dim, variant.value_dim // geometry.parts
     # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
     key_bytes, value_bytes = (
         lane_numbers(dim) * item if variant.kernel is Kernel.VECTOR else dim * item // 32 for dim in dims
     )
     yield Workload(
         variant.label,
-        DECODE_SOURCES[variant.kernel][0],
+        geometry.name,
         _unit(*decode),
-        variant.threads,
-        min(variant.tile, variant.group),
+        geometry.threads,
+        min(geometry.tile, variant.group),
         key_bytes,
         value_bytes,
         SLICE_TOKENS,

@@ -11,7 +11,8 @@ from __future__ import annotations
 from math import log2
 
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.rules import Variant, lane_numbers
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.vector import VectorGeometry, lane_numbers
 
 SLICE = 32
 """Tokens of a slice in paged_decode.metal: a lane has the softmax of as many of them as a tile has heads."""
@@ -26,7 +27,8 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
     scores the scale, two selections of what is live, the maximum, an exponential of a difference, the sum; the maximum
     among lanes, and all that was summed rescaled.
     """
-    tile, ahead = variant.tile, variant.ahead
+    geometry = VectorGeometry(variant)
+    tile, ahead, tiles = geometry.tile, geometry.ahead, geometry.tiles
     keys, values = lane_numbers(variant.key_dim), lane_numbers(variant.value_dim)
     others = log2(32 // (tile * ahead))
     step = (tile - 1 - tile // 2) * ahead + 3 * (ahead - 1) + others + tile + tile - 1
@@ -34,9 +36,9 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
     score = 1 + 2 + 1 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
     slice_ = tile * score + log2(32 // tile) + 3 + tile * values
     return {
-        Kind.ARITHMETIC: variant.tiles * (tile * (keys + values) + step / ahead + slice_ / SLICE),
-        Kind.EXPONENT: variant.tiles * (tile * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1) / SLICE,
-        **({Kind.RECIPROCAL: variant.tiles * tile * capped[Kind.RECIPROCAL] / SLICE} if capped else {}),
+        Kind.ARITHMETIC: tiles * (tile * (keys + values) + step / ahead + slice_ / SLICE),
+        Kind.EXPONENT: tiles * (tile * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1) / SLICE,
+        **({Kind.RECIPROCAL: tiles * tile * capped[Kind.RECIPROCAL] / SLICE} if capped else {}),
     }
 
 
@@ -46,10 +48,11 @@ def paged_matrix(variant: Variant) -> dict[Kind, float]:
     Per slice and lane, for two queries each: of four scores the scaling, the maximum, two selections of what is live,
     the difference in base 2 and the sum; the rescaling of the output.
     """
-    simdgroups = variant.tiles * variant.parts
+    geometry = variant.geometry
+    simdgroups = geometry.tiles * geometry.parts
     capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
     each = 1 + 1 + 2 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
-    rescaling = 2 + 1 + variant.value_dim / variant.parts / 8
+    rescaling = 2 + 1 + variant.value_dim / geometry.parts / 8
     return {
         Kind.ARITHMETIC: simdgroups * 2 * (4 * each + rescaling) / SLICE,
         Kind.EXPONENT: simdgroups * 2 * (4 * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1) / SLICE,

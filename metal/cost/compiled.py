@@ -18,8 +18,10 @@ from typing import Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.kernels import DECODE_ENTRY, MATRIX_ENTRY, kernel_text
+from cortexmlx.metal.kernels import kernel_text
+from cortexmlx.metal.matrix import MatrixGeometry
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.vector import VectorGeometry
 
 OURS = "paged_decode"
 MATRIX = "paged_matrix"
@@ -98,8 +100,8 @@ def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float
 
 def texts() -> dict[str, str]:
     """Digests of the texts that are compiled: ours, and MLX's header as installed."""
-    ours = DECODE_ENTRY + kernel_text("paged_decode.metal")
-    matrix = MATRIX_ENTRY + kernel_text("paged_matrix.metal")
+    ours = VectorGeometry.entry + kernel_text("paged_decode.metal")
+    matrix = MatrixGeometry.entry + kernel_text("paged_matrix.metal")
     theirs = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
     named = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of("sdpa_vector"), theirs))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named}

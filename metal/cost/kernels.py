@@ -15,7 +15,8 @@ from cortexmlx.metal.cost.compiled import MATRIX, OURS, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import Shape
-from cortexmlx.metal.rules import PARTITION, Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION, Kernel
 from cortexmlx.metal.traffic import launches
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -66,12 +67,13 @@ def paged(variant: Variant) -> Cost:
     decode, _ = launches(variant, tokens)
     row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
     counted = count(decode, _SLABS, tokens, row_bytes)
+    geometry = variant.geometry
     if variant.kernel is Kernel.MATRIX:
         name, text = MATRIX, arithmetic.paged_matrix(variant)
-        heads = min(variant.tile, variant.group) * variant.tiles * variant.parts
+        heads = min(geometry.tile, variant.group) * geometry.tiles * geometry.parts
     else:
         name, text = OURS, arithmetic.paged_decode(variant)
-        heads = variant.tile * variant.tiles
+        heads = geometry.tile * geometry.tiles
     return Cost(name, variant.group, counted, text, _compiled(name, variant.label, heads, counted, text))
 
 

@@ -95,7 +95,7 @@ def test_results_that_are_no_numbers_are_counted(strange: float) -> None:
 def test_a_launch_that_was_dropped_is_called_so(only: str, threads: int, zeros: bool) -> None:
     """A GPU drops a launch of more threads than the pipeline allows, in silence."""
     variant = replace(SMALL, group=16)
-    assert variant.threads == 256
+    assert variant.geometry.threads == 256
     said = outcome(dropped(only, zeros=zeros), variant)
     assert said.startswith(f"its {only} launch was dropped: {threads} threads in a threadgroup")
     assert "none of its" in said and "was written" in said

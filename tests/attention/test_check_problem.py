@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.check_problem import TAIL_TOKENS, WINDOW, make_problem
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import ROW_ITEMS, SMALL, WORK_ITEM
 from support.paged_problem import Options, Row, answer
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
 MATRIX = "metal/paged_matrix.metal"
-ENTRY, WORK, BACKEND = "metal/kernels.py", "metal/work.py", "cortexmlx/attention/metal.py"
+VECTOR_ENTRY, CALLS, WORK = "metal/vector.py", "metal/kernels.py", "metal/work.py"
+BACKEND = "cortexmlx/attention/metal.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 
@@ -43,12 +44,18 @@ FAULTS = (
     Fault("the common maximum of partitions starts at 0", REDUCE, "? sink : LOWEST", "? sink : 0.0f"),
     Fault("an epsilon in the denominator", REDUCE, "sum / denominator :", "sum / (denominator + 1e-5f) :"),
     Fault("32-bit offsets in a slab", DECODE, "~place)) * DIM", "~place) * DIM)"),
-    Fault("32-bit offsets of heads", ENTRY, "const int64_t slots =", "const unsigned slots ="),
+    Fault("32-bit offsets of heads", VECTOR_ENTRY, "const int64_t slots =", "const unsigned slots ="),
     Fault(
-        "tail strides swapped", ENTRY, "tail_keys + row_head * columns", "tail_keys + (kv_head * rows + row) * columns"
+        "tail strides swapped",
+        VECTOR_ENTRY,
+        "tail_keys + row_head * columns",
+        "tail_keys + (kv_head * rows + row) * columns",
     ),
     Fault(
-        "the head stride of values is that of keys", ENTRY, "kv_head * slots * VALUE_DIM", "kv_head * slots * KEY_DIM"
+        "the head stride of values is that of keys",
+        VECTOR_ENTRY,
+        "kv_head * slots * VALUE_DIM",
+        "kv_head * slots * KEY_DIM",
     ),
     Fault("the sum is not rescaled", DECODE, "    sum_exp_score *= factor;\n", ""),
     Fault("the output is not rescaled", DECODE, "out[h][n] *= head_factor;", ""),
@@ -109,7 +116,7 @@ FAULTS = (
         "denominator += sum_exp_scores[s];",
         "denominator += sum_exp_scores[s] + (s ? denominator : 0);",
     ),
-    Fault("the sink of the KV head", ENTRY, "head_sinks[head / TOKENS]", "head_sinks[head / TOKENS / 2]"),
+    Fault("the sink of the KV head", CALLS, "head_sinks[head / TOKENS]", "head_sinks[head / TOKENS / 2]"),
     Fault(
         "the last partition is left out", REDUCE, "p < items; p += SIMDGROUPS", "p < max(1, items - 1); p += SIMDGROUPS"
     ),
@@ -145,9 +152,9 @@ FAULTS = (
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
     Fault(
         "MLX may copy a slab",
-        ENTRY,
-        "header=kernel_text(file),\n                ensure_row_contiguous=False",
-        "header=kernel_text(file),\n                ensure_row_contiguous=True",
+        CALLS,
+        "header=kernel_text(geometry.file),\n                ensure_row_contiguous=False",
+        "header=kernel_text(geometry.file),\n                ensure_row_contiguous=True",
     ),
     Fault(
         "partitions depend on the batch",
@@ -213,5 +220,5 @@ FAULTS = (
         "factor[e] = fast::exp(max_score[e] - common_max);",
         "factor[e] = 1.0f;",
     ),
-    Fault("the sink of the query token", ENTRY, "head_sinks[head / TOKENS]", "head_sinks[head]"),
+    Fault("the sink of the query token", CALLS, "head_sinks[head / TOKENS]", "head_sinks[head]"),
 )

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.metal.cuda import cuda_body, cuda_file
-from cortexmlx.metal.kernels import DECODE_ENTRY
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.vector import VectorGeometry
 
 NVCC = shutil.which("nvcc")
 REGISTERS = 128
 
 
 def test_threadgroup_memory_becomes_shared_memory() -> None:
-    body = cuda_body(DECODE_ENTRY)
+    body = cuda_body(VectorGeometry.entry)
     assert "__shared__ float outputs[SIMDGROUPS * VALUE_DIM];" in body
     assert not re.search(r"\b(threadgroup|device|constant)\b", body)
 

@@ -13,7 +13,8 @@ import pytest
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.rules import PARTITION, Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION, Kernel
 from support.paged_problem import (
     TOLERANCE,
     Options,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
 from support.paged_problem import NONE, Options, answer, answers, attend, error, random_rows, several_queries, variant
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.rules import Kernel, Variant, refusal
+from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.shape import Kernel
 from support.paged_problem import Options, answers, attend, error, several_queries
 
 CASES = [

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal import sim
-from cortexmlx.metal.kernels import DECODE_ENTRY, DecodeInputs, DecodeKernels, kernel_text
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, kernel_text
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.vector import VectorGeometry
 from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, padded_tables, work_list
 
 
@@ -49,7 +51,7 @@ def test_the_work_list_has_the_same_fields_on_both_sides() -> None:
     """The kernels read NumPy's records as structs: each field of an item, by its name, is where NumPy put it."""
     row, item = np.array([(3, 4, 5, 6)], ROW_ITEMS), np.array([(7, 8, 9, 10)], WORK_ITEM)
     plan = np.concatenate([row.view(np.int32), item.view(np.int32), np.zeros(8, np.int32)])
-    structs = DECODE_ENTRY.partition("constexpr")[0]
+    structs = VectorGeometry.entry.partition("constexpr")[0]
     kernel = sim.metal_kernel(
         name="fields",
         input_names=["plan"],

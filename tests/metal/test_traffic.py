@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.traffic import measure
 
 LIMIT = 1.05
@@ -40,4 +41,4 @@ def test_each_live_number_is_read_once_in_every_shape(group: int, dim: int) -> N
     for tokens, window in ((512, None), (4097, None), (3000, 600)):
         traffic = measure(v, tokens, tail_tokens=16, window=window)
         assert 1.0 <= traffic.distinct <= LIMIT
-        assert traffic.loaded <= LIMIT * v.tiles * v.parts
+        assert traffic.loaded <= LIMIT * v.geometry.tiles * v.geometry.parts

@@ -14,7 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import PARTITION, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import padded_tables, work_list
 
 NO_BLOCK = 1 << 24

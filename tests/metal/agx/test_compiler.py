@@ -18,7 +18,8 @@ from cortexmlx.metal.agx.listing import find_loops, read_blocks
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.agx.report import Result, read_result
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.rules import DTYPES, THREADS, VARIANTS, Kernel, Variant
+from cortexmlx.metal.rules import THREADS, VARIANTS, Variant
+from cortexmlx.metal.shape import DTYPES, Kernel
 
 BUILT = find_compiler()
 real = pytest.mark.skipif(BUILT is None, reason="Mesa's compiler is not built: python -m cortexmlx.metal.agx --build")
@@ -151,7 +152,7 @@ def test_no_decode_kernel_spills_and_a_core_holds_the_threads_of_the_largest_thr
         statistics = decode(variant).statistics
         assert (statistics.spills, statistics.fills) == (0, 0), variant.label
         largest = THREADS if variant.kernel is Kernel.VECTOR else 256
-        assert statistics.resident_threads >= largest >= variant.threads, variant.label
+        assert statistics.resident_threads >= largest >= variant.geometry.threads, variant.label
 
 
 @real

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from cortexmlx.metal.agx.kernels import mlx_kernels, our_kernels
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
 
 
 def test_a_variant_has_a_decode_and_a_reduce_kernel_with_the_text_that_runs() -> None:
     v = Variant("float16", "bfloat16", 192, 128, 16, 6, sinks=True, forced=Kernel.VECTOR)
     decode, reduce = our_kernels(v)
-    assert (decode.kernel, decode.name, decode.threads) == ("paged_decode", v.label, v.threads)
-    assert (decode.heads, decode.slice_tokens) == (v.tile, 32)
+    assert (decode.kernel, decode.name, decode.threads) == ("paged_decode", v.label, v.geometry.threads)
+    assert (decode.heads, decode.slice_tokens) == (v.geometry.tile, 32)
     # 192 numbers are three pairs a lane, 128 are one pack of four, 2 bytes each.
     assert (decode.key_bytes, decode.value_bytes) == (12, 8)
     assert "typedef float16_t T;\ntypedef bfloat16_t KV;" in decode.source
@@ -22,7 +23,8 @@ def test_a_variant_has_a_decode_and_a_reduce_kernel_with_the_text_that_runs() ->
 def test_of_a_matrix_kernel_the_lanes_load_a_32nd_of_what_a_simdgroup_does() -> None:
     v = Variant("float16", "float16", 192, 128, 16, 6)
     matrix, _ = our_kernels(v)
-    assert (matrix.kernel, matrix.name, matrix.threads, matrix.heads) == ("paged_matrix", v.label, v.threads, 6)
+    threads = v.geometry.threads
+    assert (matrix.kernel, matrix.name, matrix.threads, matrix.heads) == ("paged_matrix", v.label, threads, 6)
     assert (matrix.key_bytes, matrix.value_bytes) == (12, 8)
     assert "constexpr int TOKENS = 1;" in matrix.source and "constexpr int PARTS = 1;" in matrix.source
 

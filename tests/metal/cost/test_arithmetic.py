@@ -8,7 +8,8 @@ import pytest
 
 from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode, paged_matrix
 from cortexmlx.metal.cost.cycles import Kind
-from cortexmlx.metal.rules import VARIANTS, Kernel, Variant
+from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.shape import Kernel
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.label)

@@ -25,8 +25,8 @@ from cortexmlx.metal.cost.compiled import (
 )
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.cost.sheet import SHAPES
-from cortexmlx.metal.kernels import DECODE_SOURCES
-from cortexmlx.metal.rules import Kernel
+from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.vector import VectorGeometry
 
 COUNTS = {
     **{
@@ -112,7 +112,7 @@ def _kept() -> Record:
 def test_the_kept_record_has_every_shape_of_the_sheet() -> None:
     record = _kept()
     vector = [replace(variant, forced=Kernel.VECTOR) for variant in SHAPES]
-    assert all(record.find(DECODE_SOURCES[v.kernel][0], v.label) for v in (*SHAPES, *vector))
+    assert all(record.find(v.geometry.name, v.label) for v in (*SHAPES, *vector))
     kernels = ("sdpa_vector", "sdpa_vector_2pass_1", "sdpa_vector_2pass_1_gqa")
     assert all(record.find(kernel, f"float16, head_dim {dim}") for kernel in kernels for dim in (64, 128))
 
@@ -122,15 +122,15 @@ def test_the_compiler_does_at_least_the_arithmetic_of_the_text() -> None:
     record = _kept()
     floats = ("fma", "float")
     for variant in (*SHAPES, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES)):
-        found = record.find(DECODE_SOURCES[variant.kernel][0], variant.label)
+        found, vector = record.find(variant.geometry.name, variant.label), VectorGeometry(variant)
         if variant.kernel is Kernel.MATRIX:
             wanted = paged_matrix(variant)[Kind.ARITHMETIC] / variant.group
         else:
-            wanted = paged_decode(variant)[Kind.ARITHMETIC] / (variant.tile * variant.tiles)
+            wanted = paged_decode(variant)[Kind.ARITHMETIC] / (vector.tile * vector.tiles)
         assert found is not None
         # Selections are integer comparisons there: of exchanged sums, of a score and a weight, of what is live.
-        of_step = 2 * (variant.ahead - 1) + 2 * variant.tile - 1
-        selections = of_step / variant.ahead / variant.tile + 2 / 32
+        of_step = 2 * (vector.ahead - 1) + 2 * vector.tile - 1
+        selections = of_step / vector.ahead / vector.tile + 2 / 32
         assert sum(found.per_token_head[f] for f in floats) + selections >= 0.95 * wanted
         assert found.per_token_head["integer"] >= selections
     for dim in (64, 128, 256):

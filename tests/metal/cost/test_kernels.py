@@ -9,7 +9,9 @@ import pytest
 from cortexmlx.metal.cost.cycles import Kind, cycles
 from cortexmlx.metal.cost.kernels import beside, mlx, paged
 from cortexmlx.metal.mlx_decode import has_two_pass_gqa
-from cortexmlx.metal.rules import Kernel, Variant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.vector import VectorGeometry
 
 
 def variant(dim: int, group: int) -> Variant:
@@ -29,8 +31,8 @@ def test_ours_exchanges_what_its_text_says(group: int) -> None:
     """For each token the places of key and value and a weight for each head; the sums of a step; the maximum and the
     factors of a slice; for each partition and simdgroup the final sum, and a factor for each head.
     """
-    v = variant(64, group)
-    work, steps, between = paged(v).work, 32 / v.ahead, {1: 5, 8: 2}[group]
+    v = VectorGeometry(variant(64, group))
+    work, steps, between = paged(variant(64, group)).work, 32 / v.ahead, {1: 5, 8: 2}[group]
     # 32 numbers of 32 lanes become one by 31 exchanges, 8 of one head by 7 and 2 more, for the quarters of a simdgroup.
     sums = {1: 7 + 2, 8: 31}[group]
     assert Kind.REDUCTION not in work and Kind.SHUFFLE_SAME not in work

@@ -1,0 +1,107 @@
+"""The matrix kernel, paged_matrix.metal: which shapes it serves, how it fills a threadgroup, and how it is called."""
+
+from __future__ import annotations
+
+from cortexmlx.kv.spec import ITEMSIZE
+from cortexmlx.metal.shape import Geometry, Kernel, Rule
+from cortexmlx.metal.work import STRUCTS
+
+COLUMNS = 8
+"""Columns of a matrix: the queries that a simdgroup has."""
+MATRIX_ROW = 72
+"""Floats that 64 numbers of an output take in threadgroup memory: gaps let the lanes write to different banks."""
+_UNKNOWN = 4
+"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
+
+
+class MatrixGeometry(Geometry):
+    """Every simdgroup has the queries that are the columns of its matrices, and a part of the value."""
+
+    kernel = Kernel.MATRIX
+    name = "paged_matrix"
+    file = "paged_matrix.metal"
+    entry = f"""{STRUCTS}
+  constexpr int TILES = (GROUP * TOKENS + 7) / 8, SIMDGROUPS = TILES * SLICES * PARTS;
+  constexpr int QUERY_NUMBERS = (KEY_DIM + 31) / 32 * 256;
+  threadgroup T shared_queries[TILES * QUERY_NUMBERS];
+  threadgroup float outputs[SIMDGROUPS * 8 * 72];
+  threadgroup float max_scores[SIMDGROUPS * 8];
+  threadgroup float sum_exp_scores[SIMDGROUPS * 8];
+  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
+  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
+  const device RowItems* of_rows = (const device RowItems*)decode_plan;
+  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
+  const int64_t row = work.row;
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
+  const device int* block_table = block_tables + row * block_tables_shape[1];
+  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP>(
+      queries + row_head * (GROUP * TOKENS * KEY_DIM),
+      PagedHeads<KV, KEY_DIM>{{
+          arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
+      PagedHeads<KV, VALUE_DIM>{{
+          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
+          work.arena_tokens}},
+      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
+      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
+      shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+    rules = (
+        Rule(
+            lambda s: (s.group >= 3 or s.query_tokens > 1) and s.group * s.query_tokens <= 16,
+            "1 and 2 query heads leave most of a matrix's 8 columns empty, and more than 16 queries need a third tile",
+        ),
+        Rule(
+            lambda s: (
+                s.key_dim % 8 == 0 and s.value_dim % (8 if s.value_dim <= 128 else 16) == 0 and s.block_size % 8 == 0
+            ),
+            "head_dim and blocks must be cut into matrices of 8 rows",
+        ),
+        Rule(
+            lambda s: (
+                min(s.key_dim, s.value_dim) >= 64
+                and max(s.key_dim, s.value_dim) <= 256
+                and max(s.key_dim * _bytes(s.dtype), s.value_dim * _bytes(s.kv_dtype)) <= 768
+            ),
+            "a head_dim below 64 does not fill a load, and one above 256, or 192 in float32, does not fit the "
+            "registers",
+        ),
+    )
+
+    @property
+    def tile(self) -> int:
+        """The columns of a matrix."""
+        return COLUMNS
+
+    @property
+    def slices(self) -> int:
+        """Simdgroups that share the tokens of a partition: fewer where many tiles make the threadgroup large."""
+        return 4 if self.tiles * self.parts <= 2 else 2
+
+    @property
+    def parts(self) -> int:
+        """Parts of a value, so that the output and what is being loaded fit the registers."""
+        shape = self.shape
+        most = 128 if _bytes(shape.kv_dtype) == 2 else 96
+        return 2 if shape.value_dim > most and shape.value_dim % 16 == 0 else 1
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """The queries of every tile; a row of every simdgroup's output, and the maximum and total of its queries."""
+        queries = self.tiles * COLUMNS * -(-self.shape.key_dim // 32) * 32 * _bytes(self.shape.dtype)
+        return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
+
+    @property
+    def template(self) -> list[tuple[str, int | bool]]:
+        """Query tokens of a row, simdgroups for the tokens, parts of a value."""
+        shape = self.shape
+        return [
+            ("TOKENS", shape.query_tokens),
+            ("SLICES", self.slices),
+            ("PARTS", self.parts),
+            ("SOFTCAP", shape.softcap),
+        ]
+
+
+def _bytes(dtype: str) -> int:
+    return ITEMSIZE.get(dtype, _UNKNOWN)

@@ -1,0 +1,131 @@
+"""What a decode kernel is made for, and what is common to the kernels of a partition: how they fill a threadgroup."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import ClassVar
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+PARTITION = 256
+"""Tokens of a partition: an absolute range of positions that one threadgroup attends to.
+
+Short enough that a lone row of a few thousand tokens fills a GPU, long enough that the partial results are a few
+percent of what is read. The same for all batches, so that a row's sums are always cut in the same places.
+"""
+
+SIMDGROUP = 32
+"""Threads of a simdgroup."""
+
+
+class Kernel(Enum):
+    """The kernels of a partition: how queries meet keys and values."""
+
+    VECTOR = "vector"
+    """paged_decode.metal: the lanes of a simdgroup lie across the head, each number multiplies each query head."""
+    MATRIX = "matrix"
+    """paged_matrix.metal: products of 8 x 8 matrices, whose columns are the query heads."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a layer's decode attention looks like. `group` query heads share a KV head; `dtype` is that of the queries
+    and the result, `kv_dtype` that of keys and values; `softcap` and `sinks` say whether they are used. The queries are
+    a row's newest `query_tokens` tokens, of which each sees what was before it and itself.
+
+    The sliding window is no part of it: a window is where a row's first work item begins.
+    """
+
+    dtype: str
+    kv_dtype: str
+    key_dim: int
+    value_dim: int
+    block_size: int
+    group: int
+    softcap: bool = False
+    sinks: bool = False
+    query_tokens: int = 1
+
+    @property
+    def partial_floats(self) -> int:
+        """Floats of what a partition's kernel writes for a query: `Partial<value_dim>` of paged_attention.h."""
+        return self.value_dim + 2
+
+    @property
+    def label(self) -> str:
+        """The shape in a line of a table or a log."""
+        dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
+        dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
+        extras = "".join(f", {name}" for name in ("softcap", "sinks") if getattr(self, name))
+        tokens = f", {self.query_tokens} tokens" if self.query_tokens > 1 else ""
+        return f"{dtype}, head_dim {dims}, {self.group} per KV head{tokens}, blocks of {self.block_size}{extras}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition that a shape must meet; `reason` is what to say when it does not."""
+
+    holds: Callable[[Shape], bool]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Geometry(ABC):
+    """A kernel of a partition, and how a shape is spread over its threadgroup, which has `threads` threads: `slices`
+    simdgroups share the tokens, for each of `tiles` tiles of `tile` queries and each of `parts` parts of a value.
+
+    `name`, `file` and `entry` are the kernel's: its entry is the few lines between MLX's generated signature and the
+    file's function. It serves the shapes for which all of its `rules` hold.
+    """
+
+    kernel: ClassVar[Kernel]
+    name: ClassVar[str]
+    file: ClassVar[str]
+    entry: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]]
+
+    shape: Shape
+
+    @property
+    @abstractmethod
+    def tile(self) -> int:
+        """Queries that one simdgroup holds."""
+
+    @property
+    @abstractmethod
+    def slices(self) -> int:
+        """Simdgroups that share the tokens of a partition."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of a value, which several simdgroups share out."""
+        return 1
+
+    @property
+    @abstractmethod
+    def threadgroup_bytes(self) -> int:
+        """Threadgroup memory."""
+
+    @property
+    @abstractmethod
+    def template(self) -> list[tuple[str, int | bool]]:
+        """The kernel's own template arguments, behind those of every kernel (dtypes, dimensions, block size, group)."""
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of queries, which share the loaded keys and values within a threadgroup."""
+        return -(-self.shape.group * self.shape.query_tokens // self.tile)
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return SIMDGROUP * self.slices * self.tiles * self.parts
+
+    @classmethod
+    def why_not(cls, shape: Shape) -> str | None:
+        """Why the kernel does not serve a shape, or None if it does."""
+        return next((rule.reason for rule in cls.rules if not rule.holds(shape)), None)

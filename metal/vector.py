@@ -1,0 +1,101 @@
+"""The vector kernel, paged_decode.metal: which shapes it serves, how it fills a threadgroup, and how it is called."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from cortexmlx.metal.shape import Geometry, Kernel, Rule
+from cortexmlx.metal.work import STRUCTS
+
+REGISTERS = 64
+"""Floats of a tile of query heads and the tokens loaded ahead that a thread may hold: with addresses and sums they are
+at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
+
+
+def lane_numbers(dim: int) -> int:
+    """How many numbers of a head a lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
+    pack = 2 if dim % 64 == 0 and dim % 128 != 0 else 4
+    return -(-(dim // pack) // 32) * pack
+
+
+class VectorGeometry(Geometry):
+    """Every lane holds its numbers of `tile` query heads, and loads those of `ahead` tokens at a time."""
+
+    kernel = Kernel.VECTOR
+    name = "paged_decode"
+    file = "paged_decode.metal"
+    entry = f"""{STRUCTS}
+  constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
+  threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
+  threadgroup float max_scores[SIMDGROUPS * TILE];
+  threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
+  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
+  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
+  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
+  const device WorkItem& work = items[item];
+  const int64_t row = work.row;
+  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP>(
+      queries + row_head * GROUP * KEY_DIM,
+      HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
+      HeadSource<KV, VALUE_DIM>{{
+          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM}},
+      block_tables + row * block_tables_shape[1],
+      work.first, work.last, work.arena_tokens, score_factors[0], score_factors[1],
+      (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
+      outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+    rules = (
+        Rule(
+            lambda s: s.key_dim % 4 == 0 and s.value_dim % 4 == 0,
+            "the lanes load 2 or 4 numbers at a time, so a head_dim must be a multiple of 4",
+        ),
+        Rule(
+            lambda s: min(s.key_dim, s.value_dim) >= 8 and max(s.key_dim, s.value_dim) <= 256,
+            "a head_dim must lie between 8 and 256: of a longer head a lane would hold more numbers than it has "
+            "registers",
+        ),
+        Rule(
+            lambda s: s.query_tokens == 1,
+            "several query tokens of a row are columns of the matrix kernel, which does not serve this shape",
+        ),
+    )
+
+    @cached_property
+    def tile(self) -> int:
+        """Query heads that one simdgroup holds, a power of 2: up to 8, as many as fit its registers."""
+        group = self.shape.group
+        return next(tile for tile in (8, 4, 2, 1) if tile < 2 * group and self._registers(tile, 2) <= REGISTERS)
+
+    @cached_property
+    def ahead(self) -> int:
+        """Tokens that are loaded before the first is used: up to 8, as many as fit the registers."""
+        most = min(8, 32 // self.tile)
+        return next(ahead for ahead in (8, 4, 2) if ahead <= most and self._registers(self.tile, ahead) <= REGISTERS)
+
+    def _registers(self, tile: int, ahead: int) -> float:
+        """Floats for the queries, outputs and scores of a tile, and for the tokens loaded: halves stay halves."""
+        shape = self.shape
+        of_query, of_token = (0.5 if dtype == "float16" else 1.0 for dtype in (shape.dtype, shape.kv_dtype))
+        key, value = lane_numbers(shape.key_dim), lane_numbers(shape.value_dim)
+        return tile * (key * of_query + value + 1) + ahead * max(key, value) * of_token
+
+    @property
+    def slices(self) -> int:
+        """Simdgroups that share the tokens of a partition: 8 where a tile leaves registers for them, fewer where many
+        tiles make the threadgroup large.
+        """
+        if self.tiles == 1:
+            return 8 if self.tile <= 2 else 4
+        return 4 if self.tiles == 2 else 2 if self.tiles <= 4 else 1
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Outputs of every simdgroup, and the maximum and total of its heads."""
+        return 4 * self.slices * self.tiles * (self.shape.value_dim + 2 * self.tile)
+
+    @property
+    def template(self) -> list[tuple[str, int | bool]]:
+        """Queries of a simdgroup, tokens ahead, simdgroups for the tokens."""
+        return [("TILE", self.tile), ("AHEAD", self.ahead), ("SLICES", self.slices), ("SOFTCAP", self.shape.softcap)]
