@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,10 @@ from cortexmlx.cpu import blas
 blas.preload()
 # The judges that compute on a GPU need float32 products, which are TF32 on an M5 otherwise. MLX reads it at first use.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+# A shell that runs the tests in its background lets them ignore interrupts, and their children with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

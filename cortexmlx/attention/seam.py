@@ -41,6 +41,18 @@ class LayerCache:
         return handle, handle
 
 
+class _ProbeCache(LayerCache):
+    """A cache of a probe, at position 0 of every row: records the window that the model's mask would show."""
+
+    def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array], _ProbeKV]) -> None:
+        super().__init__(layer, fetch)
+        self.offset = mx.zeros(rows, mx.int32)
+        self.mask_window: int | None = None
+
+    def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
+        self.mask_window = window_size or self.mask_window
+
+
 class _ProbeKV:
     """The handle of a probe: records the shapes, and that attention was reached through the seam."""
 
@@ -95,9 +107,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
         seen[layer] = _ProbeKV(keys, values)
         return seen[layer]
 
-    caches = [LayerCache(layer, fetch) for layer in range(len(windows))]
-    for cache in caches:
-        cache.offset = mx.array([0, 0])
+    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(windows))]
     try:
         model(mx.zeros((2, 1), mx.int32), cache=caches)
     except ModelUnsupported:
@@ -109,6 +119,13 @@ def probe(model: nn.Module) -> list[KVSpec]:
     bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
     if bypassed:
         raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
+    for cache, window in zip(caches, windows, strict=True):
+        if cache.mask_window not in (None, window):
+            kept = "all of them" if window is None else f"only {window}"
+            raise ModelUnsupported(
+                f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
+                "answer's: which of the two is meant is not known"
+            )
     return [
         KVSpec(
             kv_heads=seen[layer].keys.shape[1],
@@ -119,6 +136,20 @@ def probe(model: nn.Module) -> list[KVSpec]:
         )
         for layer, window in enumerate(windows)
     ]
+
+
+def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
+    """Logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is called as each
+    layer hands over its keys and values. The model has been probed.
+    """
+
+    def fetch(_: int, keys: mx.array, values: mx.array) -> _ProbeKV:
+        attended()
+        return _ProbeKV(keys, values)
+
+    caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(make_prompt_cache(model)))]
+    logits: mx.array = model(tokens, cache=caches)
+    return logits
 
 
 def _window(model: nn.Module, cache: Any) -> int | None:

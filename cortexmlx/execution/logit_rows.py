@@ -1,14 +1,16 @@
 """Project only the tokens that need logits to the vocabulary.
 
 mlx-lm's models project every token of a step, which for a prefill of hundreds of tokens and a vocabulary of tens of
-thousands costs as much as several layers. Almost all of them end their body in a final norm, so the rows are picked
-there: the norm is wrapped, and the wrapper drops the tokens that nobody asked for. A model whose final norm is not
-found projects everything, and the rows are picked after.
+thousands costs as much as several layers. Almost all of them normalise once more before they project, whatever they
+call that norm and wherever they keep it. So one forward pass that is never evaluated notes which norm runs last, behind
+all attention; it is wrapped, and the wrapper drops the tokens that nobody asked for. A second such pass shows that
+nothing behind it needs them. Of a model where that is not so everything is projected, and the rows are picked after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,22 +18,21 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
-_NORMS = ("norm", "final_layernorm", "ln_f", "final_norm")
+LazyPass = Callable[[nn.Module, mx.array, Callable[[], None]], mx.array]
+"""`lazy_pass(model, tokens, attended)` runs a model over tokens `[T, 1]`, calls `attended` at each layer's attention
+and returns logits `[T, 1, vocab]` that must not be evaluated."""
+
+_ATTENTION = ""
+_TOKENS, _ROWS = 3, (0, 2)
+"""A pass of three tokens, of which two are picked: neither is 1, so that no shape fits another by broadcasting."""
 
 
 class LogitRows:
     """Runs a model and returns the logits of chosen flat tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, lazy_pass: LazyPass) -> None:
         self._model = model
-        self._pick: _PickRows | None = None
-        for body in (getattr(model, "model", None), getattr(model, "transformer", None)):
-            name = next((n for n in _NORMS if isinstance(getattr(body, n, None), nn.Module)), None)
-            if body is not None and name is not None:
-                norm = getattr(body, name)
-                self._pick = norm if isinstance(norm, _PickRows) else _PickRows(norm)
-                setattr(body, name, self._pick)
-                return
+        self._pick = _find(model, lazy_pass)
 
     def run(self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32]) -> mx.array:
         """Logits `[len(rows), vocab]` of the flat tokens `[T, 1]`; with no rows, logits that must not be evaluated."""
@@ -39,26 +40,94 @@ class LogitRows:
         picked = None if everything else mx.array(rows)
         if self._pick is not None:
             self._pick.pick(picked)
-        logits: mx.array = self._model(tokens, cache=caches)[:, 0]
-        if self._pick is not None:
-            self._pick.pick(None)
-        if picked is not None and logits.shape[0] != len(rows):
+        try:
+            logits: mx.array = self._model(tokens, cache=caches)[:, 0]
+        finally:
+            if self._pick is not None:
+                self._pick.pick(None)
+        if picked is not None and self._pick is None:
             logits = logits[picked]
         return logits
 
 
 class _PickRows(nn.Module):  # type: ignore[misc]
-    """A final norm that first drops the rows nobody asked for."""
+    """A norm that, at the last of its `calls` in a pass, first drops the rows nobody asked for."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__()
         self.norm = norm
-        self._picked: list[mx.array] = []
+        self._calls = calls
+        self._left = 0
+        self._picked: list[mx.array] = []  # in a list, which is no parameter
 
     def pick(self, rows: mx.array | None) -> None:
-        """Keep only `rows` from now on; None keeps all."""
+        """Keep only `rows` in the next pass; None keeps all."""
+        self._left = self._calls
         self._picked[:] = [] if rows is None else [rows]
 
     def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.norm(x[self._picked[0]] if self._picked else x)
+        self._left -= 1
+        if self._picked and self._left == 0:
+            x = x[self._picked[0]]
+        out: mx.array = self.norm(x)
         return out
+
+
+class _Noted(nn.Module):  # type: ignore[misc]
+    """A norm that notes each of its calls."""
+
+    def __init__(self, norm: nn.Module, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.norm = norm
+        self._note = note
+
+    def __call__(self, *inputs: Any, **others: Any) -> Any:
+        self._note()
+        return self.norm(*inputs, **others)
+
+
+def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
+    """Wrap the norm that runs last, or return None: nothing is wrapped then."""
+    for path, module in model.named_modules():
+        if isinstance(module, _PickRows):  # of a runner that had the model before
+            _replace(model, path, module.norm)
+    norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
+    tokens = mx.zeros((_TOKENS, 1), mx.int32)
+    order = [_ATTENTION]
+    for path, norm in norms.items():
+        _replace(model, path, _Noted(norm, partial(order.append, path)))
+    try:
+        lazy_pass(model, tokens, partial(order.append, _ATTENTION))
+    finally:
+        for path, norm in norms.items():
+            _replace(model, path, norm)
+    last = order[-1]
+    if last == _ATTENTION:
+        return None
+    pick = _PickRows(norms[last], order.count(last))
+    _replace(model, last, pick)
+    pick.pick(mx.array(_ROWS))
+    try:
+        fits = lazy_pass(model, tokens, _nothing).shape[:2] == (len(_ROWS), 1)
+    except ValueError:  # what is behind the norm needs every token: the shapes do not fit
+        fits = False
+    pick.pick(None)
+    if not fits:
+        _replace(model, last, norms[last])
+    return pick if fits else None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place that `named_modules` calls `path`."""
+    *way, name = path.split(".")
+    parent: Any = model
+    for step in way:
+        parent = parent[int(step)] if isinstance(parent, list) else parent[step]
+    if isinstance(parent, list):
+        parent[int(name)] = module
+    else:
+        setattr(parent, name, module)

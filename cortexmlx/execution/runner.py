@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
-from cortexmlx.attention.seam import LayerCache
+from cortexmlx.attention.seam import LayerCache, lazy_pass
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
@@ -59,7 +59,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._attend = attend
         self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
-        self._logit_rows = LogitRows(model)
+        self._logit_rows = LogitRows(model, lazy_pass)
         self._angles = share_angles(model)
         swiglu.install()
         self._tail: dict[int, Slab] = {}

@@ -82,6 +82,11 @@ def test_installing_again_wraps_nothing_twice() -> None:
         ("mamba", {}, "mamba"),
         ("llama", {"model_type": "gemma2"}, "gemma2"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "llama: its attention cannot be paged"),
+        (
+            "llama",
+            {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2},
+            "see 9 tokens, but only 8",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_paged_is_refused_and_never_answers_wrongly(

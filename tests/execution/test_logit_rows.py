@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -9,8 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from cortexmlx.execution.logit_rows import LogitRows
-from support.tiny import tokens_of
+from cortexmlx.attention.seam import lazy_pass, probe
+from cortexmlx.execution.logit_rows import LazyPass, LogitRows
+from support.tiny import CONFIGS, tokens_of
 
 VOCAB, WIDTH = 20, 8
 
@@ -33,80 +36,116 @@ def rows_of(*rows: int) -> Any:
     return np.array(rows, np.int32)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "cohere2", "deepseek_v2", "mixtral"])
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": CONFIGS["gemma3_text"], "vocab_size": CONFIGS["llama"]["vocab_size"]},
+    "gpt_neox": CONFIGS["llama"]
+    | {"layer_norm_eps": 1e-5, "use_parallel_residual": True, "rotary_emb_base": 10_000, "rotary_pct": 0.5},
+}
+"""Models whose last norm has another name, or lies deeper."""
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "gpt2", "cohere2", "deepseek_v2", "mixtral", "gpt_oss", "nanbeige", *ELSEWHERE]
+)
 def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str, tiny: Any) -> None:
     import mlx_lm
     from mlx_lm.models.cache import make_prompt_cache
 
-    model = mlx_lm.load(str(tiny(name)))[0]
+    if name in ELSEWHERE:
+        arch = importlib.import_module(f"mlx_lm.models.{name}")
+        model = arch.Model(arch.ModelArgs.from_dict(ELSEWHERE[name] | {"model_type": name}))
+    else:
+        model = mlx_lm.load(str(tiny(name)))[0]
+    probe(model)
     tokens = mx.array(tokens_of(6, seed=3))[:, None]
     whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
-    logit_rows = LogitRows(model)
+    logit_rows = LogitRows(model, lazy_pass)
     assert logit_rows._pick is not None, "the final norm is found"
     counting = logit_rows._pick.norm = Counting(logit_rows._pick.norm)
     for rows in (rows_of(5), rows_of(0, 3), rows_of(1, 2, 4, 5), rows_of(*range(6))):
         logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
         np.testing.assert_allclose(np.array(logits), whole[rows], atol=2e-4)
-    assert counting.rows == [1, 2, 4, 6]
+    loops = CONFIGS.get(name, {}).get("num_loops", 1)
+    assert counting.rows[loops - 1 :: loops] == [1, 2, 4, 6]
     logit_rows.run(tokens, make_prompt_cache(model), rows_of())
     assert counting.rows[-1] == 6, "nobody looks at the logits, so the graph stays as it is"
     np.testing.assert_allclose(np.array(model(tokens, cache=make_prompt_cache(model))[:, 0]), whole, atol=2e-4)
 
 
 class Body(nn.Module):  # type: ignore[misc]
-    """Embeddings, a layer and a norm, under a name of the test's choice, which may run before the layer, too."""
+    """Embeddings, a layer and a norm, which may run before the layer, too, or before something is added to it."""
 
-    def __init__(self, name: str, twice: bool) -> None:
+    def __init__(self, twice: bool, added: bool) -> None:
         super().__init__()
         self.embed, self.layer = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self[name] = nn.RMSNorm(WIDTH)
-        self._name, self._twice = name, twice
+        self.closing = nn.RMSNorm(WIDTH)
+        self._twice, self._added = twice, added
 
     def __call__(self, tokens: mx.array) -> mx.array:
         x = self.embed(tokens)
         if self._twice:
-            x = self[self._name](x)
-        out: mx.array = self[self._name](x + self.layer(x))
-        return out
+            x = self.closing(x)
+        out: mx.array = self.closing(x + self.layer(x))
+        return out + x if self._added else out
 
 
 class Model(nn.Module):  # type: ignore[misc]
-    def __init__(self, name: str, twice: bool = False) -> None:
+    def __init__(self, twice: bool = False, added: bool = False) -> None:
         super().__init__()
-        self.model, self.head = Body(name, twice), nn.Linear(WIDTH, VOCAB, bias=False)
+        self.body, self.head = Body(twice, added), Counting(nn.Linear(WIDTH, VOCAB, bias=False))
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        out: mx.array = self.head(self.model(tokens))
+        out: mx.array = self.head(self.body(tokens))
         return out
 
 
 TOKENS = mx.array([[3], [7], [11], [2]])
 
 
-def test_a_model_whose_norm_has_another_name_projects_everything_and_is_right() -> None:
-    model = Model("closing")
+def no_attention(model: nn.Module, tokens: mx.array, _: Callable[[], None]) -> mx.array:
+    logits: mx.array = model(tokens)
+    return logits
+
+
+def attention_last(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
+    logits = no_attention(model, tokens, attended)
+    attended()
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("model", "lazy", "projected"),
+    [
+        (Model(), no_attention, 2),
+        (Model(twice=True), no_attention, 2),
+        (Model(added=True), no_attention, 4),
+        (Model(), attention_last, 4),
+    ],
+    ids=["a norm at the end", "the same norm before", "a residual behind the norm", "attention behind the norm"],
+)
+def test_rows_are_picked_only_where_nothing_behind_needs_the_others(
+    model: Model, lazy: LazyPass, projected: int
+) -> None:
     whole = np.array(model(TOKENS)[:, 0])
-    model.head = Counting(model.head)
-    logits = LogitRows(model).run(TOKENS, [], rows_of(1, 3))
-    np.testing.assert_allclose(np.array(logits), whole[[1, 3]], atol=1e-6)
-    assert model.head.rows == [4]
+    logit_rows = LogitRows(model, lazy)
+    logits = logit_rows.run(TOKENS, [], rows_of(3, 1))
+    np.testing.assert_allclose(np.array(logits), whole[[3, 1]], atol=1e-6)
+    assert model.head.rows[-1] == projected
+    np.testing.assert_allclose(np.array(model(TOKENS)[:, 0]), whole, atol=1e-6)
 
 
 def test_a_model_is_wrapped_once_however_often_it_is_taken() -> None:
-    model = Model("norm")
+    model = Model()
     whole = np.array(model(TOKENS)[:, 0])
-    LogitRows(model)
-    again = LogitRows(model)
-    assert isinstance(model.model.norm.norm, nn.RMSNorm)
+    LogitRows(model, no_attention)
+    again = LogitRows(model, no_attention)
+    assert isinstance(model.body.closing.norm, nn.RMSNorm)
     np.testing.assert_allclose(np.array(again.run(TOKENS, [], rows_of(2))), whole[[2]], atol=1e-6)
 
 
-def test_a_norm_that_runs_twice_is_not_recognised() -> None:
-    """What is, so that whoever needs such a model knows: each run of the norm picks, so the second picks from what the
-    first has left. `tests/host/test_contract.py` holds that the models of mlx-lm run it once.
-    """
-    model = Model("norm", twice=True)
-    whole = np.array(model(TOKENS)[:, 0])
-    logits = np.array(LogitRows(model).run(TOKENS, [], rows_of(1, 0)))
-    np.testing.assert_allclose(logits, whole[[0, 1]], atol=1e-6)
-    assert not np.allclose(logits, whole[[1, 0]], atol=1e-6)
+def test_a_pass_that_fails_picks_nothing_in_the_next() -> None:
+    model = Model()
+    logit_rows = LogitRows(model, no_attention)
+    with pytest.raises(ValueError, match="must be integral"):
+        logit_rows.run(TOKENS.astype(mx.float32), [], rows_of(1))
+    assert model(TOKENS).shape[0] == 4

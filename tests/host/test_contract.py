@@ -96,7 +96,7 @@ def test_plain_rotary_positions_are_mlx_modules_with_their_settings_in_attribute
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "mixtral"])
-def test_the_body_of_a_model_ends_in_a_norm_that_runs_once(name: str) -> None:
+def test_the_body_of_a_model_ends_in_a_norm(name: str) -> None:
     model = built(CONFIGS[name])
     body = getattr(model, "model", model)
     calls: list[tuple[int, ...]] = []
@@ -111,6 +111,7 @@ def test_the_body_of_a_model_ends_in_a_norm_that_runs_once(name: str) -> None:
             out: mx.array = self.inner(x)
             return out
 
+    assert "Norm" in type(body.norm).__name__
     body.norm = Counting(body.norm)
     model(mx.array([[1], [2], [3]]))
     assert calls == [(3, 1, CONFIGS[name]["hidden_size"])]

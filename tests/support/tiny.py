@@ -80,6 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bos_token_id": 256,
         "eos_token_id": EOS,
     },
+    "nanbeige": _BASE | {"model_type": "nanbeige", "num_loops": 2},
     "cohere2": _BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
     "mamba": {
         "model_type": "mamba",
@@ -96,8 +97,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": EOS,
     },
 }
-"""One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, and a
-model without attention.
+"""One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, with layers
+that run twice, and a model without attention.
 """
 
 
