@@ -25,7 +25,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length."""
+    """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length.
+    `refusal` is why the engine does not run it, None if it does.
+    """
 
     name: str
     architecture: str
@@ -37,6 +39,7 @@ class ModelFigures:
     itemsize: int
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
+    refusal: str | None
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def make_plan(
         itemsize=size,
         kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
         state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
+        refusal=skeleton.refusal,
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)

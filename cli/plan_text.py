@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from cortexmlx.cli.plan_figures import MachineFigures, ModelFigures, Plan
@@ -10,6 +11,7 @@ from cortexmlx.kv.spec import LayerGroup
 
 LABEL = 16
 VALUE = 12
+WIDTH = 80
 
 
 def page(plan: Plan) -> str:
@@ -25,6 +27,9 @@ def _model(model: ModelFigures) -> Iterator[str]:
     yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
     if model.state_bytes_per_sequence:
         yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
+    if model.refusal:
+        says = f"cortexmlx does not run it yet: {model.refusal}"
+        yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _here(here: MachineFigures) -> Iterator[str]:

@@ -21,7 +21,8 @@ class Skeleton:
     """What a configuration says about memory.
 
     `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
-    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations.
+    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations; `refusal` is why
+    the engine does not run the model, None if it does.
     """
 
     architecture: str
@@ -32,6 +33,7 @@ class Skeleton:
     context_length: int
     dtype: str
     groups: tuple[LayerGroup, ...]
+    refusal: str | None = None
 
 
 def build(config: Mapping[str, Any]) -> Skeleton:
@@ -52,6 +54,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     parameters = parameter_count(model)
     _quantize(model, config)
     vocab_size, groups = _caches(model, dtype)
+    refusal = _refusal(model)
     stored = weight_bytes(model)
     model.set_dtype(mx.float32)
     return Skeleton(
@@ -63,18 +66,21 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,
         groups=groups,
+        refusal=refusal,
     )
 
 
 def _lazy_model(config: dict[str, Any]) -> Any:
-    from cortexmlx.host.package import mlx_lm_utils
+    from cortexmlx.host.package import missing_package, mlx_lm_utils
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
+    kind = config["model_type"]
+    if missing := missing_package(kind):
+        raise ModelUnsupported(f"mlx-lm says of {kind!r}: {missing}")
     try:
         model_class, args_class = mlx_lm_utils()._get_classes(config)
     except ValueError:
-        kind = config["model_type"]
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
         ) from None
@@ -82,7 +88,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
         model = model_class(args_class.from_dict(config))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise ModelUnsupported(f"the configuration does not fit {config['model_type']!r} ({why})") from error
+        raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
     if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none
         with contextlib.suppress(Exception):
             model.sanitize({})
@@ -126,6 +132,16 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
     caches = make_prompt_cache(model)
     logits = model(mx.zeros((1, 1), mx.int32), cache=caches)
     return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _specs(cache, dtype)])
+
+
+def _refusal(model: Any) -> str | None:
+    from cortexmlx.attention.seam import probe
+
+    try:
+        probe(model)
+    except ModelUnsupported as error:
+        return str(error)
+    return None
 
 
 def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:

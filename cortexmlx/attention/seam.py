@@ -7,6 +7,7 @@ by one that recognises a handle and calls `paged_attention`, and calls the origi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,10 @@ class _ProbeCache(LayerCache):
         self.mask_window = window_size or self.mask_window
 
 
+class _OwnAttention(Exception):
+    """A model computes with keys and values itself."""
+
+
 class _ProbeKV:
     """The handle of a probe: records the shapes, and that attention was reached through the seam."""
 
@@ -62,6 +67,12 @@ class _ProbeKV:
 
     def astype(self, _: mx.Dtype) -> _ProbeKV:
         return self
+
+    def __getattr__(self, _: str) -> Any:
+        raise _OwnAttention
+
+
+_log = logging.getLogger(__name__)
 
 
 def install() -> None:
@@ -110,12 +121,15 @@ def probe(model: nn.Module) -> list[KVSpec]:
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(windows))]
     try:
         model(mx.zeros((2, 1), mx.int32), cache=caches)
-    except ModelUnsupported:
-        raise
-    except Exception as error:
-        raise ModelUnsupported(
-            f"{_kind(model)}: its attention cannot be paged ({type(error).__name__}: {error})"
-        ) from error
+    except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
+        _log.info("%s fails in a step of two rows", _kind(model), exc_info=True)
+        own = isinstance(error, _OwnAttention) or _ProbeKV.__name__ in str(error)
+        why = (
+            "its layers compute attention themselves, not by mlx-lm's function"
+            if own
+            else "mlx-lm's code for it cannot compute a step of several rows at different positions"
+        )
+        raise ModelUnsupported(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
     bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
     if bypassed:
         raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import logging
 import resource
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +78,24 @@ def mlx_lm_utils() -> Any:
     enter_mlx_lm()
     with without_side_effects():
         return importlib.import_module(f"{_NAME}.utils")
+
+
+def missing_package(model_type: str) -> str | None:
+    """What mlx-lm's module of an architecture says that it lacks, or None. Such a module prints that and ends the
+    process (`olmo`); here it does neither.
+    """
+    name = mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
+    if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:
+        return None
+    said = io.StringIO()
+    try:
+        with without_side_effects(), redirect_stdout(said):
+            importlib.import_module(f"{_NAME}.models.{name}")
+    except ImportError:
+        return None  # whoever loads the model will say that there is none
+    except SystemExit:
+        return " ".join(said.getvalue().split())
+    return None
 
 
 def enter_mlx_lm() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.host.package import missing_package, mlx_lm_utils
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
@@ -25,6 +25,9 @@ def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
     config = read_config(folder)
     if not check_weights(folder):
         raise _no_weights(folder)
+    kind = config["model_type"]
+    if missing := missing_package(kind):
+        raise ModelUnsupported(f"{folder} cannot run: mlx-lm says of {kind!r}: {missing}")
     eos_ids = end_ids(folder, config)
     # The tokenizer first: it fails sooner.
     tokenizer = _load_tokenizer(folder, eos_ids)

@@ -4,6 +4,7 @@ does not hold one of our handles notices nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -80,8 +81,12 @@ def test_installing_again_wraps_nothing_twice() -> None:
     ("name", "changes", "message"),
     [
         ("mamba", {}, "mamba"),
-        ("llama", {"model_type": "gemma2"}, "gemma2"),
-        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "llama: its attention cannot be paged"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "llama: .* rows at different positions",
+        ),
+        ("llama", {"model_type": "gemma2"}, "gemma2: its layers compute attention themselves"),
         (
             "llama",
             {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2},
@@ -93,5 +98,6 @@ def test_a_model_that_cannot_be_paged_is_refused_and_never_answers_wrongly(
     tmp_path: Any, name: str, changes: dict[str, Any], message: str
 ) -> None:
     folder = write_tiny(tmp_path / "model", name, **changes)
-    with pytest.raises(ModelUnsupported, match=message):
+    with pytest.raises(ModelUnsupported, match=message) as refused:
         Driver(folder)
+    assert not re.search("Error|object|attribute|argument", str(refused.value)), "Python's words are for the log"

@@ -42,6 +42,8 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
         (MAMBA, "any length: no layer keeps more than its window"),
         (DEEPSEEK_V3, "the weights alone are too large"),
+        (MAMBA, "  cortexmlx does not run it yet: mamba"),
+        (DEEPSEEK_V3, "  cortexmlx does not run it yet: deepseek_v3"),
         (DEEPSEEK_V3, "61 layers x 1 head x (512 + 64) x 2 bytes"),
     ],
 )

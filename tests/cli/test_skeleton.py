@@ -41,6 +41,13 @@ def test_quantized_weights_take_their_bits_and_scales() -> None:
     assert quantized.parameters == 8_190_735_360
 
 
+def test_what_the_engine_refuses_is_said_with_its_reason() -> None:
+    assert build(QWEN3_8B).refusal is None and build(GEMMA3_1B).refusal is None
+    assert "MambaCache" in str(build(MAMBA).refusal) or "ArraysCache" in str(build(MAMBA).refusal)
+    with pytest.raises(ModelUnsupported, match="mlx-lm says of 'olmo': To run olmo install ai2-olmo"):
+        build({"model_type": "olmo"})
+
+
 def test_an_unknown_architecture_is_not_guessed() -> None:
     with pytest.raises(ModelUnsupported, match="mlx-lm has no architecture"):
         build({"model_type": "no_such_thing"})

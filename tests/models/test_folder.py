@@ -86,6 +86,15 @@ def test_weights_that_do_not_fit_the_config(tmp_path: Path) -> None:
     fails(write_folder(tmp_path / "n", num_hidden_layers=3), ModelCorrupt, "do not fit")
 
 
+def test_an_architecture_that_wants_another_package_says_so_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"model_type": "olmo"}))
+    fails(folder, ModelUnsupported, "'olmo'", "install ai2-olmo")
+    assert capsys.readouterr() == ("", ""), "mlx-lm prints it"
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     fails(write_folder(tmp_path / "m", model_type="made_up_9"), ModelUnsupported, "'made_up_9'", "mlx-lm")
 
