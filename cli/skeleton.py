@@ -135,7 +135,7 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
 
 
 def _refusal(model: Any) -> str | None:
-    from cortexmlx.attention.seam import probe
+    from cortexmlx.attention.probe import probe
 
     try:
         probe(model)

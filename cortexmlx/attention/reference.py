@@ -37,8 +37,8 @@ def attend(
     ones = ReferenceStep.of(kv).ones
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ones)
     parts = []
-    if rows and softcap is None and _rounds_coarsely(queries, kv):
-        parts.append(_attend_rows_as_mlx(queries[:rows], kv, scale, sinks))
+    if rows and _rounds_coarsely(queries, kv) and not softmax.two_terms:
+        parts.append(_attend_rows_as_mlx(queries[:rows], kv, softmax))
     elif rows == 1 and kv.step.runs[0] is not None:
         count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
         few = Softmax(scale, sinks, softcap, queries.dtype, ones, count)
@@ -64,13 +64,36 @@ def _rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     """Whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
 
     Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
-    there is one way: MLX's attention, whose result for a query does not depend on what is computed beside it.
+    there is one way: MLX's attention, or with a soft cap that of mlx-lm's models, whose result for a query does not
+    depend on what is computed beside it.
     """
     return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
 
 
-def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None) -> mx.array:
-    """Rows of one query each by MLX's attention over a copy of their keys and values: the roundings of mlx-lm."""
+def _as_mlx(queries: mx.array, keys: mx.array, values: mx.array, softmax: Softmax, mask: mx.array | str) -> mx.array:
+    """Attention as mlx-lm's models compute it, with their roundings: queries `[rows, query_heads, queries, dim]`, keys
+    and values `[rows, kv_heads, tokens, dim]`, `mask` a bool for each query and token, or "causal".
+    """
+    if softmax.softcap is None:
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=softmax.scale, mask=mask, sinks=softmax.sinks
+        )
+    rows, heads, count, dim = queries.shape
+    grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
+    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
+    scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
+    if isinstance(mask, str):
+        tokens = keys.shape[2]
+        mask = mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None]
+    else:
+        mask = mask[:, :, None] if mask.ndim == 4 else mask
+    scores = mx.where(mask, scores, mx.array(-mx.inf, scores.dtype))
+    out = mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]
+    return out.reshape(rows, heads, count, -1)
+
+
+def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
+    """Rows of one query each over a copy of their keys and values."""
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     slab = kv.arena.blocks_of(kv.layer)
     index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads)
@@ -78,7 +101,7 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, scale: float, sinks: mx.
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         keys, values = mx.concatenate([keys, tail_keys], axis=2), mx.concatenate([values, tail_values], axis=2)
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=index.visible(kv), sinks=sinks)
+    return _as_mlx(queries, keys, values, softmax, index.visible(kv))
 
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
@@ -145,12 +168,9 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     step = ReferenceStep.of(kv)
     base = step.oldest(piece)
     keys, values = _piece_kv(kv, piece, base)
-    if softmax.softcap is None and (mx.default_device() != mx.cpu or _rounds_coarsely(queries, kv)):
-        mask = step.mask(piece)
-        out = mx.fast.scaled_dot_product_attention(
-            queries.swapaxes(0, 2), keys[None], values[None], scale=softmax.scale, mask=mask, sinks=softmax.sinks
-        )
-        return out.swapaxes(0, 2)
+    gpu = mx.default_device() != mx.cpu
+    if (softmax.softcap is None and gpu) or (_rounds_coarsely(queries, kv) and not softmax.two_terms):
+        return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, step.mask(piece)).swapaxes(0, 2)
     heads, (count, query_heads, _, dim) = keys.shape[0], queries.shape
     group = query_heads // heads
     q = softmax.scaled(queries).reshape(count, heads, group, dim).transpose(1, 2, 0, 3)

@@ -43,6 +43,11 @@ class Softmax:
         self._coarse = dtype != mx.float32
         self._columns = ones
 
+    @property
+    def two_terms(self) -> bool:
+        """Whether there are extra logits and a soft cap, which no model of mlx-lm has together."""
+        return self.sinks is not None and self.softcap is not None
+
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
         plain = self._natural or self._coarse or self.softcap is not None

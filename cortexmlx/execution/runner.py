@@ -12,7 +12,8 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
-from cortexmlx.attention.seam import LayerCache, lazy_pass
+from cortexmlx.attention.probe import lazy_pass
+from cortexmlx.attention.seam import LayerCache
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows

@@ -1,4 +1,4 @@
-"""Replacing a function in mlx-lm's loaded model modules, each of which has imported it under its own name."""
+"""Replacing what mlx-lm's model modules have: a function that each imported under its own name, or a class's method."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def replace_function(home: str, name: str, replacement: Callable[[Any], Any]) ->
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(PACKAGE) and getattr(module, name, None) is original:
             setattr(module, name, made)
+
+
+def replace_method(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
+    """Put `replacement(original)` in the place of the method `name` of a class. Safe to call again."""
+    original = getattr(owner, name)
+    if not hasattr(original, "replaced"):
+        made = replacement(original)
+        made.replaced = original
+        setattr(owner, name, made)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.seam import probe
+from cortexmlx.attention.probe import probe
 from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow

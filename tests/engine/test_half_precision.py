@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "windowed llama": {"sliding_window": 16},
     "gemma3_text": {"sliding_window": 16},
+    "gemma2": {},
 }
 PROMPTS = [tokens_of(n, seed=n) for n in (3, 17, 32, 9, 26, 40)]
 TOKENS = 36

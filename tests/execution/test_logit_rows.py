@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from cortexmlx.attention.seam import lazy_pass, probe
+from cortexmlx.attention.probe import lazy_pass, probe
 from cortexmlx.execution.logit_rows import LazyPass, LogitRows
 from support.tiny import CONFIGS, tokens_of
 

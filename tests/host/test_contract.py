@@ -170,6 +170,32 @@ def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> 
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("owner", "takes", "has"),
+    [
+        (
+            "gemma2.Attention",
+            ["self", "x", "mask", "cache"],
+            "q_proj k_proj v_proj o_proj rope n_heads n_kv_heads head_dim scale attn_logit_softcapping",
+        ),
+        (
+            "plamo.Attention",
+            ["self", "hidden_states", "attention_mask", "cache"],
+            "q_proj k_proj v_proj o_proj rotary_emb k_num_heads qk_dim v_dim scale config",
+        ),
+        ("gpt_bigcode.GPTBigCodeModel", ["self", "inputs", "cache"], "wte wpe h ln_f"),
+        ("rope_utils.DynamicNTKScalingRoPE", ["self", "x", "offset"], "dims traditional base"),
+    ],
+)
+def test_the_classes_that_get_a_method_of_ours_have_what_it_uses(owner: str, takes: list[str], has: str) -> None:
+    home, _, name = owner.partition(".")
+    made = built(CONFIGS["dynamic rope" if home == "rope_utils" else home])
+    found = next(m for m in made.modules() if type(m).__name__ == name)
+    method = type(found).__call__
+    assert parameters(getattr(method, "replaced", method)) == takes
+    assert [attribute for attribute in has.split() if not hasattr(found, attribute)] == []
+
+
 def reaching() -> set[str]:
     """The files of the package that import something of mlx-lm, or name one of its modules to import."""
     found = set()
@@ -181,7 +207,7 @@ def reaching() -> set[str]:
                     names = [node.module or "", *(a.name for a in node.names)]
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     names = [node.value] if re.fullmatch(r"mlx_lm(\.[\w.]*)?", node.value) else []
-                if any(n.startswith("mlx_lm") for n in names) or "replace_function" in names:
+                if any(n.startswith("mlx_lm") for n in names) or {"replace_function", "replace_method"} & {*names}:
                     found.add(str(path.relative_to(ROOT)))
     return found
 

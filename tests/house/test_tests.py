@@ -21,6 +21,11 @@ ELSEWHERE = {
 TESTED_WITH = {
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cortexmlx/arrays.py": "tests/kv/test_table.py",
+    "cortexmlx/attention/patches/__init__.py": "tests/attention/patches/test_patches.py",
+    "cortexmlx/attention/patches/dynamic_rope.py": "tests/attention/patches/test_patches.py",
+    "cortexmlx/attention/patches/gemma2.py": "tests/attention/patches/test_patches.py",
+    "cortexmlx/attention/patches/gpt_bigcode.py": "tests/attention/patches/test_patches.py",
+    "cortexmlx/attention/patches/plamo.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/kv/step.py": "tests/scheduling/test_placement.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",

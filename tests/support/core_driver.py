@@ -18,7 +18,7 @@ class Driver:
 
     def __init__(self, model: Path, *, tokens: int = 512, **config: Any) -> None:
         """`tokens` of KV memory; `config` as in `EngineConfig`."""
-        from cortexmlx.attention.seam import probe
+        from cortexmlx.attention.probe import probe
         from cortexmlx.models import load_model
 
         per_token = sum(spec.bytes_per_token for spec in probe(load_model(model).model))

@@ -80,6 +80,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bos_token_id": 256,
         "eos_token_id": EOS,
     },
+    "gemma2": _BASE
+    | {
+        "model_type": "gemma2",
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 9.0,
+    },
+    "plamo": _BASE | {"model_type": "plamo", "n_shared_head": 2},
+    "gpt_bigcode": {
+        "model_type": "gpt_bigcode",
+        "vocab_size": VOCAB,
+        "n_positions": 512,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_inner": 48,
+        "layer_norm_epsilon": 1e-5,
+        "eos_token_id": EOS,
+    },
+    "dynamic rope": _BASE | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
     "nanbeige": _BASE | {"model_type": "nanbeige", "num_loops": 2},
     "cohere2": _BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
     "mamba": {
@@ -98,7 +119,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, with layers
-that run twice, and a model without attention.
+that run twice, with a class of its own for attention or positions, and a model without attention.
 """
 
 

@@ -1,0 +1,30 @@
+"""Classes of mlx-lm's models that need another method where their cache is paged: each computes what the original does,
+from a handle instead of from arrays. With any other cache the original runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.nn as nn
+
+from cortexmlx.attention.patches import dynamic_rope, gemma2, gpt_bigcode, plamo
+from cortexmlx.host.modules import replace_method
+
+Method = Callable[..., Any]
+
+_METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
+    ("gemma2", "Attention"): gemma2.attention,
+    ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
+    ("plamo", "Attention"): plamo.attention,
+    ("rope_utils", "DynamicNTKScalingRoPE"): dynamic_rope.rotation,
+}
+"""What takes the place of `__call__`, by module and class."""
+
+
+def install(model: nn.Module) -> None:
+    """Replace what the model's classes need. Safe to call again."""
+    used = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
+    for name in used.keys() & _METHODS.keys():
+        replace_method(used[name], "__call__", _METHODS[name])

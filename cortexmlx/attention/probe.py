@@ -1,0 +1,108 @@
+"""What a model keeps and how it attends, found out before it runs: from forward passes that are never evaluated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache as PlainCache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+
+from cortexmlx.attention import patches
+from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, install
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import KVSpec
+
+_log = logging.getLogger(__name__)
+
+
+class _ProbeCache(LayerCache):
+    """A cache of a probe, at position 0 of every row: records the window that the model's mask would show."""
+
+    def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array], ProbeKV]) -> None:
+        super().__init__(layer, fetch)
+        self.offset = mx.zeros(rows, mx.int32)
+        self.mask_window: int | None = None
+
+    def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
+        self.mask_window = window_size or self.mask_window
+
+
+def probe(model: nn.Module) -> list[KVSpec]:
+    """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated.
+
+    Raises ModelUnsupported when a layer keeps something else than keys and values, or attends past the seam.
+    """
+    install()
+    patches.install(model)
+    windows = [_window(model, cache) for cache in make_prompt_cache(model)]
+    seen: dict[int, ProbeKV] = {}
+
+    def fetch(layer: int, keys: mx.array, values: mx.array) -> ProbeKV:
+        seen[layer] = ProbeKV(keys, values)
+        return seen[layer]
+
+    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(windows))]
+    try:
+        model(mx.zeros((2, 1), mx.int32), cache=caches)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{_kind(model)}: {error}") from None
+    except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
+        _log.info("%s fails in a step of two rows", _kind(model), exc_info=True)
+        own = isinstance(error, OwnAttention) or ProbeKV.__name__ in str(error)
+        why = "its layers compute attention themselves, not by mlx-lm's function"
+        if "Metal" in str(error):
+            why = "it has Metal kernels of its own, which need an Apple GPU"
+        elif not own:
+            why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
+        raise ModelUnsupported(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
+    bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
+    if bypassed:
+        raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
+    for cache, window in zip(caches, windows, strict=True):
+        if cache.mask_window not in (None, window):
+            kept = "all of them" if window is None else f"only {window}"
+            raise ModelUnsupported(
+                f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
+                "answer's: which of the two is meant is not known"
+            )
+    return [
+        KVSpec(
+            kv_heads=seen[layer].keys.shape[1],
+            key_dim=seen[layer].keys.shape[-1],
+            value_dim=seen[layer].values.shape[-1],
+            dtype=str(seen[layer].keys.dtype).removeprefix("mlx.core."),
+            window=window,
+        )
+        for layer, window in enumerate(windows)
+    ]
+
+
+def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
+    """Logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is called as each
+    layer hands over its keys and values. The model has been probed.
+    """
+
+    def fetch(_: int, keys: mx.array, values: mx.array) -> ProbeKV:
+        attended()
+        return ProbeKV(keys, values)
+
+    caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(make_prompt_cache(model)))]
+    logits: mx.array = model(tokens, cache=caches)
+    return logits
+
+
+def _window(model: nn.Module, cache: Any) -> int | None:
+    """The sliding window that one of mlx-lm's own caches stands for."""
+    if type(cache) is PlainCache:
+        return None
+    if type(cache) is RotatingKVCache:
+        return int(cache.max_size)
+    raise ModelUnsupported(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+
+
+def _kind(model: nn.Module) -> str:
+    return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))

@@ -1,0 +1,70 @@
+"""What a model keeps is found out before it runs, and one that cannot be paged is refused in plain words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.attention.probe import lazy_pass, probe
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import group_layers
+from support.core_driver import Driver
+from support.tiny import VOCAB, write_tiny
+
+PHI3SMALL = {
+    "model_type": "phi3small",
+    "dense_attention_every_n_layers": 1,
+    "ff_intermediate_size": 48,
+    "gegelu_limit": 1.0,
+    "layer_norm_epsilon": 1e-5,
+}
+AFM7 = {
+    "model_type": "afm7",
+    "hidden_dim": 32,
+    "num_layers": 2,
+    "num_kv_reuse_layers": 1,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+}
+
+
+def test_layers_of_one_kind_share_their_tables(tiny: Any) -> None:
+    from cortexmlx.models import load_model
+
+    groups = group_layers(probe(load_model(tiny("windowed llama")).model))
+    assert [(g.spec.window, g.layers) for g in groups] == [(11, (0, 2)), (None, (1,))]
+    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.key_dim == 12
+    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.value_dim == 6
+
+
+def test_a_lazy_pass_says_when_each_layer_attends(judged: Any) -> None:
+    model = judged("windowed llama")[0]
+    probe(model)
+    calls: list[int] = []
+    logits = lazy_pass(model, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
+    assert logits.shape == (5, 1, VOCAB) and len(calls) == len(model.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mamba", {}, "mamba"),
+        ("llama", PHI3SMALL, "phi3small: its layers compute attention themselves"),
+        ("llama", AFM7, "afm7: .* rows at different positions"),
+        (
+            "llama",
+            {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2},
+            "see 9 tokens, but only 8",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_paged_is_refused_and_never_answers_wrongly(
+    tmp_path: Any, name: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_tiny(tmp_path / "model", name, **changes)
+    with pytest.raises(ModelUnsupported, match=message) as refused:
+        Driver(folder)
+    assert not re.search("Error|object|attribute|argument", str(refused.value)), "Python's words are for the log"
