@@ -60,6 +60,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return folder
 
 
+@pytest.fixture
+def engine(tiny: Tiny) -> Iterator[Any]:
+    """Four rows of the tiny llama; tests that want another engine have a fixture of that name."""
+    from cortexmlx import Engine
+
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def judged(tiny: Tiny) -> Callable[[str], Any]:
     """A function from a name of `tiny.CONFIGS` to mlx-lm's own (model, tokenizer)."""

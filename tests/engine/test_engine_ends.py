@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx import CortexError, Engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
+from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.programs import outcome
 from support.tiny import tokens_of
-
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
-PROMPT = tokens_of(20, seed=1)
-
-
-@pytest.fixture
-def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
-        yield engine
-
 
 # -- failed -----------------------------------------------------------------------------------------------------------
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx import CortexError, Engine
+from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost
 from support.programs import outcome
 from support.tiny import tokens_of
-
-PROMPT = tokens_of(20, seed=1)
-SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 
 
 def wait_until_it_has_recovered(engine: Engine) -> None:

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, SamplingParams
+from cortexmlx import Engine
 from cortexmlx.errors import EngineClosed, ForkedProcess, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, RequestState, Timings, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
-from support.tiny import tokens_of
-
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
-PROMPT = tokens_of(20, seed=1)
+from support.asked import LONG, PROMPT
 
 
 def test_a_handle_keeps_its_engine_until_the_request_has_ended(tiny: Any) -> None:

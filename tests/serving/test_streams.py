@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, SamplingParams
+from cortexmlx import Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.request import TokenEvent
+from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
-from support.tiny import tokens_of
-
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
-PROMPT = tokens_of(20, seed=1)
-
-
-@pytest.fixture
-def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
-        yield engine
 
 
 def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
