@@ -1,11 +1,14 @@
-"""The arguments of a launch, as bytes, and where MLX would have them begin."""
+"""A launch and its arguments, as bytes, and where MLX would have them begin."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,19 @@ class BufferSpec:
     offset: int = 0
     start: int = 0
     element: str = ""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One launch: the kernel by its name and the text that findings quote, its arguments, and how many threads run
+    (`grid` counts threads, not threadgroups).
+    """
+
+    kernel: str
+    text: str
+    buffers: Sequence[BufferSpec]
+    grid: Triple
+    threadgroup: Triple
 
 
 MAX_ALIGNMENT = 256

@@ -13,23 +13,20 @@ from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
 
-from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, find_compiler, kernel_flags
+from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, Build, find_compiler, kernel_flags
 
 MAX_CACHED = 4000
 
 
-def build(text: str, checked: bool, zeroed: bool = False, coverage: bool = False) -> Path:
+def build(text: str, what_for: Build) -> Path:
     """Compile C++ `text` (rewritten kernel and entry point) with the runtime into a shared library; cached.
-
-    `checked` libraries watch every access, those for `coverage` every basic block. Variables without a value start as
-    NaN or an implausible integer, or as zero if `zeroed`.
 
     Raises:
         KernelCompileError: the compiler refused it; the message has its first diagnostics.
         ToolchainMissing: no usable compiler.
     """
     compiler = find_compiler()
-    flags = kernel_flags(checked, zeroed, coverage)
+    flags = kernel_flags(what_for)
     target = cache_folder() / f"{content_key(text, *flags)}.so"
     if target.exists():
         os.utime(target)

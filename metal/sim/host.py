@@ -13,12 +13,12 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelCompileError
 
 from . import settings
-from .buffers import BufferSpec
+from .buffers import BufferSpec, Dispatch, Triple
 from .built import build
 from .entry import PREAMBLE, attribute_value, entry_point
-from .launch import Launched, Triple, run
+from .launch import Launched, run
 from .rewrite import blank_comments, to_cpp
-from .toolchain import SHIM, mlx_headers
+from .toolchain import SHIM, Build, mlx_headers
 
 KERNEL_FOLDER = "mlx/backend/metal/kernels/"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
@@ -194,6 +194,6 @@ class HostKernel:
             else:
                 data = np.ascontiguousarray(given)
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
-        library = build(self._unit, current.checked, coverage=current.coverage)
-        zeroed = build(self._unit, checked=False, zeroed=True) if current.poison else None
-        return run(self.name, self._text, library, specs, threads, threadgroup, current, zeroed)
+        dispatch = Dispatch(self.name, self._text, specs, threads, threadgroup)
+        zeroed = build(self._unit, Build.ZEROED) if current.poison else None
+        return run(dispatch, build(self._unit, current.build), current, zeroed)

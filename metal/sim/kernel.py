@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import settings
-from .buffers import MAX_ALIGNMENT, BufferSpec, host_view, offset_of
+from .buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
 from .built import build
 from .entry import PREAMBLE, translation_unit
 from .launch import run
@@ -19,6 +19,7 @@ from .legality import check
 from .report import LaunchReport
 from .source import BufferParam, KernelText, Role, TemplateArgs, generate
 from .sparse import SparseArray
+from .toolchain import Build
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray
@@ -84,7 +85,7 @@ class MetalKernel:
         self.ensure_row_contiguous = ensure_row_contiguous
         self.atomic_outputs = atomic_outputs
         self.last_report: LaunchReport | None = None
-        self._libraries: dict[tuple[str, bool, bool, bool], Path] = {}
+        self._libraries: dict[tuple[str, bool, Build], Path] = {}
 
     def text(
         self,
@@ -142,16 +143,9 @@ class MetalKernel:
         offsets = {name: self._offset(array) for name, array in zip(self.input_names, arrays, strict=True)}
         dtypes = {name: array.dtype for name, array in zip(self.input_names, arrays, strict=True)}
         specs = [_buffer(p, views, offsets, dtypes, outputs, init_value) for p in kernel.buffers]
-        launched = run(
-            self.name,
-            kernel.text,
-            library,
-            specs,
-            (grid[0], grid[1], grid[2]),
-            (threadgroup[0], threadgroup[1], threadgroup[2]),
-            current,
-            build(translation_unit(kernel), checked=False, zeroed=True) if current.poison else None,
-        )
+        threads = (grid[0], grid[1], grid[2]), (threadgroup[0], threadgroup[1], threadgroup[2])
+        zeroed = build(translation_unit(kernel), Build.ZEROED) if current.poison else None
+        launched = run(Dispatch(self.name, kernel.text, specs, *threads), library, current, zeroed)
         self.last_report = launched.report
         return [
             to_array(data, shape, dtype)
@@ -159,14 +153,14 @@ class MetalKernel:
         ]
 
     def _library(self, kernel: KernelText, current: settings.Settings) -> Path:
-        key = (kernel.text, current.checked, current.static_pass, current.coverage)
+        key = (kernel.text, current.static_pass, current.build)
         if key not in self._libraries:
             if current.static_pass:
                 check(self.name, kernel.text, PREAMBLE)
             unit = translation_unit(kernel)
             if current.coverage:
                 unit = unit.replace('#line 1 "kernel"', f'#line 1 "custom:{self.name}"', 1)
-            self._libraries[key] = build(unit, current.checked, coverage=current.coverage)
+            self._libraries[key] = build(unit, current.build)
         return self._libraries[key]
 
     def _view(self, array: mx.array | SparseArray) -> HostView:

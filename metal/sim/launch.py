@@ -1,7 +1,6 @@
 """Running a built kernel: buffers into simulated device memory, one call into the runtime, counters out."""
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from cortexmlx.errors import KernelFault
 
 from . import abi
-from .buffers import BufferSpec
+from .buffers import Dispatch, Triple
 from .built import load
 from .memory import MAX_THREADS, STACK_BYTES, device_memory
 from .messages import describe, limit_finding, unwritten_finding
@@ -21,8 +20,6 @@ from .settings import Settings, record
 
 MAX_BUFFERS = 31
 SENTINEL = 0xFF
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -37,47 +34,37 @@ def _clip(grid: Triple, threadgroup: Triple) -> Triple:
     return tuple(min(g, t) for g, t in zip(grid, threadgroup, strict=True))  # type: ignore[return-value]
 
 
-def _limits(kernel: str, buffers: Sequence[BufferSpec], threadgroup: Triple) -> list[Finding]:
+def _limits(of: Dispatch) -> list[Finding]:
     found = []
-    threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+    threads = of.threadgroup[0] * of.threadgroup[1] * of.threadgroup[2]
     if threads > MAX_THREADS:
-        found.append(
-            limit_finding(kernel, f"{threads} threads in a threadgroup {threadgroup}, at most {MAX_THREADS} fit")
-        )
-    if len(buffers) > MAX_BUFFERS:
-        found.append(limit_finding(kernel, f"{len(buffers)} buffers, at most {MAX_BUFFERS} can be bound"))
+        said = f"{threads} threads in a threadgroup {of.threadgroup}, at most {MAX_THREADS} fit"
+        found.append(limit_finding(of.kernel, said))
+    if len(of.buffers) > MAX_BUFFERS:
+        found.append(limit_finding(of.kernel, f"{len(of.buffers)} buffers, at most {MAX_BUFFERS} can be bound"))
     return found
 
 
-def run(
-    kernel: str,
-    text: str,
-    library: Path,
-    buffers: Sequence[BufferSpec],
-    grid: Triple,
-    threadgroup: Triple,
-    settings: Settings,
-    zeroed: Path | None = None,
-) -> Launched:
-    """Execute every thread of `grid` (threads, not groups) and return the writable buffers.
+def run(dispatch: Dispatch, library: Path, settings: Settings, zeroed: Path | None = None) -> Launched:
+    """Execute every thread and return the writable buffers.
 
-    `library` was built from the kernel's `text`, which findings quote; `zeroed` from the same text, with variables that
-    start as zeros: to run once more and compare.
+    `library` was built from the kernel's text; `zeroed` from the same text, with variables that start as zeros: to run
+    once more and compare.
 
     Raises:
         KernelFault: the launch did something undefined that `settings.allow` does not list.
     """
-    launched = _execute(kernel, text, library, buffers, grid, threadgroup, settings)
+    launched = _execute(dispatch, library, settings)
     found = [*launched.report.findings]
     blurred = {Fault.UNWRITTEN, Fault.UNINITIALISED} & {f.fault for f in found}
     sentence = None
     if not blurred and all(f.fault in settings.allow for f in found):
-        sentence = poisoned(buffers, launched.outputs) if settings.checked else None
+        sentence = poisoned(dispatch.buffers, launched.outputs) if settings.checked else None
         if zeroed and not sentence:
-            again = _execute(kernel, text, zeroed, buffers, grid, threadgroup, replace(settings, checked=False))
-            sentence = different(buffers, launched.outputs, again.outputs)
+            again = _execute(dispatch, zeroed, replace(settings, checked=False))
+            sentence = different(dispatch.buffers, launched.outputs, again.outputs)
     if sentence:
-        found.append(Finding(Fault.UNINITIALISED, f"{kernel}: {sentence}"))
+        found.append(Finding(Fault.UNINITIALISED, f"{dispatch.kernel}: {sentence}"))
     launched = replace(launched, report=replace(launched.report, findings=tuple(found)))
     record(launched.report)
     serious = [f for f in found if f.fault not in settings.allow]
@@ -86,19 +73,14 @@ def run(
     return launched
 
 
-def _execute(
-    kernel: str,
-    text: str,
-    library: Path,
-    buffers: Sequence[BufferSpec],
-    grid: Triple,
-    threadgroup: Triple,
-    settings: Settings,
-) -> Launched:
+def _execute(dispatch: Dispatch, library: Path, settings: Settings) -> Launched:
+    grid, threadgroup, buffers = dispatch.grid, dispatch.threadgroup, dispatch.buffers
     if min(grid) < 1 or min(threadgroup) < 1:
-        raise KernelFault(f"{kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension")
+        raise KernelFault(
+            f"{dispatch.kernel}: grid {grid} and threadgroup {threadgroup} must be at least 1 in each dimension"
+        )
     threadgroup = _clip(grid, threadgroup)
-    if found := _limits(kernel, buffers, threadgroup):
+    if found := _limits(replace(dispatch, threadgroup=threadgroup)):
         raise KernelFault("\n".join(map(str, found)))
     memory = device_memory()
     with memory.lock:
@@ -130,35 +112,29 @@ def _execute(
         )
         for slot, spec in enumerate(buffers):
             memory.release(slot, spec.nbytes)
-    return Launched(outputs, _report(kernel, text, library, buffers, table, launch, settings))
+    return Launched(outputs, _report(dispatch, library, table, launch, settings))
 
 
 def _report(
-    kernel: str,
-    text: str,
-    library: Path,
-    buffers: Sequence[BufferSpec],
-    table: ctypes.Array[abi.Buffer],
-    launch: abi.Launch,
-    settings: Settings,
+    dispatch: Dispatch, library: Path, table: ctypes.Array[abi.Buffer], launch: abi.Launch, settings: Settings
 ) -> LaunchReport:
     reports = {}
-    for spec, entry in zip(buffers, table, strict=True):
+    for spec, entry in zip(dispatch.buffers, table, strict=True):
         counters = {name: int(getattr(entry.counters, name)) for name, _ in abi.BufferCounters._fields_}
         reports[spec.name] = BufferReport(name=spec.name, bytes=spec.nbytes, **counters)
     found = [launch.findings[i] for i in range(launch.finding_count)]
     findings, notes = (
-        [describe(kernel, text, library, buffers, launch, f) for f in found if (f.kind == abi.NOTE_DIVERGENT) == noted]
+        [describe(dispatch, library, launch, f) for f in found if (f.kind == abi.NOTE_DIVERGENT) == noted]
         for noted in (False, True)
     )
     if not launch.aborted:
         findings += [
-            unwritten_finding(kernel, spec, reports[spec.name])
-            for spec in buffers
+            unwritten_finding(dispatch.kernel, spec, reports[spec.name])
+            for spec in dispatch.buffers
             if reports[spec.name].unwritten_elements
         ]
     return LaunchReport(
-        kernel=kernel,
+        kernel=dispatch.kernel,
         grid=tuple(launch.grid),
         threadgroup=tuple(launch.threadgroup),
         checked=settings.checked,
@@ -177,6 +153,3 @@ def _report(
         notes=tuple(notes),
         library=library,
     )
-
-
-__all__ = ["BufferSpec", "Fault", "Launched", "run"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import abi
-from .buffers import BufferSpec
+from .buffers import BufferSpec, Dispatch
 from .lines import line_of
 from .report import BufferReport, Fault, Finding
 
@@ -61,16 +61,14 @@ def lane_names(mask: int) -> str:
     return f"lane{'s' * (len(lanes) > 1)} {names}"
 
 
-def describe(
-    kernel: str, text: str, library: Path, buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding
-) -> Finding:
-    """The runtime's record as a Finding; `text` is what line numbers count in."""
+def describe(dispatch: Dispatch, library: Path, launch: abi.Launch, f: abi.Finding) -> Finding:
+    """The runtime's record as a Finding; line numbers count in the kernel's text."""
     fault = Fault.DIVERGENT if f.kind == abi.NOTE_DIVERGENT else Fault(f.kind)
     lanes = None
     line = f.line or (line_of(library, f.pc) if f.pc else None)
     who = _thread(f.group, f.thread)
     other = _thread(f.other_group, f.other_thread)
-    place = _place(buffers, launch, f)
+    place = _place(dispatch.buffers, launch, f)
     does = "writes" if f.is_write else "reads"
     if fault is Fault.OUT_OF_BOUNDS:
         said = f"{who} {does} {f.size} bytes outside: {place}" if f.size else f"{who} uses {place}"
@@ -108,7 +106,7 @@ def describe(
     else:
         said = f"{who}: {f.text.decode()}"
     times = f", {f.count} times" if f.count > 1 else ""
-    return Finding(fault, f"{kernel}: {said}{times}{_quoted(text, line)}", f.count, line, lanes)
+    return Finding(fault, f"{dispatch.kernel}: {said}{times}{_quoted(dispatch.text, line)}", f.count, line, lanes)
 
 
 def limit_finding(kernel: str, said: str) -> Finding:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .report import Fault, LaunchReport
+from .toolchain import Build
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Settings:
     patience: float = 60.0
     allow: frozenset[Fault] = frozenset()
     coverage: bool = False
+
+    @property
+    def build(self) -> Build:
+        """What kernels are compiled for."""
+        if self.coverage:
+            return Build.COVERAGE
+        return Build.CHECKED if self.checked else Build.FAST
 
 
 @dataclass

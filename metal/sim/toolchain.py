@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -91,6 +92,17 @@ _HOOKS: dict[str, int | str] = {
 }
 
 
+class Build(Enum):
+    """What a kernel is compiled for. Variables that nothing has written hold a pattern (NaN, where they are floats),
+    or zeros.
+    """
+
+    CHECKED = "every access calls a hook"
+    FAST = "nothing is watched"
+    ZEROED = "as FAST, with zeros in such variables"
+    COVERAGE = "nothing is watched or optimised, and every basic block leaves a mark"
+
+
 @dataclass(frozen=True)
 class Compiler:
     """A clang: the command for compiling, the command for linking a shared library, and what identifies it."""
@@ -166,12 +178,8 @@ def _includes() -> list[str]:
     return ["-isystem", str(SHIM), "-isystem", str(mlx_headers())]
 
 
-def kernel_flags(checked: bool, zeroed: bool = False, coverage: bool = False) -> list[str]:
-    """The flags that compile a kernel; `checked`, so that every access calls a hook.
-
-    Variables that nothing has written hold a pattern (NaN, where they are floats), or zeros. With `coverage` nothing is
-    watched or optimised, and every basic block leaves a mark.
-    """
-    start = "-ftrivial-auto-var-init=" + ("zero" if zeroed else "pattern")
-    how = _COVERAGE if coverage else [*_CHECKED, *_hook_flags()] if checked else _UNCHECKED
+def kernel_flags(build: Build) -> list[str]:
+    """The flags that compile a kernel."""
+    start = "-ftrivial-auto-var-init=" + ("zero" if build is Build.ZEROED else "pattern")
+    how = {Build.CHECKED: [*_CHECKED, *_hook_flags()], Build.COVERAGE: _COVERAGE}.get(build, _UNCHECKED)
     return [*_KERNEL, start, *how, *_includes()]

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ...buffers import Triple
 from ...host import HostKernel, Output
-from ...launch import Triple
 from ..reference import Array, from_bits, rounded
 
 Wide = npt.NDArray[np.float64]
