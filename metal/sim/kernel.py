@@ -8,8 +8,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.errors import KernelFault
-
 from . import settings
 from .buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
 from .built import build
@@ -55,7 +53,7 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 class MetalKernel:
-    """A kernel that runs on the simulator. Created by `metal_kernel`, called like MLX's.
+    """A kernel that runs on the simulator: made with the arguments of MLX's, and called like it.
 
     `last_report` holds the LaunchReport of the most recent call.
     """
@@ -218,23 +216,5 @@ def _buffer(
     return BufferSpec(p.name, data, data.nbytes, data.itemsize)
 
 
-def metal_kernel(
-    name: str,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    source: str,
-    header: str = "",
-    ensure_row_contiguous: bool = True,
-    atomic_outputs: bool = False,
-    compile_options: Mapping[str, str] | None = None,
-) -> MetalKernel:
-    """A drop-in for `mx.fast.metal_kernel` that runs on the CPU: same arguments, same call.
-
-    Every math mode computes as "safe" does.
-    """
-    return MetalKernel(
-        name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs, compile_options
-    )
-
-
-__all__ = ["KernelFault", "MetalKernel", "metal_kernel"]
+metal_kernel = MetalKernel
+"""A drop-in for `mx.fast.metal_kernel` that runs on the CPU. Every math mode computes as "safe" does."""
