@@ -8,12 +8,12 @@ becomes its value (a GPU has both in its uniform registers), and what Metal pass
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal.sim.rewrite import blank_comments
+from cortexmlx.metal.msl import blank_comments, closing, split
 
 _KERNEL = re.compile(
     r"(?:template\s*<(?P<template>[^{};]*?)>\s*)?\[\[kernel[^\]]*\]\]\s*void\s+(?P<name>\w+)\s*\(", re.S
@@ -58,7 +58,7 @@ def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | No
     text = _FUNCTION_CONSTANT.sub(lambda m: f"constant {m[1]} {m[2]} = {values.get(m[2], '0')};", text)
     helpers, at, chosen = [], 0, None
     for match in _KERNEL.finditer(text):
-        end = _closing(text, text.index("{", _closing(text, match.end() - 1, "()")), "{}")
+        end = _end(text, text.index("{", _end(text, match.end() - 1)))
         helpers.append(text[at : match.start()])
         at = end + 1
         if match["name"] == instance.function:
@@ -66,11 +66,11 @@ def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | No
     if chosen is None:
         raise KernelCompileError(f"no [[kernel]] function '{instance.function}' in this text")
     helpers.append(text[at:])
-    close = _closing(text, chosen.end() - 1, "()")
+    close = _end(text, chosen.end() - 1)
     opening = text.index("{", close)
-    body = text[opening + 1 : _closing(text, opening, "{}")]
+    body = text[opening + 1 : _end(text, opening)]
     types, numbers = _template(chosen["template"] or "", instance)
-    signature, locals_ = _signature(_split(text[chosen.end() : close]), values)
+    signature, locals_ = _signature(split(text[chosen.end() : close]), values)
     dialect = (files("cortexmlx.metal.agx") / "dialect.h").read_text()
     size = ", ".join(map(str, instance.threads))
     return (
@@ -82,7 +82,7 @@ def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | No
 def _template(parameters: str, instance: Instance) -> tuple[str, str]:
     """The template's parameters as type names, and as constants for the top of the body."""
     types, numbers = "", ""
-    for parameter in _split(parameters):
+    for parameter in split(parameters):
         declared, _, default = (part.strip() for part in parameter.partition("="))
         kind, name = declared.split()
         value = instance.arguments.get(name, default)
@@ -127,28 +127,8 @@ def _argument(kind: str) -> str:
     return re.sub(r"\bsize_t\b", "ulong", kind)
 
 
-def _split(text: str) -> list[str]:
-    """What stands between commas outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for at, c in enumerate(text):
-        depth += (c in "([{<") - (c in ")]}>")
-        if c == "," and depth == 0:
-            parts.append(text[start:at])
-            start = at + 1
-    return [part for part in (*parts, text[start:]) if part.strip()]
-
-
-def _closing(text: str, at: int, pair: str) -> int:
+def _end(text: str, at: int) -> int:
     """Where the bracket that opens at `at` is closed."""
-    for place, depth in _depths(text, at, pair):
-        if depth == 0:
-            return place
-    raise KernelCompileError(f"'{pair[0]}' is never closed: {text[at : at + 60]!r}")
-
-
-def _depths(text: str, at: int, pair: str) -> Iterator[tuple[int, int]]:
-    depth = 0
-    for place in range(at, len(text)):
-        if text[place] in pair:
-            depth += 1 if text[place] == pair[0] else -1
-            yield place, depth
+    if (end := closing(text, at)) is None:
+        raise KernelCompileError(f"'{text[at]}' is never closed: {text[at : at + 60]!r}")
+    return end

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
+from cortexmlx.metal.msl import PREAMBLE
 
 from . import swizzles
 from .diagnostics import verdict
@@ -21,7 +22,6 @@ from .text import to_opencl
 
 DIALECT = Path(__file__).parent / "dialect"
 MAIN = "kernel.cl"
-PREAMBLE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 _PRELUDE = "legal/prelude.h"
 _STANDARD_HEADERS = (
     *("array", "assert", "atomic", "common", "compute", "config", "cooperative_tensor", "extended_vector"),

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from cortexmlx.metal.msl import PREAMBLE
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
-from .frontend import PREAMBLE, Complaint, parse
+from .frontend import Complaint, parse
 from .language import Language
 from .rules import conversions, entry_points, features, spaces, storage
 from .tree import walk

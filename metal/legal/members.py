@@ -7,6 +7,8 @@ the thread's, as its declaration says.
 
 import re
 
+from cortexmlx.metal.msl import closing
+
 _HEADER = re.compile(
     r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\("
 )
@@ -17,15 +19,6 @@ _REINTERPRETED = re.compile(
 _BODY = re.compile(r"[^;{}()]*\{")
 
 
-def _closing(text: str, at: int, opening: str, closing: str) -> int:
-    """The position after the bracket that closes the one before `at`."""
-    depth = 1
-    while at < len(text) and depth:
-        depth += {opening: 1, closing: -1}.get(text[at], 0)
-        at += 1
-    return at
-
-
 def in_thread_memory(text: str) -> str:
     """The text with the results of its functions and its casts in the thread's memory. Lines stay."""
     text = _REINTERPRETED.sub(r"(\1)", text)
@@ -33,11 +26,11 @@ def in_thread_memory(text: str) -> str:
     for header in _HEADER.finditer(text):
         if header.start() < at:
             continue
-        after = _closing(text, header.end(), "(", ")")
-        body = _BODY.match(text, after)
-        if body is None:
+        parameters_end = closing(text, header.end() - 1)
+        body = _BODY.match(text, parameters_end + 1) if parameters_end else None
+        end = closing(text, body.end() - 1) if body else None
+        if body is None or end is None:
             continue
-        end = _closing(text, body.end(), "{", "}")
         out += [text[at : body.end()], _RETURN.sub(r"return\1__thread_memory(\2);", text[body.end() : end])]
         at = end
     return "".join(out) + text[at:]

@@ -9,9 +9,10 @@
 
 import re
 
+from cortexmlx.metal.msl import blank, blank_comments, split
+
 from .members import in_thread_memory
 
-_SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*'", re.S)
 _ATTRIBUTES = re.compile(r"\[\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]\]")
 _ANNOTATED = (
     r"(?:kernel|host_name|buffer|threadgroup|function_constant|max_total_threads_per_threadgroup|visible|stitchable"
@@ -35,35 +36,6 @@ _STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volat
 _WORD = re.compile(r"\s*[A-Za-z_]\w*")
 
 
-def blank(text: str) -> str:
-    """The text with comments and the inside of literals as spaces; line breaks stay, and so does every position."""
-
-    def spaces(match: re.Match[str]) -> str:
-        found = match.group()
-        inner = re.sub(r"[^\n]", " ", found)
-        return found[0] + inner[1:-1] + found[0] if found[0] in "\"'" and len(found) > 1 else inner
-
-    return _SKIPPED.sub(spaces, text)
-
-
-def _without_comments(text: str) -> str:
-    def spaces(match: re.Match[str]) -> str:
-        found = match.group()
-        return found if found[0] in "\"'" else re.sub(r"[^\n]", " ", found)
-
-    return _SKIPPED.sub(spaces, text)
-
-
-def _split(inside: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for at, c in enumerate(inside):
-        depth += {"(": 1, ")": -1}.get(c, 0)
-        if c == "," and depth == 0:
-            parts.append(inside[start:at])
-            start = at + 1
-    return [*parts, inside[start:]]
-
-
 def _line_breaks(text: str) -> str:
     """The line breaks of a text, with the backslashes that a macro needs."""
     return "".join(re.findall(r"\\?\n", text))
@@ -72,7 +44,7 @@ def _line_breaks(text: str) -> str:
 def _annotated(match: re.Match[str]) -> str:
     """`[[buffer(0), ...]]` as annotations; attributes of C++ itself stay."""
     out = []
-    for part in _split(match.group(1)):
+    for part in split(match.group(1)):
         found = _ATTRIBUTE.match(part)
         if found is None:
             return match.group()
@@ -141,7 +113,7 @@ def _named_instantiations(text: str) -> str:
 
 def to_opencl(text: str) -> str:
     """Metal text as the front end reads it; line n of the one is line n of the other."""
-    text = _without_comments(text)
+    text = blank_comments(text)
     text = _named_instantiations(text)
     text = _FUNCTION_CONSTANT.sub(lambda found: "= {}" + _line_breaks(found.group()), text)
     text = _ATTRIBUTES.sub(_annotated, text)

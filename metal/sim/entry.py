@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
+from cortexmlx.metal.msl import PREAMBLE
+
 from .rewrite import to_cpp
 from .source import KernelText, Role
-
-PREAMBLE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 
 _ATTRIBUTE_VALUES = {
     "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",

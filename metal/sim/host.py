@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.msl import PREAMBLE, blank_comments, closing, split
 
 from . import settings
 from .buffers import BufferSpec, Dispatch, Triple
 from .built import build
-from .entry import PREAMBLE, attribute_value, entry_point
+from .entry import attribute_value, entry_point
 from .launch import Launched, run
-from .rewrite import blank_comments, to_cpp
+from .rewrite import to_cpp
 from .toolchain import SHIM, Build, mlx_headers
 
 KERNEL_FOLDER = "mlx/backend/metal/kernels/"
@@ -81,19 +82,9 @@ def _split_parameters(text: str, function: str) -> list[str]:
     found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
     if found is None:
         raise KernelCompileError(f"no kernel function '{function}' in these headers")
-    out, depth, start = [], 0, found.end()
-    for at in range(found.end(), len(text)):
-        c = text[at]
-        if c in "([{<":
-            depth += 1
-        elif c in ")]}>" and depth:
-            depth -= 1
-        elif c == ")" or (c == "," and depth == 0):
-            out.append(text[start:at])
-            start = at + 1
-            if c == ")":
-                return out
-    raise KernelCompileError(f"the parameters of '{function}' do not end")
+    if (end := closing(text, found.end() - 1)) is None:
+        raise KernelCompileError(f"the parameters of '{function}' do not end")
+    return split(text[found.end() : end])
 
 
 _HOST_ARGUMENTS = """

@@ -8,10 +8,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.metal.msl import PREAMBLE
+
 from . import settings
 from .buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
 from .built import build
-from .entry import PREAMBLE, translation_unit
+from .entry import translation_unit
 from .launch import run
 from .legality import check
 from .report import LaunchReport

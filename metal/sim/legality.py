@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal import legal
+from cortexmlx.metal import legal, msl
 
 from .built import cache_folder, content_key
 
@@ -16,7 +16,8 @@ SHOWN = 8
 def _own_text() -> str:
     """The judge's own text: another judge may have another opinion."""
     folder = Path(legal.__file__).parent
-    return "".join(path.read_text() for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h"))
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h")]
+    return "".join(path.read_text() for path in [*files, Path(msl.__file__)])
 
 
 @cache

@@ -1,12 +1,12 @@
 """From Metal text to C++ text: the few constructs that macros cannot carry over. Line numbers stay as they are."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from cortexmlx.metal.msl import at_top, blank_comments, split
 
 from .paths import mark_paths
 
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 _STRING_OR_NUMBER = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![\w.])\.?\d(?:[eEpP][+-]|\'?[\w.])*')
 _FLOATING = re.compile(
     r"(?P<digits>(?:(?:\d[\d']*)?\.\d[\d']*|\d[\d']*\.)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+"
@@ -15,17 +15,6 @@ _FLOATING = re.compile(
 _THREADGROUP = re.compile(r"\bthreadgroup\b")
 _DECLARATOR = re.compile(r"\s*(?P<type>.*?)(?P<name>\b\w+)\s*(?P<dims>(?:\[.*\])?)\s*$", re.S)
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
-_OPENING, _CLOSING = "([{", ")]}"
-
-
-def blank_comments(text: str) -> str:
-    """The text with comments replaced by spaces; line breaks and string literals stay."""
-
-    def blank(match: re.Match[str]) -> str:
-        found = match.group()
-        return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)
-
-    return _COMMENT.sub(blank, text)
 
 
 def _literal(match: re.Match[str]) -> str:
@@ -37,43 +26,16 @@ def _literal(match: re.Match[str]) -> str:
     return {"": f"{digits}f", "h": f"{digits}f16", "bf": f"bfloat((__bf16){digits})"}[suffix]
 
 
-def _at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """The characters outside of parentheses, brackets, braces and template arguments, but with those themselves.
-
-    Ends where something closes that was opened before `start`.
-    """
-    inside: list[str] = []
-    for at in range(start, len(text)):
-        c = text[at]
-        if c in _CLOSING:
-            while inside and inside[-1] == "<":  # it was a comparison
-                inside.pop()
-            if not inside:
-                return
-            inside.pop()
-        elif c == ">" and inside[-1:] == ["<"]:
-            inside.pop()
-        if not inside:
-            yield at, c
-        if c in _OPENING or (c == "<" and text[start:at].rstrip()[-1:].isidentifier()):
-            inside.append(c)
-
-
 def _statement_end(text: str, start: int) -> int | None:
     """Where the semicolon of the declaration is that begins at `start`; None for a function or a parameter."""
     before = ""
-    for at, c in _at_top(text, start):
+    for at, c in at_top(text, start):
         if c == ";":
             return at
         if c == "{" and before == ")":
             return None
         before = before if c.isspace() else c
     return None
-
-
-def _split_top(text: str) -> list[str]:
-    cuts = [at for at, c in _at_top(text) if c == ","]
-    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -87,8 +49,8 @@ class _Declarator:
 
 
 def _declarator(text: str) -> _Declarator | None:
-    end = next((at for at, c in _at_top(text) if c in "={"), len(text))
-    if any(c in "*&()" for at, c in _at_top(text) if at < end):
+    end = next((at for at, c in at_top(text) if c in "={"), len(text))
+    if any(c in "*&()" for at, c in at_top(text) if at < end):
         return None
     found = _DECLARATOR.fullmatch(text[:end])
     return found and _Declarator(found["type"].strip(), found["name"], found["dims"], text[end:].strip())
@@ -96,8 +58,8 @@ def _declarator(text: str) -> _Declarator | None:
 
 def _threadgroup_variables(statement: str) -> str | None:
     """`T x[N], y = 1` becomes references into the threadgroup's memory; None for pointers, which are left alone."""
-    declarators = [_declarator(part) for part in _split_top(statement)]
-    if declarators[0] is None or not declarators[0].type:
+    declarators = [_declarator(part) for part in split(statement)]
+    if not declarators or declarators[0] is None or not declarators[0].type:
         return None
     out = []
     for d in declarators:

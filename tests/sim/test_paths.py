@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal import sim
+from cortexmlx.metal.msl import blank_comments
 from cortexmlx.metal.sim.host import flatten
 from cortexmlx.metal.sim.paths import mark_paths
-from cortexmlx.metal.sim.rewrite import blank_comments
 from support.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741

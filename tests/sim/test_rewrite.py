@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal.sim.rewrite import blank_comments, to_cpp
+from cortexmlx.metal.sim.rewrite import to_cpp
 
 LINES = [
     "float a = 1.5;",
@@ -24,13 +24,6 @@ def test_every_line_stays_where_it_was(parts):
     text = "\n".join([*parts, "last_line();"])
     assert to_cpp(text).count("\n") == text.count("\n")
     assert to_cpp(text).splitlines()[-1] == "last_line();"
-
-
-@given(st.text(st.sampled_from('/*\n" ab\\'), max_size=30))
-def test_blanked_comments_keep_the_length_and_the_lines(text):
-    blanked = blank_comments(text)
-    assert len(blanked) == len(text) and [c == "\n" for c in blanked] == [c == "\n" for c in text]
-    assert blank_comments(blanked) == blanked
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from cortexmlx.metal.msl import blank
+
 from ..frontend import Complaint, Parsed
 from ..language import Language
-from ..text import blank
 from ..tree import Node
 
 _WORDS = (

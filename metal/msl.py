@@ -1,0 +1,81 @@
+"""Metal text as such, before anybody asks what it means: what MLX puts before it, comments, literals, brackets, lists.
+
+No position moves where something is blanked: line n, column m of the result is that of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+PREAMBLE = '#include "mlx/backend/metal/kernels/utils.h"\n'
+"""What MLX puts before the text of every kernel."""
+
+_BLANKED = re.compile(
+    r"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"
+    r'|(?P<literal>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')"
+    r"|(?<![\w.])\.?\d(?:[eEpP][+-]|'?[\w.])*",  # the ' in a number opens no literal
+    re.S,
+)
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def _spaces(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
+
+
+def blank_comments(text: str) -> str:
+    """The text with comments replaced by spaces; line breaks and literals stay."""
+    return _BLANKED.sub(lambda found: _spaces(found.group()) if found["comment"] else found.group(), text)
+
+
+def blank(text: str) -> str:
+    """The text with comments and the inside of literals as spaces."""
+
+    def blanked(found: re.Match[str]) -> str:
+        if literal := found["literal"]:
+            return literal[0] + _spaces(literal[1:-1]) + literal[0]
+        return _spaces(found.group()) if found["comment"] else found.group()
+
+    return _BLANKED.sub(blanked, text)
+
+
+def closing(text: str, at: int) -> int | None:
+    """Where the bracket that opens at `at` is closed, if it is; the other kinds do not count."""
+    opens = text[at]
+    closes = _CLOSING[_OPENING.index(opens)]
+    depth = 0
+    for place in range(at, len(text)):
+        depth += (text[place] == opens) - (text[place] == closes)
+        if depth == 0:
+            return place
+    return None
+
+
+def at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """The characters outside of parentheses, brackets, braces and template arguments, but with those themselves.
+
+    Ends where something closes that was opened before `start`.
+    """
+    inside: list[str] = []
+    for at in range(start, len(text)):
+        c = text[at]
+        if c in _CLOSING:
+            while inside and inside[-1] == "<":  # it was a comparison
+                inside.pop()
+            if not inside:
+                return
+            inside.pop()
+        elif c == ">" and inside[-1:] == ["<"]:
+            inside.pop()
+        if not inside:
+            yield at, c
+        if c in _OPENING or (c == "<" and text[start:at].rstrip()[-1:].isidentifier()):
+            inside.append(c)
+
+
+def split(text: str) -> list[str]:
+    """What stands between the commas outside of brackets; nothing for a blank text."""
+    cuts = [at for at, c in at_top(text) if c == ","]
+    parts = [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+    return parts if text.strip() else []
