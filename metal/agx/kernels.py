@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
@@ -16,7 +17,6 @@ from cortexmlx.metal.sim.source import KernelText, TemplateArgs, generate, type_
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.vector import lane_numbers
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SLICE_TOKENS = 32
 """Tokens of a slice of the decode kernel: what is done once per slice is done once for so many tokens."""
 
@@ -83,7 +83,7 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     )
     decode, reduce = recorder.launches
     geometry = variant.geometry
-    item = ITEM_BYTES[variant.kv_dtype]
+    item = ITEMSIZE[variant.kv_dtype]
     dims = variant.key_dim, variant.value_dim // geometry.parts
     # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
     key_bytes, value_bytes = (
@@ -115,7 +115,7 @@ def mlx_kernels() -> Iterator[Workload]:
     text = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
     for dtype in ("float16", "bfloat16"):
         for dim in (64, 96, 128, 192, 256):
-            lane = dim // 32 * ITEM_BYTES[dtype]
+            lane = dim // 32 * ITEMSIZE[dtype]
             shape = {"T": type_name(getattr(mx, dtype)), "D": str(dim), "V": str(dim)}
             where = f"{dtype}, head_dim {dim}"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal import mlx_decode, sim
 from cortexmlx.metal.cost import arithmetic
 from cortexmlx.metal.cost.compiled import MATRIX, OURS, kept_record, work
@@ -18,8 +19,6 @@ from cortexmlx.metal.mlx_decode import Shape
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION, Kernel
 from cortexmlx.metal.traffic import launches
-
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 BLOCK_TOKENS = 128
 """Tokens of a block of MLX's two passes: what its host code gives to one at 32,768 tokens on a Pro or Max."""
@@ -65,7 +64,7 @@ def paged(variant: Variant) -> Cost:
     """The kernel of a variant on one row, all of it in the arena."""
     tokens = _PARTITIONS * PARTITION
     decode, _ = launches(variant, tokens)
-    row_bytes = (variant.key_dim + variant.value_dim) * ITEM_BYTES[variant.kv_dtype] / 2
+    row_bytes = (variant.key_dim + variant.value_dim) * ITEMSIZE[variant.kv_dtype] / 2
     counted = count(decode, _SLABS, tokens, row_bytes)
     geometry = variant.geometry
     if variant.kernel is Kernel.MATRIX:
@@ -89,7 +88,7 @@ def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
         else:
             mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
     slabs = ("buffer(1)", "buffer(2)")
-    counted = count(recorded.last, slabs, shape.tokens, dim * ITEM_BYTES[dtype])
+    counted = count(recorded.last, slabs, shape.tokens, dim * ITEMSIZE[dtype])
     text = arithmetic.mlx_decode(dim, group)
     return Cost(kernel, group, counted, text, _compiled(kernel, f"{dtype}, head_dim {dim}", group, counted, text))
 
