@@ -20,6 +20,9 @@ _BITS: dict[str, np.dtype[Any]] = {
     name: np.dtype(bits) for name, bits in (("float32", "uint32"), ("float16", "uint16"), ("bfloat16", "uint16"))
 }
 
+HELD = {64: 8, 128: 4}
+"""Query heads that a simdgroup of `sdpa_vector_2pass_1_gqa` holds by head_dim: MLX compiles it for groups of 8 only."""
+
 _SCALE = np.array([1.0], np.float32)
 
 Buffer = npt.NDArray[Any] | Output

@@ -45,7 +45,7 @@ def kernel_texts(variant: Variant) -> Iterator[KernelText]:
 
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     inputs = DecodeInputs(
-        queries=mx.zeros((1, variant.group, 1, variant.key_dim), dtype),
+        queries=mx.zeros((1, variant.group, variant.query_tokens, variant.key_dim), dtype),
         keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
         values=mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
         tail_keys=mx.zeros((1, 1, 1, variant.key_dim), kv_dtype),

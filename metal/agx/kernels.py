@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.rules import REDUCE_SIMDGROUPS, Variant
+from cortexmlx.metal.mlx_decode import HELD
+from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.metal.sim.source import KernelText, TemplateArgs, generate, type_name
+from cortexmlx.metal.sim.source import KernelText, type_name
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.texts import kernel_texts
 from cortexmlx.metal.vector import lane_numbers
 
 SLICE_TOKENS = 32
@@ -41,47 +41,9 @@ class Workload:
     slice_tokens: int | None = None
 
 
-class _Recorder:
-    """In the place of `mx.fast.metal_kernel`: keeps the text that MLX would compile, and computes nothing."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[KernelText, TemplateArgs, tuple[int, int, int]]] = []
-
-    def __call__(self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], **text: Any) -> Any:
-        def launch(
-            *, inputs: Sequence[mx.array], template: TemplateArgs, threadgroup: tuple[int, int, int], **call: Any
-        ) -> list[mx.array]:
-            dtypes: list[mx.Dtype] = call["output_dtypes"]
-            named = list(zip(input_names, inputs, strict=True)), list(zip(output_names, dtypes, strict=True))
-            made = generate(name, text["header"], text["source"], *named, template, False)
-            self.launches.append((made, template, threadgroup))
-            return [mx.zeros(shape, dtype) for shape, dtype in zip(call["output_shapes"], dtypes, strict=True)]
-
-        return launch
-
-
 def our_kernels(variant: Variant) -> Iterator[Workload]:
     """The decode and the reduce kernel of a variant, from the text that MLX would compile."""
-    recorder = _Recorder()
-    rows, kv_heads = 8, 2
-    dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
-    slab, tail = mx.zeros((kv_heads, 512, 8), kv_dtype), mx.zeros((rows, kv_heads, 8, 8), kv_dtype)
-    DecodeKernels(recorder)(
-        variant,
-        rows,
-        DecodeInputs(
-            mx.zeros((rows, kv_heads * variant.group, 1, variant.key_dim), dtype),
-            slab,
-            slab,
-            tail,
-            tail,
-            tables=mx.zeros((rows, 8), mx.int32),
-            plan=mx.zeros(64, mx.int32),
-            factors=mx.zeros(2),
-            sinks=mx.zeros(max(8, kv_heads * variant.group)),
-        ),
-    )
-    decode, reduce = recorder.launches
+    decode, reduce = kernel_texts(variant)
     geometry = variant.geometry
     item = ITEMSIZE[variant.kv_dtype]
     dims = variant.key_dim, variant.value_dim // geometry.parts
@@ -92,7 +54,7 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     yield Workload(
         variant.label,
         geometry.name,
-        _unit(*decode),
+        _unit(decode, geometry.threads),
         geometry.threads,
         min(geometry.tile, variant.group),
         key_bytes,
@@ -101,13 +63,15 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     )
     sinks = ", sinks" if variant.sinks else ""
     yield Workload(
-        f"{variant.dtype}, value_dim {variant.value_dim}{sinks}", "paged_reduce", _unit(*reduce), 32 * REDUCE_SIMDGROUPS
+        f"{variant.dtype}, value_dim {variant.value_dim}{sinks}",
+        "paged_reduce",
+        _unit(reduce, REDUCE_THREADS),
+        REDUCE_THREADS,
     )
 
 
-def _unit(text: KernelText, template: TemplateArgs, threadgroup: tuple[int, int, int]) -> str:
-    arguments = {key: type_name(v) if isinstance(v, mx.Dtype) else str(int(v)) for key, v in template}
-    return opencl_unit(text.text, Instance(text.name, arguments, threadgroup))
+def _unit(kernel: KernelText, threads: int) -> str:
+    return opencl_unit(kernel.text, Instance(kernel.name, kernel.template, (threads, 1, 1)))
 
 
 def mlx_kernels() -> Iterator[Workload]:
@@ -133,10 +97,5 @@ def mlx_kernels() -> Iterator[Workload]:
 
             yield one("sdpa_vector", (1024, 1, 1))
             yield one("sdpa_vector_2pass_1", (32, 8, 1))
-            if dim in _GQA_HEADS:
-                heads = _GQA_HEADS[dim]
-                yield one("sdpa_vector_2pass_1_gqa", (32, 8, 1), heads, G="8", HPT=str(heads))
-
-
-_GQA_HEADS = {64: 8, 128: 4}
-"""Query heads of a simdgroup of `sdpa_vector_2pass_1_gqa`, by head_dim: MLX compiles it for groups of 8 only."""
+            if dim in HELD:
+                yield one("sdpa_vector_2pass_1_gqa", (32, 8, 1), HELD[dim], G="8", HPT=str(HELD[dim]))

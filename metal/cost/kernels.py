@@ -15,16 +15,13 @@ from cortexmlx.metal.cost import arithmetic
 from cortexmlx.metal.cost.compiled import MATRIX, OURS, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
-from cortexmlx.metal.mlx_decode import Shape
+from cortexmlx.metal.mlx_decode import HELD, Shape
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION, Kernel
 from cortexmlx.metal.traffic import launches
 
 BLOCK_TOKENS = 128
 """Tokens of a block of MLX's two passes: what its host code gives to one at 32,768 tokens on a Pro or Max."""
-
-HELD = {64: 8, 128: 4}
-"""Query heads that a simdgroup of `sdpa_vector_2pass_1_gqa` holds by head_dim, for the groups of 8 it is made for."""
 
 _BLOCKS = 4
 _PARTITIONS = 2

@@ -4,7 +4,7 @@ Compared character by character with what MLX itself prints (tests/sim/test_sour
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -81,11 +81,14 @@ class BufferParam:
 
 @dataclass(frozen=True)
 class KernelText:
-    """The generated text of one instantiation, and what a host needs to call it."""
+    """The generated text of one instantiation, and what a host needs to call it. `template` has the arguments of its
+    template by their names, as the text spells them.
+    """
 
     name: str
     text: str
     instance: str
+    template: Mapping[str, str]
     buffers: tuple[BufferParam, ...]
     attributes: tuple[str, ...]
 
@@ -122,8 +125,9 @@ def generate(
     dimension counts and attributes are passed when their names occur in the body.
     """
     kernel = f"custom_kernel_{name}"
+    arguments = {key: _template_text(value) for key, value in template or ()}
     if template:
-        kernel += re.sub(r"\W", "_", "_" + "".join("_" + _template_text(value) for _, value in template))
+        kernel += re.sub(r"\W", "_", "_" + "".join(f"_{argument}" for argument in arguments.values()))
     params: list[BufferParam] = []
     lines: list[str] = []
 
@@ -155,8 +159,8 @@ def generate(
     instance = kernel
     if template:
         text += "template <" + ", ".join(f"{_template_kind(value)} {key}" for key, value in template) + ">\n"
-        instance = f"{kernel}<" + ", ".join(_template_text(value) for _, value in template) + ">"
+        instance = f"{kernel}<{', '.join(arguments.values())}>"
     text += f"[[kernel]] void {kernel}(\n" + ",\n".join(lines) + ") {\n" + source + "\n}\n"
     if template:
         text += f'\ntemplate [[host_name("{kernel}")]] [[kernel]] decltype({instance}) {instance};\n'
-    return KernelText(kernel, text, instance, tuple(params), attributes)
+    return KernelText(kernel, text, instance, arguments, tuple(params), attributes)
