@@ -6,9 +6,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from ..kernel import numpy_type
+
 Array = npt.NDArray[np.generic]
 
 METAL_NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t"}
+"""What MLX's templates call a dtype of floats."""
 
 
 def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
@@ -18,12 +21,11 @@ def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, np
     return bits, np.array(array.astype(mx.float32)).astype(np.float64)
 
 
-def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dtype) -> npt.NDArray[np.float32]:
-    """Bytes of a simulated output as float32."""
-    if dtype == mx.bfloat16:
-        wide = data.view(np.uint16).astype(np.uint32) << 16
-        return wide.view(np.float32).reshape(shape)
-    return data.view(np.dtype(str(dtype).removeprefix("mlx.core."))).astype(np.float32).reshape(shape)
+def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dtype) -> npt.NDArray[np.float64]:
+    """Bytes of a simulated output as the numbers they are worth."""
+    bits = data.view(numpy_type(dtype)).reshape(shape)
+    values = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == mx.bfloat16 else bits
+    return values.astype(np.float64)
 
 
 @dataclass(frozen=True)

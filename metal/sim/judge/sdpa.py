@@ -9,18 +9,11 @@ import numpy.typing as npt
 
 from ..host import HostKernel, Output
 from .cases import TOLERANCE, Case, Floats
+from .mlx.calls import contiguous, i32
 from .reference import METAL_NAMES, Array, Problem, from_bits, rounded
 
 HEADERS = ("sdpa_vector.h",)
 MASKS = ("none", "causal", "bool", "additive", "sinks")
-
-
-def _i32(value: int) -> Array:
-    return np.array([value], dtype=np.int32)
-
-
-def _u64(value: int) -> Array:
-    return np.array([value], dtype=np.uint64)
 
 
 class _Inputs:
@@ -62,20 +55,15 @@ def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             1: x.k,
             2: x.v,
             3: Output(x.q.nbytes, x.q.itemsize),
-            4: _i32(heads // kv_heads),
-            5: _i32(total),
-            6: _u64(total * head_dim),
-            7: _u64(head_dim),
-            8: _u64(total * head_dim),
-            9: _u64(head_dim),
-            10: np.array([head_dim**-0.5], dtype=np.float32),
+            4: i32(heads // kv_heads),
+            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=5)),
             11: x.allowed,
             12: x.additive,
-            13: _i32(1),
-            14: _i32(total),
-            15: _i32(0),
+            13: i32(1),
+            14: i32(total),
+            15: i32(0),
             16: x.sinks,
-            17: _i32(heads),
+            17: i32(heads),
         },
         (heads, length, 1),
         (1024, 1, 1),
@@ -97,17 +85,12 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             3: Output(rows * blocks * head_dim * x.q.itemsize, x.q.itemsize),
             4: Output(rows * blocks * 4, 4),
             5: Output(rows * blocks * 4, 4),
-            7: _i32(total),
-            8: _u64(total * head_dim),
-            9: _u64(head_dim),
-            10: _u64(total * head_dim),
-            11: _u64(head_dim),
-            12: np.array([head_dim**-0.5], dtype=np.float32),
+            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=7)),
             13: x.allowed,
             14: x.additive,
-            15: _i32(1),
-            16: _i32(total),
-            17: _i32(0),
+            15: i32(1),
+            16: i32(total),
+            17: i32(0),
             18: x.sinks,
         },
         (kv_heads, 1, blocks),
@@ -120,7 +103,7 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             1: partial[1].view(np.float32),
             2: partial[2].view(np.float32),
             3: Output(x.q.nbytes, x.q.itemsize),
-            4: _i32(blocks),
+            4: i32(blocks),
         },
         (heads, length, 1),
         (1024, 1, 1),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
 from ..reference import Problem
-from .calls import F32, FLOATS, NAMES, Result, draw, f32, i32, i64, launch
+from .calls import F32, FLOATS, NAMES, Result, contiguous, draw, f32, i32, i64, launch
 
 
 def _grouped(
@@ -32,12 +32,7 @@ def _grouped(
             3: Result((rows, blocks, head_dim), dtype),
             4: Result((rows, blocks), F32),
             5: Result((rows, blocks), F32),
-            7: i32(total),
-            8: i64(total * head_dim),
-            9: i64(head_dim),
-            10: i64(total * head_dim),
-            11: i64(head_dim),
-            12: f32(head_dim**-0.5),
+            **dict(enumerate(contiguous(k_bits, head_dim**-0.5), start=7)),
         },
         groups=(kv_heads, batch, blocks),
         threadgroup=(32, group, 1),

@@ -12,17 +12,15 @@ import numpy.typing as npt
 
 from ...buffers import Triple
 from ...host import HostKernel, Output
-from ..reference import Array, from_bits, rounded
+from ...kernel import numpy_type
+from ..reference import METAL_NAMES, Array, from_bits, rounded
 
 Wide = npt.NDArray[np.float64]
 Numbers = Sequence[int] | npt.NDArray[np.integer]
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 FLOATS = (F32, F16, BF16)
-NAMES = {
-    F32: "float",
-    F16: "half",
-    BF16: "bfloat16_t",
+NAMES = METAL_NAMES | {
     mx.int8: "int8_t",
     mx.int32: "int32_t",
     mx.int64: "int64_t",
@@ -48,8 +46,7 @@ def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0)
     if dtype in FLOATS:
         return rounded(rng.standard_normal(shape) * scale, dtype)
     low = 0 if dtype in (mx.uint8, mx.uint32, mx.bool_) else -9
-    host = np.dtype(str(dtype).removeprefix("mlx.core.").rstrip("_"))
-    bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(host)
+    bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(numpy_type(dtype))
     return bits, bits.astype(np.float64)
 
 
@@ -78,11 +75,13 @@ def strides_of(shape: Sequence[int]) -> list[int]:
     return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
 
 
-def _decoded(data: npt.NDArray[np.uint8], result: Result) -> Wide:
-    if result.dtype in FLOATS:
-        return from_bits(data, result.shape, result.dtype).astype(np.float64)
-    host = np.dtype(str(result.dtype).removeprefix("mlx.core.").rstrip("_"))
-    return data.view(host).reshape(result.shape).astype(np.float64)
+def contiguous(keys: Array, scale: float) -> list[Array]:
+    """What MLX's vector attention is told of contiguous keys and values `[..., tokens, head_dim]`, in the order of its
+    arguments: how many tokens there are, the strides from head to head and from token to token, and the scale.
+    """
+    tokens, head_dim = keys.shape[-2:]
+    strides = [i64(tokens * head_dim), i64(head_dim)]
+    return [i32(tokens), *strides, *strides, f32(scale)]
 
 
 def launch(
@@ -113,4 +112,7 @@ def launch(
     grid = threads or tuple(g * t for g, t in zip(groups or (1, 1, 1), threadgroup, strict=True))
     done = kernel.over(given, (grid[0], grid[1], grid[2]), threadgroup)
     order = [slot for slot in kernel.slots if slot in results]
-    return [_decoded(data, results[slot]) for slot, data in zip(order, done.outputs, strict=True)]
+    return [
+        from_bits(data, results[slot].shape, results[slot].dtype)
+        for slot, data in zip(order, done.outputs, strict=True)
+    ]

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
-from ..reference import Array
+from ..reference import Array, rounded
 from .calls import F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, strides_of, u32
 
 Function = Callable[..., Wide]
@@ -102,16 +102,10 @@ COMPARISONS = ("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqua
 SIZE = 101
 
 
-def _rounded(x: Wide, dtype: mx.Dtype) -> tuple[Array, Wide]:
-    array = mx.array(x.astype(np.float32)).astype(dtype)
-    bits = np.array(array.view(mx.uint16)) if dtype == mx.bfloat16 else np.array(array)
-    return bits, np.array(array.astype(mx.float32)).astype(np.float64)
-
-
 def _unary(op: str, dtype: mx.Dtype, form: str) -> tuple[Floats, Floats]:
     function, domain = UNARY[op]
     shape = (3, 5, 7) if form == "g" else (SIZE,)
-    bits, x = _rounded(domain(np.random.default_rng(len(op)).standard_normal(shape)), dtype)
+    bits, x = rounded(domain(np.random.default_rng(len(op)).standard_normal(shape)), dtype)
     name, per_thread = NAMES[dtype], 8 // dtype.size
     headers = ("unary_ops.h", "unary.h")
     if form == "g":  # the array transposed: [7, 5, 3] with strides 1, 7, 35
@@ -139,12 +133,12 @@ def _pair(op: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> tuple[Array, Wide
     b_bits, b = draw(8, shape, dtype)
     if op in ("Divide", "FloorDivide", "Remainder", "LeftShift", "RightShift"):
         if dtype in FLOATS:
-            b_bits, b = _rounded(np.where(np.abs(b) < 0.3, 0.5, b), dtype)
+            b_bits, b = rounded(np.where(np.abs(b) < 0.3, 0.5, b), dtype)
         else:
             b = np.abs(b) % 5 + 1
             b_bits = b.astype(b_bits.dtype)
     if op == "Power":
-        a_bits, a = _rounded(np.abs(a) + 0.1, dtype)
+        a_bits, a = rounded(np.abs(a) + 0.1, dtype)
     if op in COMPARISONS:
         b_bits.reshape(-1)[::3], b.reshape(-1)[::3] = a_bits.reshape(-1)[::3], a.reshape(-1)[::3]
     return a_bits, a, b_bits, b
@@ -190,7 +184,7 @@ def _copy(source: mx.Dtype, target: mx.Dtype, form: str) -> tuple[Floats, Floats
     bits, x = draw(9, (4, 6), source, 3.0)
     expected = x if target in FLOATS else np.trunc(x)
     if target in FLOATS:
-        expected = _rounded(x, target)[1]
+        expected = rounded(x, target)[1]
     if form in ("s", "v", "s2", "v2"):
         size = i64(24) if form.endswith("2") else u32(24)
         given = bits[:1, :1] if form.startswith("s") else bits
