@@ -8,8 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-PREAMBLE = '#include "mlx/backend/metal/kernels/utils.h"\n'
+KERNEL_FOLDER = "mlx/backend/metal/kernels/"
+"""Where MLX's own kernels are, below its folder of headers."""
+
+UTILS = KERNEL_FOLDER + "utils.h"
+PREAMBLE = f'#include "{UTILS}"\n'
 """What MLX puts before the text of every kernel."""
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
+FUNCTION_CONSTANT = re.compile(
+    r"\bconstant\s+(?P<type>[\w:]+)\s+(?P<name>\w+)\s*\[\[\s*function_constant\(\s*\d+\s*\)\s*\]\]\s*;"
+)
+PARAMETER = re.compile(r"(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]", re.S)
+"""A parameter of a kernel function, as a whole."""
 
 _BLANKED = re.compile(
     r"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"

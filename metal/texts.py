@@ -16,14 +16,13 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.msl import INCLUDE, UTILS
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
 from cortexmlx.metal.sim.source import KernelText
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.work import SMALL
 
-_UTILS = "mlx/backend/metal/kernels/utils.h"
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
@@ -71,12 +70,12 @@ def preamble() -> str:
             return
         done.append(name)
         text = (mlx_headers() / name).read_text()
-        for included in _INCLUDE.findall(text):
+        for included in INCLUDE.findall(text):
             add(included)
-        alone = _ONCE.sub("", _INCLUDE.sub("", text))  # empty lines in their place: every other line keeps its number
+        alone = _ONCE.sub("", INCLUDE.sub("", text))  # empty lines in their place: every other line keeps its number
         parts.append(f'#line 1 "{name}"\n{alone.rstrip()}\n')
 
-    add(_UTILS)
+    add(UTILS)
     return "".join(parts)
 
 

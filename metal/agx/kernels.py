@@ -10,6 +10,7 @@ import mlx.core as mx
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.mlx_decode import HELD
+from cortexmlx.metal.msl import KERNEL_FOLDER
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sim.source import KernelText, type_name
@@ -76,7 +77,7 @@ def _unit(kernel: KernelText, threads: int) -> str:
 
 def mlx_kernels() -> Iterator[Workload]:
     """MLX's attention of one query token, as its host code instantiates and launches it."""
-    text = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
+    text = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     for dtype in ("float16", "bfloat16"):
         for dim in (64, 96, 128, 192, 256):
             lane = dim // 32 * ITEMSIZE[dtype]

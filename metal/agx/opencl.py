@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal.msl import blank_comments, closing, split
+from cortexmlx.metal.msl import FUNCTION_CONSTANT, PARAMETER, blank_comments, closing, split
 
 _KERNEL = re.compile(
     r"(?:template\s*<(?P<template>[^{};]*?)>\s*)?\[\[kernel[^\]]*\]\]\s*void\s+(?P<name>\w+)\s*\(", re.S
 )
 _INSTANTIATION = re.compile(r"^template\s*\[\[host_name[^;]*;", re.M)
 _DIRECTIVE = re.compile(r"^[ \t]*(?:#[ \t]*include[^\n]*|#pragma once|using namespace metal;)[ \t]*$", re.M)
-_FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*\d+\s*\)\s*\]\]\s*;")
-_PARAMETER = re.compile(r"^(?P<type>.*?)\b(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]$", re.S)
 _VECTOR = re.compile(r"\b((?:float|half|u?(?:int|short|long|char))[234])\s*\(")
 _TRIPLE = "(uint3)((uint){0}(0), (uint){0}(1), (uint){0}(2))"
 _ATTRIBUTES = {
@@ -55,7 +53,7 @@ def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | No
     text = _DIRECTIVE.sub("", _INSTANTIATION.sub("", blank_comments(text)))
     text = _VECTOR.sub(r"make_vec<\1>(", text)
     values = dict(constants or {})
-    text = _FUNCTION_CONSTANT.sub(lambda m: f"constant {m[1]} {m[2]} = {values.get(m[2], '0')};", text)
+    text = FUNCTION_CONSTANT.sub(lambda m: f"constant {m[1]} {m[2]} = {values.get(m[2], '0')};", text)
     helpers, at, chosen = [], 0, None
     for match in _KERNEL.finditer(text):
         end = _end(text, text.index("{", _end(text, match.end() - 1)))
@@ -99,7 +97,7 @@ def _signature(parameters: list[str], constants: Mapping[str, str]) -> tuple[str
     """The parameters of an OpenCL kernel, and the local variables for the rest."""
     passed, locals_ = [], ""
     for parameter in parameters:
-        match = _PARAMETER.match(parameter.strip())
+        match = PARAMETER.fullmatch(parameter.strip())
         if match is None:
             raise KernelCompileError(f"a kernel's parameter without an attribute: '{parameter.strip()}'")
         kind, name, attribute = match["type"].strip(), match["name"], match["attribute"].strip()

@@ -20,6 +20,7 @@ from cortexmlx.errors import CortexError
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.kernels import kernel_text
 from cortexmlx.metal.matrix import MatrixGeometry
+from cortexmlx.metal.msl import KERNEL_FOLDER
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.vector import VectorGeometry
 
@@ -102,7 +103,7 @@ def texts() -> dict[str, str]:
     """Digests of the texts that are compiled: ours, and MLX's header as installed."""
     ours = VectorGeometry.entry + kernel_text("paged_decode.metal")
     matrix = MatrixGeometry.entry + kernel_text("paged_matrix.metal")
-    theirs = (mlx_headers() / "mlx/backend/metal/kernels/sdpa_vector.h").read_text()
+    theirs = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     named = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of("sdpa_vector"), theirs))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named}
 

@@ -81,14 +81,6 @@ def unwrapped(cursor: Any) -> Any:
     return cursor
 
 
-def _is_template(cursor: Any) -> bool:
-    return any(
-        kind_of(c) in ("FUNCTION_TEMPLATE", "CLASS_TEMPLATE", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION")
-        for c in (cursor, cursor.semantic_parent)
-        if c is not None
-    )
-
-
 class _Walk:
     def __init__(self) -> None:
         self.nodes: list[Node] = []

@@ -11,7 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal.msl import PREAMBLE, blank_comments, closing, split
+from cortexmlx.metal.msl import (
+    FUNCTION_CONSTANT,
+    INCLUDE,
+    KERNEL_FOLDER,
+    PARAMETER,
+    PREAMBLE,
+    UTILS,
+    blank_comments,
+    closing,
+    split,
+)
 
 from . import settings
 from .buffers import BufferSpec, Dispatch, Triple
@@ -20,11 +30,6 @@ from .entry import attribute_value, entry_point
 from .launch import Launched, run
 from .rewrite import to_cpp
 from .toolchain import SHIM, Build, mlx_headers
-
-KERNEL_FOLDER = "mlx/backend/metal/kernels/"
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
-_FUNCTION_CONSTANT = re.compile(r"\bconstant\s+([\w:]+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
-_PARAM = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]\s*$", re.S)
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,12 @@ class Output:
 def _preamble_headers() -> set[str]:
     """The headers that the preamble has already brought in."""
     seen: set[str] = set()
-    waiting = [KERNEL_FOLDER + "utils.h"]
+    waiting = [UTILS]
     while waiting:
         name = waiting.pop()
         if name not in seen:
             seen.add(name)
-            waiting += _INCLUDE.findall((mlx_headers() / name).read_text())
+            waiting += INCLUDE.findall((mlx_headers() / name).read_text())
     return seen
 
 
@@ -64,14 +69,14 @@ def flatten(headers: Sequence[str], marked: bool = False) -> str:
             return f'#include "{name}"\n'
         text = (mlx_headers() / name).read_text().replace("#pragma once", "")
         if not marked:
-            return _INCLUDE.sub(lambda match: body(match.group(1)), text)
+            return INCLUDE.sub(lambda match: body(match.group(1)), text)
         mark = "mlx:" + name.removeprefix(KERNEL_FOLDER).replace("/", ":")
 
         def included(match: re.Match[str]) -> str:
             line = text.count("\n", 0, match.end()) + 2
             return f'{body(match.group(1))}\n#line {line} "{mark}"'
 
-        return f'#line 1 "{mark}"\n' + _INCLUDE.sub(included, text)
+        return f'#line 1 "{mark}"\n' + INCLUDE.sub(included, text)
 
     return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
 
@@ -124,16 +129,16 @@ class HostKernel:
         text = blank_comments(before + flatten(headers, settings.current().coverage))
 
         def value(match: re.Match[str]) -> str:
-            kind, name, _ = match.groups()
+            kind, name = match.groups()
             return f"constant constexpr {kind} {name} = {kind}({int(constants.get(name, 0))});"
 
-        text = _FUNCTION_CONSTANT.sub(value, text)
+        text = FUNCTION_CONSTANT.sub(value, text)
         self._text = text
         self.name = f"{function}<{template}>"
         self._slots: list[int] = []
         arguments = []
         for number, parameter in enumerate(_split_parameters(text, function)):
-            match = _PARAM.match(parameter.strip())
+            match = PARAMETER.fullmatch(parameter.strip())
             plain = re.match(r"(.*?)(\w+)\s*$", parameter.strip(), re.S)
             attribute = match.group("attribute").strip() if match else f"buffer({number})"
             kind = match.group("type") if match else plain.group(1) if plain else ""

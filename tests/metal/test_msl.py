@@ -6,12 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal.msl import PREAMBLE, blank, blank_comments, closing, split
+from cortexmlx.metal.msl import FUNCTION_CONSTANT, INCLUDE, PARAMETER, UTILS, blank, blank_comments, closing, split
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
 
-def test_the_preamble_names_a_header_of_the_installed_mlx() -> None:
-    assert (mlx_headers() / PREAMBLE.split('"')[1]).is_file() and PREAMBLE.count("\n") == 1
+def test_the_headers_that_the_preamble_includes_are_all_found() -> None:
+    """Of the installed MLX."""
+    found = INCLUDE.findall((mlx_headers() / UTILS).read_text())
+    assert len(found) > 2 and all((mlx_headers() / name).is_file() for name in found)
+    assert INCLUDE.findall('  #  include "a.h" // why\n#include <metal_stdlib>\n//#include "b.h"\n') == ["a.h"]
+
+
+def test_declarations_are_read_whole() -> None:
+    found = FUNCTION_CONSTANT.search("constant metal::uint\n  blocks [[ function_constant( 26 ) ]] ;")
+    assert found is not None and found.groups() == ("metal::uint", "blocks")
+    found = PARAMETER.fullmatch("const device T*\n x [[buffer(5), function_constant(on)]]")
+    assert found is not None and found.groups() == ("const device T*\n ", "x", "buffer(5), function_constant(on)")
+    assert PARAMETER.fullmatch("device T* x") is None
 
 
 @given(st.text(st.sampled_from("/*\n\" ab\\'1."), max_size=30))

@@ -14,16 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cortexmlx.metal.msl import KERNEL_FOLDER
+
 from ..built import load
-from ..host import KERNEL_FOLDER
 from ..lines import Row, rows_of
 from ..toolchain import mlx_headers
 from .mlx.others import KERNEL
 
 MARKS = ("mlx:", "custom:")
 """How the files of kernels begin; anything else is the simulator's own library."""
-
-Place = tuple[str, int, int]
 
 
 class _Tables(ctypes.Structure):

@@ -44,6 +44,11 @@ class _Inputs:
             "has_sinks": kind == "sinks",
         }
 
+    @property
+    def masks(self) -> list[Array]:
+        """Both kinds of mask with their strides from column to column, row to row and head to head, and the sinks."""
+        return [self.allowed, self.additive, i32(1), i32(self.allowed.shape[1]), i32(0), self.sinks]
+
 
 def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
     heads, kv_heads, length, total = 4, 2, 2, 77
@@ -57,12 +62,7 @@ def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             3: Output(x.q.nbytes, x.q.itemsize),
             4: i32(heads // kv_heads),
             **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=5)),
-            11: x.allowed,
-            12: x.additive,
-            13: i32(1),
-            14: i32(total),
-            15: i32(0),
-            16: x.sinks,
+            **dict(enumerate(x.masks, start=11)),
             17: i32(heads),
         },
         (heads, length, 1),
@@ -86,12 +86,7 @@ def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats
             4: Output(rows * blocks * 4, 4),
             5: Output(rows * blocks * 4, 4),
             **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=7)),
-            13: x.allowed,
-            14: x.additive,
-            15: i32(1),
-            16: i32(total),
-            17: i32(0),
-            18: x.sinks,
+            **dict(enumerate(x.masks, start=13)),
         },
         (kv_heads, 1, blocks),
         (32, heads // kv_heads, length),

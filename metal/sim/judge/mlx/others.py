@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from ...host import KERNEL_FOLDER
+from cortexmlx.metal.msl import KERNEL_FOLDER
+
 from ...toolchain import mlx_headers
 from ..cases import Skipped
 

@@ -7,6 +7,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from ...kernel import numpy_type
 from ...report import Fault
 from ..cases import TOLERANCE, Case, Defect, Floats
 from ..reference import Array
@@ -37,7 +38,7 @@ def _inputs(op: str, shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wi
     if op == "prod":  # plus or minus one: the product is exact whatever the order
         sign = np.random.default_rng(3).integers(0, 2, shape) * 2 - 1
         bits = np.array(mx.array(sign.astype(np.float32)).astype(dtype).view(mx.uint16) if dtype == BF16 else sign)
-        return (bits if dtype == BF16 else sign.astype(str(dtype).removeprefix("mlx.core."))), sign.astype(np.float64)
+        return (bits if dtype == BF16 else sign.astype(numpy_type(dtype))), sign.astype(np.float64)
     bits, x = draw(sum(shape), shape, dtype)
     if op in ("and", "or"):  # one row of each kind
         bits[...] = op == "and"

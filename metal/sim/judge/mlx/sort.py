@@ -6,6 +6,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from ...kernel import numpy_type
 from ..cases import TOLERANCE, Case, Floats
 from ..reference import Array
 from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, u32
@@ -102,7 +103,7 @@ def _blocks(dtype: mx.Dtype, rows: int, size: int, threads: int) -> tuple[Floats
 def _bits(values: Wide, dtype: mx.Dtype) -> Array:
     if dtype == BF16:
         return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(str(dtype).removeprefix("mlx.core."))
+    return values.astype(numpy_type(dtype))
 
 
 def _search(dtype: mx.Dtype, right: bool) -> tuple[Floats, Floats]:
