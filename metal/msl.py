@@ -32,7 +32,8 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def _spaces(text: str) -> str:
-    return re.sub(r"[^\n]", " ", text)
+    """Spaces for everything but line breaks, with the backslashes that a macro needs."""
+    return re.sub(r"\\(?!\n)|[^\\\n]", " ", text)
 
 
 def blank_comments(text: str) -> str:

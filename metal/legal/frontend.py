@@ -72,7 +72,7 @@ def _cindex() -> Any:
     Raises:
         ToolchainMissing: the wheel is not installed.
     """
-    if importlib.util.find_spec("clang") is None or importlib.util.find_spec("clang.cindex") is None:
+    if not available():
         raise ToolchainMissing(
             "no libclang to judge Metal text with: install its wheel, `pip install libclang==18.1.1`"
         )

@@ -66,7 +66,7 @@ def _starts_statement(text: str, at: int) -> bool:
     if before[-1] == ":":
         return not before.endswith("::")
     last = before.rsplit("\n", 1)[-1].lstrip()
-    return last.startswith(("#", "//")) or before.endswith(("\\", "]]"))
+    return last.startswith("#") or before.endswith(("\\", "]]"))
 
 
 def _is_variable(declared: str) -> bool:

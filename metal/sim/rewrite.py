@@ -72,7 +72,7 @@ def _threadgroup_variables(statement: str) -> str | None:
 
 
 def _starts_statement(text: str, at: int) -> bool:
-    before = text[:at].rstrip()
+    before = text[:at].rstrip(" \t\n\\")  # of a macro's lines, too
     return not before or before[-1] in ";{}:" or before.rsplit("\n", 1)[-1].lstrip().startswith("#")
 
 

@@ -37,6 +37,7 @@ def test_every_line_stays_where_it_was(parts):
         ("threadgroup float s[64];", "SIM_THREADGROUP(s, (float), [64])"),
         ("threadgroup float s[4], t;", "SIM_THREADGROUP(s, (float), [4]) SIM_THREADGROUP(t, (float), )"),
         ("threadgroup float* p = s;", "threadgroup float* p = s;"),
+        ("/*\\\n*/ threadgroup float s[4];", "  \\\n   SIM_THREADGROUP(s, (float), [4])"),
         (
             "threadgroup T s[N] = {0}, t = a * b;",
             "SIM_THREADGROUP(s, (T), [N]) SIM_INITIAL(s, = {0}) SIM_THREADGROUP(t, (T), ) SIM_INITIAL(t, = a * b)",
