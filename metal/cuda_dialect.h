@@ -6,12 +6,14 @@
 #include <cuda/std/cstdint>
 
 using cuda::std::int64_t;
+using cuda::std::uint64_t;
 using uint = unsigned int;
 using ushort = unsigned short;
 
 template <typename T, int N>
 struct alignas(N * sizeof(T)) vec {
   T at[N];
+  __device__ T& operator[](int i) { return at[i]; }
   __device__ const T& operator[](int i) const { return at[i]; }
 };
 
@@ -42,6 +44,37 @@ __device__ __forceinline__ T simd_shuffle_xor(T x, ushort mask) {
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
+// Of an 8 x 8 matrix a lane has two neighbours of a row: by its bits 4, 2 and 1 that row, by 3 and 0 the first's column / 2.
+template <typename T, int ROWS, int COLUMNS>
+struct simdgroup_matrix {
+  vec<T, 2> elements;
+  __device__ __forceinline__ vec<T, 2>& thread_elements() { return elements; }
+};
+
+template <typename T, int ROWS, int COLUMNS>
+__device__ __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T x) {
+  return simdgroup_matrix<T, ROWS, COLUMNS>{{{x, x}}};
+}
+
+// sum = a * b + c in float. The lanes of a row tell each other its numbers of a, those of a column theirs of b. (NVIDIA's
+// matrix units would round a float factor to 11 bits.)
+template <typename A, typename B>
+__device__ __forceinline__ void simdgroup_multiply_accumulate(
+    simdgroup_matrix<float, 8, 8>& sum, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
+    const simdgroup_matrix<float, 8, 8>& c) {
+  const int same_row = threadIdx.x & 22, same_column = threadIdx.x & 9;
+  float left = c.elements[0], right = c.elements[1];
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const int column = (k & 4) << 1 | (k & 2) >> 1, row = (k & 4) << 2 | (k & 3) << 1;
+    const float factor = __shfl_sync(0xffffffffu, float(a.elements[k & 1]), same_row | column);
+    left = fma(factor, __shfl_sync(0xffffffffu, float(b.elements[0]), row | same_column), left);
+    right = fma(factor, __shfl_sync(0xffffffffu, float(b.elements[1]), row | same_column), right);
+  }
+  sum.elements[0] = left;
+  sum.elements[1] = right;
+}
+
 enum class mem_flags { mem_threadgroup };
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 
@@ -53,4 +86,5 @@ __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
 }
 
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define inline __device__ __forceinline__

@@ -1,47 +1,134 @@
-"""The same kernel bodies as CUDA: they compile where there is a CUDA compiler, without spilling a register."""
+"""The same kernel bodies as CUDA. No NVIDIA GPU runs them here: the text runs on the CPU, lane by lane, against float64
+(tests/support/cuda_host.py), and where there is a CUDA compiler it compiles, without spilling a register.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
-from cortexmlx.metal.cuda import cuda_body, cuda_file
-from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.shape import Kernel
-from cortexmlx.metal.vector import VectorGeometry
+from cortexmlx.metal import cuda, sim
+from cortexmlx.metal.kernels import DecodeKernels, kernel_text
+from cortexmlx.metal.rules import VARIANTS, Kernel, Variant
+from support.cuda_host import CudaOnHost
+from support.paged_problem import TOLERANCE, Options, answers, attend, error, problem, random_rows, several_queries
 
 NVCC = shutil.which("nvcc")
-REGISTERS = 128
+BLOCK_REGISTERS = 65536
+"""Registers of a thread block at most, on every NVIDIA GPU since 2012."""
+
+VECTOR = Variant("float16", "float16", 128, 128, 32, 3, forced=Kernel.VECTOR)
+MATRIX = Variant("bfloat16", "float32", 72, 80, 16, 4, query_tokens=3, forced=Kernel.MATRIX)
+LEFT, RIGHT = np.float32(np.random.default_rng(0).standard_normal((2, 8, 8)))
 
 
-def test_threadgroup_memory_becomes_shared_memory() -> None:
-    body = cuda_body(VectorGeometry.entry)
-    assert "__shared__ float outputs[SIMDGROUPS * VALUE_DIM];" in body
-    assert not re.search(r"\b(threadgroup|device|constant)\b", body)
+@contextmanager
+def cuda_on_host(folder: Path, run: bool = True) -> Iterator[CudaOnHost]:
+    """MLX as if it had CUDA."""
+    host = CudaOnHost(folder, run)
+    with patch.object(mx.fast, "cuda_kernel", host):
+        yield host
 
 
-@pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
+def test_nothing_of_metals_address_spaces_is_left(tmp_path: Path) -> None:
+    with cuda_on_host(tmp_path, run=False) as host:
+        for v in (VECTOR, MATRIX):
+            attend(DecodeKernels(cuda.cuda_factory), v, random_rows(v, [5]), queries=_queries(v, 1))
+    assert len(host.texts) == 4
+    for made in host.texts:
+        code = re.sub(r"//.*", "", made.text)
+        assert not re.search(r"\b(threadgroup|device|constant|thread)\b|<metal_", code)
+        assert "__shared__ __align__(16) float outputs[" in code
+
+
+def _queries(v: Variant, rows: int) -> np.ndarray:
+    return np.zeros((rows, 2 * v.group, v.query_tokens, v.key_dim), np.float32)
+
+
+@pytest.mark.parametrize("factory", ["cuda", "metal"])
+def test_a_product_of_matrices_is_that_of_float64(factory: str, tmp_path: Path) -> None:
+    """A half by a float, added to a float: in the dialect's lanes and in those of the simulator, which are Apple's."""
+    place = kernel_text("paged_matrix.metal")
+    body = """
+      const MatrixPlace at = matrix_place(thread_index_in_simdgroup);
+      const int first = at.row * 8 + at.column;
+      simdgroup_matrix<T, 8, 8> a;
+      simdgroup_matrix<float, 8, 8> b;
+      for (int e = 0; e < 2; e++) {
+        a.thread_elements()[e] = left[first + e];
+        b.thread_elements()[e] = right[first + e];
+      }
+      simdgroup_matrix<float, 8, 8> sum = make_filled_simdgroup_matrix<float, 8, 8>(2.0f);
+      simdgroup_multiply_accumulate(sum, a, b, sum);
+      for (int e = 0; e < 2; e++) {
+        product[first + e] = sum.thread_elements()[e] + float(simdgroup_index_in_threadgroup);
+      }
+    """
+    one = (32, 1, 1)
+    with cuda_on_host(tmp_path):
+        make: Any = cuda.cuda_factory if factory == "cuda" else sim.metal_kernel
+        kernel = make(
+            name="product", input_names=["left", "right"], output_names=["product"], source=body, header=place
+        )
+        (got,) = kernel(
+            inputs=[mx.array(LEFT).astype(mx.float16), mx.array(RIGHT)],
+            template=[("T", mx.float16)],
+            grid=one,
+            threadgroup=one,
+            output_shapes=[(8, 8)],
+            output_dtypes=[mx.float32],
+        )
+    wanted = LEFT.astype(np.float16).astype(np.float64) @ RIGHT.astype(np.float64) + 2
+    assert error(np.array(got), wanted) < 2e-6
+
+
 @pytest.mark.parametrize(
     "v",
     [
-        Variant("float16", "float16", 128, 128, 32, 8, softcap=True, sinks=True, forced=Kernel.VECTOR),
+        VECTOR,
+        MATRIX,
         *(
-            pytest.param(Variant(t, t, d, d, 32, g, forced=Kernel.VECTOR), marks=pytest.mark.slow)
-            for t in ("float16", "bfloat16", "float32")
-            for d in (64, 80, 96, 112, 128, 192, 256)
-            for g in (4, 8, 16)
+            pytest.param(Variant(t, t, d, d, 32, g, forced=k), marks=pytest.mark.slow)
+            for t, d, g in (("float16", 64, 8), ("bfloat16", 128, 5), ("float32", 192, 4), ("float16", 256, 12))
+            for k in Kernel
         ),
     ],
     ids=lambda v: v.label,
 )
+def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
+    rows, queries = several_queries(v, [9, 300])
+    options = Options(window=270, softcap=4.0, sinks=np.linspace(-1, 2, 2 * v.group))
+    with cuda_on_host(tmp_path) as host:
+        got = attend(DecodeKernels(cuda.cuda_factory), v, rows, options, queries=queries, tail_tokens=5)
+    assert [text.name for text in host.texts] == [
+        f"cortex_paged_{'decode' if v.kernel is Kernel.VECTOR else 'matrix'}",
+        "cortex_paged_reduce",
+    ]
+    assert error(got, answers(v, rows, queries, options)) < TOLERANCE[v.dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
+@pytest.mark.parametrize("v", [MATRIX, VECTOR, *VARIANTS], ids=lambda v: v.label)
 def test_it_compiles_and_fits_the_registers(v: Variant, tmp_path: Path) -> None:
-    source = tmp_path / "kernels.cu"
-    source.write_text(cuda_file(v))
-    command = [str(NVCC), "-std=c++17", "-arch=sm_80", "-maxrregcount", str(REGISTERS), "-cubin", "-Xptxas", "-v"]
-    done = subprocess.run([*command, "-o", str(tmp_path / "out"), str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"(\d+) bytes spill stores", done.stderr) == ["0", "0"], done.stderr
+    """As many registers as a block of the kernel's threads may have, or it would not start."""
+    with cuda_on_host(tmp_path, run=False) as host:
+        DecodeKernels(cuda.cuda_factory)(*problem(v, random_rows(v, [5]), queries=_queries(v, 1)))
+    for made, threads in zip(host.texts, host.threads, strict=True):
+        source = tmp_path / f"{made.name}.cu"
+        source.write_text(made.text)
+        registers = str(min(255, BLOCK_REGISTERS // threads))
+        command = [str(NVCC), "-std=c++17", "-arch=sm_80", "-maxrregcount", registers, "-cubin", "-Xptxas", "-v"]
+        done = subprocess.run([*command, "-o", str(tmp_path / "out"), source], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"(\d+) bytes spill stores", done.stderr) == ["0"], done.stderr
