@@ -5,6 +5,7 @@ The mathematics is in the .metal files; what stands here is the few lines betwee
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,8 @@ import mlx.core as mx
 
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.work import STRUCTS
+
+_OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
 
 KernelFactory = Callable[..., Any]
 """`mx.fast.metal_kernel`, or anything that is called as it is and makes what is called as its kernels are."""
@@ -36,9 +39,8 @@ REDUCE_ENTRY = f"""{STRUCTS}
 
 def kernel_text(name: str) -> str:
     """The text of a kernel source with its own headers in place."""
-    folder = files("cortexmlx.metal")
-    text = (folder / name).read_text()
-    return text.replace('#include "paged_attention.h"', (folder / "paged_attention.h").read_text())
+    text = (files("cortexmlx.metal") / name).read_text()
+    return _OWN_HEADER.sub(lambda header: kernel_text(header[1]), text)
 
 
 @dataclass(frozen=True)

@@ -25,24 +25,7 @@
 // A token that a query does not see weighs 0. A slice's tokens that the item has not are not read: others are in their
 // place, because 0 * NaN is NaN. What a token contributes, and when it is added, depends on its position alone.
 
-#include <metal_simdgroup_matrix>
-
-#include "paged_attention.h"
-
-// For loops that would take more registers unrolled.
-#ifndef ROLLED
-#define ROLLED _Pragma("clang loop unroll(disable)")
-#endif
-
-// Which numbers of a matrix a lane has: those in `row`, at `column` and `column + 1`.
-struct MatrixPlace {
-  int row;
-  int column;
-};
-
-inline MatrixPlace matrix_place(uint lane) {
-  return MatrixPlace{int((lane >> 2 & 4) + (lane >> 1 & 3)), int((lane >> 1 & 4) + (lane << 1 & 2))};
-}
+#include "matrix_tiles.h"
 
 // The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
 inline float max_over_rows(float x) {
@@ -55,77 +38,6 @@ inline float sum_over_rows(float x) {
   x += simd_shuffle_xor(x, ushort(2));
   x += simd_shuffle_xor(x, ushort(4));
   return x + simd_shuffle_xor(x, ushort(16));
-}
-
-// A head of DIM numbers shared out to LANES lanes: each has EACH numbers, 8 neighbours at a time as long as they last, then
-// 4, 2 and 1. A chunk is 8 of a lane's numbers; the last may have fewer.
-template <int DIM, int LANES>
-struct Share {
-  static constexpr constant int EACH = DIM / LANES;
-  static constexpr constant int REST = EACH % 8;
-  static constexpr constant int CHUNKS = (EACH + 7) / 8;
-
-  // The numbers of a chunk; none of one behind the last.
-  static constexpr int count(int chunk) {
-    return EACH - chunk * 8 >= 8 ? 8 : EACH > chunk * 8 ? REST : 0;
-  }
-};
-
-// The dimension that number n of the lane `at` (0 .. LANES - 1) stands for.
-template <int DIM, int LANES>
-inline int share_dimension(int n, int at) {
-  constexpr int REST = Share<DIM, LANES>::REST;
-  const int in_chunk = n % 8;
-  const bool whole = n + 8 - in_chunk <= Share<DIM, LANES>::EACH;
-  const int neighbours = whole ? 8 : in_chunk < (REST & 4) ? 4 : in_chunk < (REST & 6) ? 2 : 1;
-  return n / neighbours * neighbours * LANES + at * neighbours + n % neighbours;
-}
-
-// The numbers of a chunk, `count` of them; it begins at `chunk`.
-template <int LANES, typename KV>
-inline void load_chunk(const device KV* chunk, int count, int at, thread KV* numbers) {
-  if (count & 12) {
-    const device vec<KV, 4>* from = (const device vec<KV, 4>*)(chunk + at * (count & 12));
-    const vec<KV, 4> loaded = from[0];
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-      numbers[i] = loaded[i];
-    }
-    if (count & 8) {
-      const vec<KV, 4> more = from[1];
-      UNROLL
-      for (int i = 0; i < 4; i++) {
-        numbers[4 + i] = more[i];
-      }
-    }
-  }
-  if (count & 2) {
-    const vec<KV, 2> loaded = *(const device vec<KV, 2>*)(chunk + (count & 4) * LANES + at * 2);
-    numbers[count & 4] = loaded[0];
-    numbers[(count & 4) + 1] = loaded[1];
-  }
-  if (count & 1) {
-    numbers[count & 6] = chunk[(count & 6) * LANES + at];
-  }
-}
-
-// The keys or the values of a row and KV head.
-template <typename KV, int DIM>
-struct PagedHeads {
-  const device KV* arena;  // token at slot s: arena + s * DIM
-  const device KV* tail;   // token in column c: tail + c * DIM
-  const device int* block_table;
-  int arena_tokens;
-};
-
-// The head of a token. A block is looked up for a token of the tail, too, and not used: that needs no branch.
-template <int BLOCK_SIZE, typename KV, int DIM>
-inline const device KV* head_of(const thread PagedHeads<KV, DIM>& heads, int token) {
-  const int column = token - heads.arena_tokens;
-  const uint in_arena = uint(max(min(token, heads.arena_tokens - 1), 0));
-  const uint block = uint(heads.block_table[in_arena / BLOCK_SIZE]);
-  const uint64_t number = (uint64_t(block) * BLOCK_SIZE + in_arena % BLOCK_SIZE) * DIM;
-  return column < 0 ? heads.arena + number : heads.tail + column * DIM;
 }
 
 // A chunk of 32 keys by the same chunk of the queries, added to the scores.

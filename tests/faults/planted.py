@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
-MATRIX = "metal/paged_matrix.metal"
+MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
 VECTOR_ENTRY, CALLS, WORK = "metal/vector.py", "metal/kernels.py", "metal/work.py"
 BACKEND = "cortexmlx/attention/metal.py"
 
@@ -162,7 +162,7 @@ FAULTS = (
         "step.window, PARTITION)",
         "step.window, PARTITION >> (step.rows > 1))",
     ),
-    Fault("a matrix has other rows", MATRIX, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
+    Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(
         "a column's maximum leaves out four rows",
         MATRIX,
@@ -170,11 +170,11 @@ FAULTS = (
         "return x;",
     ),
     Fault("a column's sum leaves out four rows", MATRIX, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
-    Fault("the last numbers of a head are taken for others", MATRIX, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
-    Fault("odd numbers of a head come from its start", MATRIX, "chunk[(count & 6) * LANES + at]", "chunk[at]"),
-    Fault("a table is read for no token", MATRIX, "max(min(token, heads.arena_tokens - 1), 0)", "token"),
-    Fault("the first token of the tail is the arena's", MATRIX, "return column < 0 ?", "return column <= 0 ?"),
-    Fault("offsets of 32 bits for matrices", MATRIX, "uint64_t(block) * BLOCK_SIZE", "uint32_t(block) * BLOCK_SIZE"),
+    Fault("the last numbers of a head are taken for others", TILES, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
+    Fault("odd numbers of a head come from its start", TILES, "chunk[(count & 6) * LANES + at]", "chunk[at]"),
+    Fault("a table is read for no token", TILES, "max(min(token, heads.arena_tokens - 1), 0)", "token"),
+    Fault("the first token of the tail is the arena's", TILES, "return column < 0 ?", "return column <= 0 ?"),
+    Fault("offsets of 32 bits for matrices", TILES, "uint64_t(block) * BLOCK_SIZE", "uint32_t(block) * BLOCK_SIZE"),
     Fault(
         "keys that are not there are read",
         MATRIX,
