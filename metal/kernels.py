@@ -46,7 +46,8 @@ def kernel_text(name: str) -> str:
 @dataclass(frozen=True)
 class DecodeInputs:
     """What a layer's decode reads: queries `[rows, query_heads, query_tokens, key_dim]`, slabs `[kv_heads, slots, dim]`
-    and tails `[rows, kv_heads, W, dim]`, and the step's metadata on the device.
+    and tails `[rows, kv_heads, W, dim]`, and the step's metadata on the device. Values that lie in their keys have
+    neither slab nor tail.
 
     `factors` holds (scale, softcap); `sinks` is `[query_heads]` float32, anything if the variant has none.
 
@@ -57,9 +58,9 @@ class DecodeInputs:
 
     queries: mx.array
     keys: mx.array
-    values: mx.array
+    values: mx.array | None
     tail_keys: mx.array
-    tail_values: mx.array
+    tail_values: mx.array | None
     tables: mx.array
     plan: mx.array
     factors: mx.array
@@ -107,22 +108,22 @@ class DecodeKernels:
         `init_value` the output is filled with it before the launch, which costs a launch of its own.
         """
         queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
-        threads = variant.geometry.threads
+        geometry = variant.geometry
         partials: mx.array
         (partials,) = self._decode[variant.kernel](
             inputs=[
                 inputs.queries,
                 inputs.keys,
-                inputs.values,
+                inputs.keys if inputs.values is None else inputs.values,  # a buffer must be there, and is not read
                 inputs.tail_keys,
-                inputs.tail_values,
+                inputs.tail_keys if inputs.tail_values is None else inputs.tail_values,
                 inputs.tables,
                 inputs.plan,
                 inputs.factors,
             ],
             template=_templates(variant)[0],
-            grid=(threads, kv_heads, items),
-            threadgroup=(threads, 1, 1),
+            grid=(geometry.threads, kv_heads * geometry.threadgroups, items),
+            threadgroup=(geometry.threads, 1, 1),
             output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
             init_value=init_value,

@@ -47,6 +47,7 @@ class MatrixGeometry(Geometry):
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
     rules = (
+        Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
         Rule(
             lambda s: (s.group >= 3 or s.query_tokens > 1) and s.group * s.query_tokens <= 16,
             "1 and 2 query heads leave most of a matrix's 8 columns empty, and more than 16 queries need a third tile",

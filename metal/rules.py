@@ -8,6 +8,7 @@ from functools import cached_property
 from cortexmlx.metal.matrix import MatrixGeometry
 from cortexmlx.metal.shape import DTYPES, Geometry, Kernel, Rule, Shape
 from cortexmlx.metal.vector import VectorGeometry
+from cortexmlx.metal.wide import WideGeometry
 
 THREADGROUP_BYTES = 32 * 1024
 THREADS = 448
@@ -15,9 +16,8 @@ THREADS = 448
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
-GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, VectorGeometry)}
-"""The kernels of a partition, in the order in which they are asked whether they serve a shape. The last gets what none
-serves, and says why."""
+GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
+"""The kernels of a partition, in the order in which they are asked whether they serve a shape."""
 
 EVERY_KERNEL = Rule(
     lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"
@@ -34,8 +34,11 @@ class Variant(Shape):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the shape fills a threadgroup of the kernel that a partition runs on: the first that serves it."""
-        chosen = self.forced or next((k for k, g in GEOMETRIES.items() if g.why_not(self) is None), Kernel.VECTOR)
+        """How the shape fills a threadgroup of the kernel that a partition runs on: the first that serves it. What none
+        serves is given to the one that would come nearest, to say why.
+        """
+        nearest = Kernel.WIDE if self.latent or max(self.key_dim, self.value_dim) > 256 else Kernel.VECTOR
+        chosen = self.forced or next((k for k, g in GEOMETRIES.items() if g.why_not(self) is None), nearest)
         return GEOMETRIES[chosen](self)
 
     @property
@@ -71,6 +74,10 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("float16", "float16", 192, 128, 32, 4),
     Variant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
     Variant("float16", "float16", 256, 256, 32, 2, softcap=True),
+    *(Variant(t, t, 512, 512, 32, 8) for t in ("float16", "bfloat16", "float32")),
+    *(Variant(t, t, 576, 512, 32, 16, latent=True) for t in ("float16", "bfloat16", "float32")),
+    Variant("bfloat16", "bfloat16", 576, 512, 32, 128, latent=True),
+    Variant("float16", "float16", 320, 256, 32, 20, latent=True),
 )
 """The variants that are checked as such: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
 integration. Every head_dim and dtype, groups, block sizes and options once."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 DTYPES = ("float32", "float16", "bfloat16")
 
 PARTITION = 256
-"""Tokens of a partition: an absolute range of positions that one threadgroup attends to.
+"""Tokens of a partition: an absolute range of positions that one threadgroup attends to (`Geometry.partition`).
 
 Short enough that a lone row of a few thousand tokens fills a GPU, long enough that the partial results are a few
 percent of what is read. The same for all batches, so that a row's sums are always cut in the same places.
@@ -29,13 +29,16 @@ class Kernel(Enum):
     """paged_decode.metal: the lanes of a simdgroup lie across the head, each number multiplies each query head."""
     MATRIX = "matrix"
     """paged_matrix.metal: products of 8 x 8 matrices, whose columns are the query heads."""
+    WIDE = "wide"
+    """paged_wide.metal: the same for heads that several simdgroups share out, and for values that lie in their keys."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """What a layer's decode attention looks like. `group` query heads share a KV head; `dtype` is that of the queries
     and the result, `kv_dtype` that of keys and values; `softcap` and `sinks` say whether they are used. The queries are
-    a row's newest `query_tokens` tokens, of which each sees what was before it and itself.
+    a row's newest `query_tokens` tokens, of which each sees what was before it and itself. With `latent` a value is the
+    first `value_dim` numbers of its key (latent attention), and there are no values beside the keys.
 
     The sliding window is no part of it: a window is where a row's first work item begins.
     """
@@ -49,6 +52,12 @@ class Shape:
     softcap: bool = False
     sinks: bool = False
     query_tokens: int = 1
+    latent: bool = False
+
+    @property
+    def token_numbers(self) -> int:
+        """Numbers of a token that a KV head keeps."""
+        return self.key_dim + (0 if self.latent else self.value_dim)
 
     @property
     def partial_floats(self) -> int:
@@ -60,7 +69,7 @@ class Shape:
         """The shape in a line of a table or a log."""
         dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
         dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
-        extras = "".join(f", {name}" for name in ("softcap", "sinks") if getattr(self, name))
+        extras = "".join(f", {name}" for name in ("latent", "softcap", "sinks") if getattr(self, name))
         tokens = f", {self.query_tokens} tokens" if self.query_tokens > 1 else ""
         return f"{dtype}, head_dim {dims}, {self.group} per KV head{tokens}, blocks of {self.block_size}{extras}"
 
@@ -87,6 +96,8 @@ class Geometry(ABC):
     file: ClassVar[str]
     entry: ClassVar[str]
     rules: ClassVar[tuple[Rule, ...]]
+    slice_tokens: ClassVar[int] = 32
+    """Tokens that a simdgroup meets at a time: the softmax, among others, is done once for so many."""
 
     shape: Shape
 
@@ -116,8 +127,18 @@ class Geometry(ABC):
         """The kernel's own template arguments, behind those of every kernel (dtypes, dimensions, block size, group)."""
 
     @property
+    def partition(self) -> int:
+        """Tokens of a partition, the same for all batches."""
+        return PARTITION
+
+    @property
+    def threadgroups(self) -> int:
+        """Threadgroups for one work item and KV head."""
+        return 1
+
+    @property
     def tiles(self) -> int:
-        """Tiles of queries, which share the loaded keys and values within a threadgroup."""
+        """Tiles of queries. In one threadgroup they share the loaded keys and values."""
         return -(-self.shape.group * self.shape.query_tokens // self.tile)
 
     @cached_property

@@ -46,9 +46,9 @@ def kernel_texts(variant: Variant) -> Iterator[KernelText]:
     inputs = DecodeInputs(
         queries=mx.zeros((1, variant.group, variant.query_tokens, variant.key_dim), dtype),
         keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
-        values=mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
+        values=None if variant.latent else mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
         tail_keys=mx.zeros((1, 1, 1, variant.key_dim), kv_dtype),
-        tail_values=mx.zeros((1, 1, 1, variant.value_dim), kv_dtype),
+        tail_values=None if variant.latent else mx.zeros((1, 1, 1, variant.value_dim), kv_dtype),
         tables=mx.zeros((1, SMALL), mx.int32),
         plan=mx.zeros(SMALL, mx.int32),
         factors=mx.zeros(2),

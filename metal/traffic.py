@@ -15,7 +15,6 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.mlx_decode import Shape, one_pass
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.sim.report import LaunchReport
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
@@ -48,7 +47,7 @@ def measure(
     """One row of `tokens` tokens, the last `tail_tokens` of them in the tail; `beside` measures MLX's kernel too."""
     dtype = getattr(mx, variant.kv_dtype)
     decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
-    needed = min(tokens, window or tokens) * kv_heads * (variant.key_dim + variant.value_dim) * dtype.size
+    needed = min(tokens, window or tokens) * kv_heads * variant.token_numbers * dtype.size
     buffers = [decode.buffers[name] for name in _SLABS]
     segments = sum(b.simd_segments for b in buffers)
     return Traffic(
@@ -68,13 +67,13 @@ def launches(
     blocks = -(-arena_tokens // variant.block_size)
     dtype = getattr(mx, variant.kv_dtype)
     slots, heads = max(blocks, 1) * variant.block_size, kv_heads * variant.group
-    work = work_list(np.array([arena_tokens], np.int32), tail_tokens, window, PARTITION)
+    work = work_list(np.array([arena_tokens], np.int32), tail_tokens, window, variant.geometry.partition)
     inputs = DecodeInputs(
         mx.ones((1, heads, 1, variant.key_dim), getattr(mx, variant.dtype)),
         mx.ones((kv_heads, slots, variant.key_dim), dtype),
-        mx.ones((kv_heads, slots, variant.value_dim), dtype),
+        None if variant.latent else mx.ones((kv_heads, slots, variant.value_dim), dtype),
         mx.ones((1, kv_heads, 16, variant.key_dim), dtype),
-        mx.ones((1, kv_heads, 16, variant.value_dim), dtype),
+        None if variant.latent else mx.ones((1, kv_heads, 16, variant.value_dim), dtype),
         mx.array(padded_tables(np.arange(max(blocks, 1), dtype=np.int32)[None, ::-1])),
         mx.array(work.plan),
         mx.array([1.0, 0.0]),

@@ -47,6 +47,7 @@ class VectorGeometry(Geometry):
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
     rules = (
+        Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
         Rule(
             lambda s: s.key_dim % 4 == 0 and s.value_dim % 4 == 0,
             "the lanes load 2 or 4 numbers at a time, so a head_dim must be a multiple of 4",

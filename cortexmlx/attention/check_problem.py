@@ -61,7 +61,10 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
         return held, slab, tails
 
     keys, slab_keys, tail_keys = laid_out(variant.key_dim)
-    values, slab_values, tail_values = laid_out(variant.value_dim)
+    if variant.latent:
+        values, slab_values, tail_values = [k[..., : variant.value_dim] for k in keys], None, None
+    else:
+        values, slab_values, tail_values = laid_out(variant.value_dim)
     seen = slice(None if window is None else -window, None)
     scale, softcap = map(float, factors)
     wanted = [
@@ -72,13 +75,13 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     def on_device(numbers: Floats, dtype: str) -> mx.array:
         return mx.array(numbers).astype(getattr(mx, dtype))
 
-    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, PARTITION)
+    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, variant.geometry.partition)
     inputs = DecodeInputs(
         queries=on_device(queries[:, :, None], variant.dtype),
         keys=on_device(slab_keys, variant.kv_dtype),
-        values=on_device(slab_values, variant.kv_dtype),
+        values=None if slab_values is None else on_device(slab_values, variant.kv_dtype),
         tail_keys=on_device(tail_keys, variant.kv_dtype),
-        tail_values=on_device(tail_values, variant.kv_dtype),
+        tail_values=None if tail_values is None else on_device(tail_values, variant.kv_dtype),
         tables=mx.array(padded_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
@@ -97,7 +100,8 @@ def concealed(inputs: DecodeInputs) -> DecodeInputs:
         numbers = slab.reshape(-1)
         return mx.concatenate([numbers, mx.zeros_like(numbers)]).reshape(heads, 2 * slots, dim)[:, ::2]
 
-    return replace(inputs, keys=behind(inputs.keys), values=behind(inputs.values))
+    values = None if inputs.values is None else behind(inputs.values)
+    return replace(inputs, keys=behind(inputs.keys), values=values)
 
 
 def _scattered(

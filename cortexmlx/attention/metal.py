@@ -22,7 +22,6 @@ from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.rules import Variant, refusal
-from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _log = logging.getLogger(__name__)
@@ -36,9 +35,10 @@ _WHOLE = "the whole message is in the log"
 
 @dataclass(frozen=True)
 class _Work:
-    """The work list on the device, for `tail_tokens` columns of the tail."""
+    """The work list on the device, for `tail_tokens` columns of the tail and partitions of so many tokens."""
 
     tail_tokens: int
+    partition: int
     items: int
     plan: mx.array
 
@@ -51,13 +51,13 @@ class MetalStep:
         self._work: _Work | None = None
         self.tables = mx.array(padded_tables(step.tables))
 
-    def work(self, tail_tokens: int) -> _Work:
+    def work(self, tail_tokens: int, partition: int) -> _Work:
         """The work list of the decode step that has so many columns."""
         step, known = self._step, self._work
-        if known is not None and known.tail_tokens == tail_tokens:
+        if known is not None and (known.tail_tokens, known.partition) == (tail_tokens, partition):
             return known
-        work = work_list(step.lengths, tail_tokens, step.window, PARTITION)
-        self._work = made = _Work(tail_tokens, work.items, mx.array(work.plan))
+        work = work_list(step.lengths, tail_tokens, step.window, partition)
+        self._work = made = _Work(tail_tokens, partition, work.items, mx.array(work.plan))
         return made
 
 
@@ -120,7 +120,7 @@ class MetalAttention:
         softcap: float | None,
     ) -> mx.array:
         step = kv.derived.get(MetalStep, kv.step)
-        work = step.work(kv.tail_tokens)
+        work = step.work(kv.tail_tokens, variant.geometry.partition)
         keys, values = kv.arena.slab(kv.layer)
         if kv.tail_tokens == _SETTLED:
             _require_rows(kv.layer, keys=keys, values=values)

@@ -18,7 +18,7 @@ from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
-from cortexmlx.metal.cost.sheet import SHAPES
+from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.shape import Kernel
 
@@ -70,7 +70,7 @@ def _built(agreed: bool) -> Compiler:
 def _chosen(words: list[str]) -> Iterator[Workload]:
     """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
     seen: set[str] = set()
-    ours = (*SHAPES, *VARIANTS, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES))
+    ours = (*SHAPES, *WIDE_SHAPES, *VARIANTS, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES))
     for workload in (w for kernels in (*map(our_kernels, ours), mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)

@@ -18,9 +18,6 @@ from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.texts import kernel_texts
 from cortexmlx.metal.vector import lane_numbers
 
-SLICE_TOKENS = 32
-"""Tokens of a slice of the decode kernel: what is done once per slice is done once for so many tokens."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -47,7 +44,8 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     decode, reduce = kernel_texts(variant)
     geometry = variant.geometry
     item = ITEMSIZE[variant.kv_dtype]
-    dims = variant.key_dim, variant.value_dim // geometry.parts
+    shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # of the keys: each part loads its share
+    dims = variant.key_dim // shared, 0 if variant.latent else variant.value_dim // geometry.parts
     # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
     key_bytes, value_bytes = (
         lane_numbers(dim) * item if variant.kernel is Kernel.VECTOR else dim * item // 32 for dim in dims
@@ -60,7 +58,7 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         min(geometry.tile, variant.group),
         key_bytes,
         value_bytes,
-        SLICE_TOKENS,
+        geometry.slice_tokens,
     )
     sinks = ", sinks" if variant.sinks else ""
     yield Workload(

@@ -5,7 +5,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from cortexmlx.metal.cost.compiled import keep
-from cortexmlx.metal.cost.sheet import SHAPES, sheet
+from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES, sheet
 from cortexmlx.metal.rules import VARIANTS
 
 
@@ -20,7 +20,7 @@ def main() -> None:
             record = keep(options.record, target)
         print(f"{len(record.kernels)} kernels compiled by {record.compiler}")
         return
-    for line in sheet(VARIANTS if options.all else SHAPES):
+    for line in sheet(VARIANTS if options.all else (*SHAPES, *WIDE_SHAPES)):
         print(line, flush=True)
 
 

@@ -60,6 +60,25 @@ def paged_matrix(variant: Variant) -> dict[Kind, float]:
     }
 
 
+def paged_wide(variant: Variant) -> dict[Kind, float]:
+    """paged_wide.metal. A last tile that is not full computes as if it were; each part has all scores of its tile.
+
+    Per slice and lane, for one query: of its scores the sum of the parts', and then as in the matrix kernel.
+    """
+    geometry = variant.geometry
+    simdgroups = geometry.tiles * geometry.parts
+    capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
+    scores = geometry.slice_tokens * geometry.tile / 32
+    each = geometry.parts + 1 + 1 + 2 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
+    rescaling = 2 + 1 + variant.value_dim / geometry.parts / 4
+    lane_slices = simdgroups / geometry.slice_tokens
+    return {
+        Kind.ARITHMETIC: lane_slices * (scores * each + rescaling),
+        Kind.EXPONENT: lane_slices * (scores * (1 + capped.get(Kind.EXPONENT, 0.0)) + 1),
+        **({Kind.RECIPROCAL: lane_slices * scores * capped[Kind.RECIPROCAL]} if capped else {}),
+    }
+
+
 def mlx_decode(dim: int, group: int) -> dict[Kind, float]:
     """MLX's `sdpa_vector`, `_2pass_1` and `_2pass_1_gqa`: the same in every lane for each head and token.
 

@@ -23,9 +23,11 @@ from cortexmlx.metal.matrix import MatrixGeometry
 from cortexmlx.metal.msl import KERNEL_FOLDER
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.vector import VectorGeometry
+from cortexmlx.metal.wide import WideGeometry
 
 OURS = "paged_decode"
 MATRIX = "paged_matrix"
+WIDE = "paged_wide"
 RECORD_AGAIN = "`python -m cortexmlx.metal.agx --json FILE`, then `python -m cortexmlx.metal.cost --record FILE`."
 _KINDS = {
     "fma": Kind.ARITHMETIC,
@@ -103,13 +105,15 @@ def texts() -> dict[str, str]:
     """Digests of the texts that are compiled: ours, and MLX's header as installed."""
     ours = VectorGeometry.entry + kernel_text("paged_decode.metal")
     matrix = MatrixGeometry.entry + kernel_text("paged_matrix.metal")
+    wide = WideGeometry.entry + kernel_text("paged_wide.metal")
     theirs = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
-    named = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of("sdpa_vector"), theirs))
+    all_ours = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of(WIDE), wide))
+    named = (*all_ours, (_text_of("sdpa_vector"), theirs))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named}
 
 
 def _text_of(kernel: str) -> str:
-    return f"{kernel}.metal" if kernel in (OURS, MATRIX) else "MLX's sdpa_vector.h"
+    return f"{kernel}.metal" if kernel in (OURS, MATRIX, WIDE) else "MLX's sdpa_vector.h"
 
 
 def make_record(result: Any) -> Record:

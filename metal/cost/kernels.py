@@ -12,12 +12,12 @@ from functools import cache
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal import mlx_decode, sim
 from cortexmlx.metal.cost import arithmetic
-from cortexmlx.metal.cost.compiled import MATRIX, OURS, kept_record, work
+from cortexmlx.metal.cost.compiled import MATRIX, OURS, WIDE, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import HELD, Shape
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.shape import PARTITION, Kernel
+from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.traffic import launches
 
 BLOCK_TOKENS = 128
@@ -59,14 +59,16 @@ class Cost:
 @cache
 def paged(variant: Variant) -> Cost:
     """The kernel of a variant on one row, all of it in the arena."""
-    tokens = _PARTITIONS * PARTITION
-    decode, _ = launches(variant, tokens)
-    row_bytes = (variant.key_dim + variant.value_dim) * ITEMSIZE[variant.kv_dtype] / 2
-    counted = count(decode, _SLABS, tokens, row_bytes)
     geometry = variant.geometry
+    tokens = _PARTITIONS * geometry.partition
+    decode, _ = launches(variant, tokens)
+    row_bytes = variant.token_numbers * ITEMSIZE[variant.kv_dtype] / 2
+    counted = count(decode, _SLABS, tokens, row_bytes)
+    heads = min(geometry.tile, variant.group) * geometry.tiles * geometry.parts
     if variant.kernel is Kernel.MATRIX:
         name, text = MATRIX, arithmetic.paged_matrix(variant)
-        heads = min(geometry.tile, variant.group) * geometry.tiles * geometry.parts
+    elif variant.kernel is Kernel.WIDE:
+        name, text = WIDE, arithmetic.paged_wide(variant)
     else:
         name, text = OURS, arithmetic.paged_decode(variant)
         heads = geometry.tile * geometry.tiles

@@ -16,6 +16,12 @@ from cortexmlx.metal.rules import Variant
 SHAPES = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64, 128) for group in (1, 2, 4, 8))
 """The head_dims and query heads per KV head that most models have."""
 
+WIDE_SHAPES = (
+    *(Variant("float16", "float16", 512, 512, 32, group) for group in (8, 16)),
+    *(Variant("float16", "float16", 576, 512, 32, group, latent=True) for group in (8, 16, 128)),
+)
+"""Heads of 512, and latent attention."""
+
 SHOWN = ("M2 Max", "M4 Max", "M5")
 _COMPUTING = (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)
 _TRANSCENDENTAL = (Kind.EXPONENT, Kind.RECIPROCAL, Kind.RECIPROCAL_ROOT)

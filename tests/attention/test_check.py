@@ -36,7 +36,7 @@ def outcome(factory: Any, variant: Variant = SMALL) -> str:
 
 
 def test_the_check_refuses_what_no_kernel_serves() -> None:
-    assert "between 8 and 256" in outcome(sim.metal_kernel, Variant("float16", "float16", 512, 512, 32, 1))
+    assert "between 8 and 256" in outcome(sim.metal_kernel, Variant("float16", "float16", 16, 4, 32, 1))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_the_check_refuses_what_no_kernel_serves() -> None:
         replace(SMALL, sinks=True),
         replace(SMALL, softcap=True),
         replace(SMALL, dtype="bfloat16", kv_dtype="bfloat16"),
+        replace(SMALL, key_dim=64, value_dim=32, latent=True),
     ],
     ids=str,
 )

@@ -47,7 +47,7 @@ def test_what_the_vector_kernel_serves_instead_says_why(change: dict[str, Any], 
 
 
 def test_every_rule_for_the_matrix_kernel_has_a_shape_that_breaks_it_alone() -> None:
-    broken = [{"group": 1}, {"key_dim": 68}, {"value_dim": 48}]
+    broken = [{"latent": True}, {"group": 1}, {"key_dim": 68}, {"value_dim": 48}]
     for rule, change in zip(MatrixGeometry.rules, broken, strict=True):
         v = replace(Variant("float16", "float16", 128, 128, 32, 4), **change)
         assert [r for r in MatrixGeometry.rules if not r.holds(v)] == [rule]

@@ -15,7 +15,6 @@ import numpy as np
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import padded_tables, work_list
 
 NO_BLOCK = 1 << 24
@@ -64,14 +63,13 @@ def random_rows(v: Variant, tokens: Sequence[int], kv_heads: int = 2, seed: int 
     def draw(dtype: str, scale: float, *shape: int) -> np.ndarray:
         return rounded(scale * random.standard_normal(shape), dtype)
 
-    return [
-        Row(
-            draw(v.dtype, size, kv_heads * v.group, v.key_dim),
-            draw(v.kv_dtype, size, kv_heads, n, v.key_dim),
-            draw(v.kv_dtype, 1.0, kv_heads, n, v.value_dim),
+    def row(n: int) -> Row:
+        query, keys = draw(v.dtype, size, kv_heads * v.group, v.key_dim), draw(v.kv_dtype, size, kv_heads, n, v.key_dim)
+        return Row(
+            query, keys, keys[..., : v.value_dim] if v.latent else draw(v.kv_dtype, 1.0, kv_heads, n, v.value_dim)
         )
-        for n in tokens
-    ]
+
+    return [row(n) for n in tokens]
 
 
 @dataclass(frozen=True)
@@ -176,14 +174,15 @@ def problem(
     """
     seen = options.window and options.window + v.query_tokens - 1
     at = layout or lay_out(v, rows, window=seen, **places)
-    slabs = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
-    work = work_list(at.arena_tokens, at.tail_tokens, options.window, PARTITION, v.query_tokens)
+    keys, values = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
+    work = work_list(at.arena_tokens, at.tail_tokens, options.window, v.geometry.partition, v.query_tokens)
     sinks = np.zeros(8) if options.sinks is None else options.sinks
     inputs = DecodeInputs(
         to_mlx(np.stack([row.query for row in rows])[:, :, None] if queries is None else queries, v.dtype),
-        *slabs,
+        keys,
+        None if v.latent else values,
         to_mlx(at.tail_keys, v.kv_dtype),
-        to_mlx(at.tail_values, v.kv_dtype),
+        None if v.latent else to_mlx(at.tail_values, v.kv_dtype),
         mx.array(padded_tables(at.tables)),
         mx.array(work.plan),
         mx.array([options.scale or v.key_dim**-0.5, options.softcap or 0.0], mx.float32),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode, paged_matrix
+from cortexmlx.metal.cost.arithmetic import mlx_decode, paged_decode, paged_matrix, paged_wide
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
@@ -15,6 +15,8 @@ from cortexmlx.metal.shape import Kernel
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.label)
 def test_no_kernel_does_without_the_products_of_attention(variant: Variant) -> None:
     lanes = (variant.key_dim + variant.value_dim) / 32
+    if variant.kernel is Kernel.WIDE:
+        return  # by matrices alone
     vector = paged_decode(replace(variant, forced=Kernel.VECTOR))
     assert vector[Kind.ARITHMETIC] >= variant.group * lanes
     if variant.key_dim == variant.value_dim:
@@ -55,6 +57,21 @@ def test_the_matrix_kernel_by_hand() -> None:
     assert two_tiles == {kind: 2 * count for kind, count in wanted.items()}
     two_parts = paged_matrix(Variant("float16", "float16", 128, 256, 32, 8))
     assert two_parts == two_tiles, "the softmax twice, and the output once"
+
+
+def test_the_wide_kernel_by_hand() -> None:
+    """Per slice of 16 tokens and part a lane has 4 scores of one query: the sum of 4 parts' and 7 more; 3 to raise the
+    maximum, 32 numbers to rescale.
+    """
+    wanted = {Kind.ARITHMETIC: 4 * (4 * (4 + 7) + 3 + 32) / 16, Kind.EXPONENT: 4 * 5 / 16}
+    assert all(paged_wide(Variant("float16", "float16", 512, 512, 32, group)) == wanted for group in (1, 8))
+    assert paged_wide(Variant("float16", "float16", 576, 512, 32, 128, latent=True)) == {
+        kind: 16 * count for kind, count in wanted.items()
+    }
+    eight_parts = paged_wide(Variant("bfloat16", "bfloat16", 576, 512, 32, 8, latent=True))
+    assert eight_parts[Kind.ARITHMETIC] == 8 * (4 * (8 + 7) + 3 + 16) / 16
+    capped = paged_wide(Variant("float16", "float16", 512, 512, 32, 8, softcap=True))
+    assert capped[Kind.EXPONENT] - wanted[Kind.EXPONENT] == 4 * 4 / 16 and capped[Kind.RECIPROCAL] == 4 * 4 * 2 / 16
 
 
 def test_mlx_has_the_softmax_in_every_lane_for_every_token() -> None:

@@ -52,6 +52,19 @@ def test_the_matrix_kernel_exchanges_what_its_text_says(group: int) -> None:
     assert Kind.REDUCTION not in cost.work
 
 
+@pytest.mark.parametrize("latent", [True, False])
+def test_the_wide_kernel_computes_no_product_twice_and_reads_latent_keys_once(latent: bool) -> None:
+    """Per 8 tokens and tile of queries a product for 8 numbers of the keys and of the values each."""
+    v = Variant("float16", "float16", 64 if latent else 288, 32, 32, 11, latent=latent)
+    cost = paged(v)
+    assert cost.kernel == "paged_wide" and cost.live_bytes == 2 * v.token_numbers
+    assert cost.counted.amplification == v.geometry.tiles == 2, "a threadgroup for each tile"
+    assert cost.work[Kind.MATRIX_HALF] == 2 * (v.key_dim + v.value_dim) / 8 / 8
+    a_slice, a_partition = 2 / 16, 2 / v.geometry.partition
+    assert cost.work[Kind.SHUFFLE_FIXED] == pytest.approx(2 * 4 * (a_slice + a_partition))
+    assert Kind.REDUCTION not in cost.work
+
+
 def test_mlx_pays_for_every_query_head() -> None:
     one, eight = (mlx("sdpa_vector_2pass_1", "float16", 128, group) for group in (1, 8))
     assert eight.counted.amplification == 8 * one.counted.amplification == 8

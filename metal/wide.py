@@ -1,0 +1,127 @@
+"""The wide kernel, paged_wide.metal: which shapes it serves, how it fills a threadgroup, and how it is called."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from cortexmlx.kv.spec import ITEMSIZE
+from cortexmlx.metal.matrix import COLUMNS
+from cortexmlx.metal.shape import PARTITION, SIMDGROUP, Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.work import STRUCTS
+
+SLICE = 16
+"""Tokens of a slice: a part's numbers of so many latent keys fit the registers beside its part of the output."""
+_GAP = 4
+"""Floats between the scores of two queries in threadgroup memory, so that lanes write to different banks."""
+_UNKNOWN = 4
+"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
+
+
+class WideGeometry(Geometry):
+    """Every threadgroup has one tile of queries; each of its simdgroups a share of the keys and of the values."""
+
+    kernel = Kernel.WIDE
+    name = "paged_wide"
+    file = "paged_wide.metal"
+    slice_tokens = SLICE
+    entry = f"""{STRUCTS}
+  constexpr int TILES = (GROUP * TOKENS + 7) / 8, QUERIES = WidePart<KEY_DIM, VALUE_DIM, PARTS, LATENT>::QUERIES;
+  threadgroup T shared_queries[PARTS * QUERIES];
+  threadgroup float shared_scores[2 * PARTS * 8 * (SLICE + 4)];
+  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
+  const int tile = int(threadgroup_position_in_grid.y) % TILES, item = int(threadgroup_position_in_grid.z);
+  const int kv_head = int(threadgroup_position_in_grid.y) / TILES;
+  const device RowItems* of_rows = (const device RowItems*)decode_plan;
+  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
+  const int64_t row = work.row;
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
+  const device int* block_table = block_tables + row * block_tables_shape[1];
+  paged_wide<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICE, PARTS, LATENT, SOFTCAP>(
+      queries + row_head * (GROUP * TOKENS * KEY_DIM),
+      PagedHeads<KV, KEY_DIM>{{
+          arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
+      PagedHeads<KV, VALUE_DIM>{{
+          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
+          work.arena_tokens}},
+      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1], tile * 8,
+      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
+      shared_queries, shared_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+    rules = (
+        Rule(
+            lambda s: s.latent or max(s.key_dim, s.value_dim) > 256,
+            "what is no wider than 256 fits the registers of one simdgroup, which needs no barriers",
+        ),
+        Rule(
+            lambda s: s.key_dim <= 576 and s.value_dim <= 512,
+            "a key of more than 576 numbers, or a value of more than 512, does not fit the registers of a threadgroup",
+        ),
+        Rule(
+            lambda s: 0 <= s.key_dim - s.value_dim <= 64 if s.latent else True,
+            "a latent key has its value's numbers and up to 64 more",
+        ),
+        Rule(
+            lambda s: s.key_dim % (8 * _parts(s)) == 0 and s.value_dim % (8 * _parts(s)) == 0,
+            "the shares of 4 simdgroups (8 for latent keys of more than 256 numbers that are not float16) must be cut "
+            "into matrices of 8 rows: keys and values must be multiples of 32 (or 64)",
+        ),
+    )
+
+    @property
+    def tile(self) -> int:
+        """The rows of a matrix of weights."""
+        return COLUMNS
+
+    @property
+    def slices(self) -> int:
+        """All simdgroups work on the same tokens."""
+        return 1
+
+    @property
+    def parts(self) -> int:
+        """Shares of a head: as few as leave room for the registers, because each adds up all scores."""
+        return _parts(self.shape)
+
+    @property
+    def partition(self) -> int:
+        """Twice the usual tokens where they have half the bytes: the partial results stay below a tenth of them."""
+        return 2 * PARTITION if self.shape.latent else PARTITION
+
+    @property
+    def threadgroups(self) -> int:
+        """One for each tile."""
+        return self.tiles
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return SIMDGROUP * self.parts
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """The tile's queries, in chunks of 8 numbers a lane (4 for the rest of a latent key), and two slices of every
+        part's scores.
+        """
+        shape, parts = self.shape, self.parts
+        rest = 4 if shape.latent and shape.key_dim > shape.value_dim else 0
+        chunks = -(-(shape.value_dim if shape.latent else shape.key_dim) // parts // 32)
+        queries = parts * SIMDGROUP * (chunks * 8 + rest) * ITEMSIZE.get(shape.dtype, _UNKNOWN)
+        return queries + 4 * 2 * parts * COLUMNS * (SLICE + _GAP)
+
+    @property
+    def template(self) -> list[tuple[str, int | bool]]:
+        """Query tokens of a row, tokens of a slice, shares of a head, where the values are."""
+        shape = self.shape
+        return [
+            ("TOKENS", shape.query_tokens),
+            ("SLICE", SLICE),
+            ("PARTS", self.parts),
+            ("LATENT", shape.latent),
+            ("SOFTCAP", shape.softcap),
+        ]
+
+
+def _parts(shape: Shape) -> int:
+    """The numbers of latent keys stay in registers, and for products all but halves are floats there."""
+    return 8 if shape.latent and shape.value_dim > 256 and shape.kv_dtype != "float16" else 4
