@@ -59,16 +59,21 @@ def test_same_tokens_as_the_reference_alone_and_in_a_batch(
     assert kernels.core.stats().attention_backend == f"{backend}, vector kernel"
 
 
-@pytest.mark.parametrize("heads", [4, 8])
-def test_same_tokens_where_several_heads_share_a_kv_head(backend: str, heads: int, tmp_path: Path) -> None:
-    """The matrix kernel, and `stats()` says so."""
-    folder = write_tiny(tmp_path, "windowed llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=64)
+@pytest.mark.parametrize(
+    ("heads", "dim", "kernel"),
+    [(4, 64, "matrix"), (8, 64, "matrix"), pytest.param(4, 512, "wide", marks=pytest.mark.slow)],
+)
+def test_same_tokens_where_several_heads_share_a_kv_head(
+    backend: str, heads: int, dim: int, kernel: str, tmp_path: Path
+) -> None:
+    """The matrix kernel, or that for wide heads, and `stats()` says so."""
+    folder = write_tiny(tmp_path, "windowed llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=dim)
     kernels, reference = Driver(folder, attention=backend), Driver(folder, attention="reference")
     model = mlx_lm.load(str(folder))[0]
     wanted = reference.answers(PROMPTS, 24)
     for prompt, mine, theirs in zip(PROMPTS, kernels.answers(PROMPTS, 24), wanted, strict=True):
         _same(model, prompt, mine, theirs)
-    assert kernels.core.stats().attention_backend == f"{backend}, matrix kernel"
+    assert kernels.core.stats().attention_backend == f"{backend}, {kernel} kernel"
 
 
 def test_joining_cancelling_and_draining_rows_do_not_change_their_neighbours(

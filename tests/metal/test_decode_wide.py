@@ -111,7 +111,7 @@ def test_many_query_heads_of_latent_attention(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [*range(1, 18), 23, 24, 25, 32, 48, 64, 100, 127, 128])
+@pytest.mark.parametrize("group", [1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 64, 127, 128])
 def test_every_number_of_query_heads(
     kernels: DecodeKernels, tolerance: dict[str, float], v: Variant, group: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_every_number_of_query_heads(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("query_tokens", range(2, 9))
+@pytest.mark.parametrize("query_tokens", [2, 5, 8])
 @pytest.mark.parametrize("group", [1, 3, 8, 20])
 def test_every_number_of_query_tokens(
     kernels: DecodeKernels, tolerance: dict[str, float], v: Variant, group: int, query_tokens: int
@@ -134,7 +134,7 @@ def test_every_number_of_query_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 64, 128])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64, 128])
 @pytest.mark.parametrize("options", [Options(), Options(window=70), Options(softcap=5.0)], ids=str)
 def test_every_block_size(
     kernels: DecodeKernels, tolerance: dict[str, float], v: Variant, block_size: int, options: Options

@@ -25,6 +25,28 @@ def test_each_live_number_is_read_once_per_kv_head(group: int, tokens: int, wind
         assert traffic.coalescing == pytest.approx((2 + 2) / (8 + 4), abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "v",
+    [
+        Variant("float16", "float16", 64, 32, 32, 9, latent=True),
+        Variant("float16", "float16", 288, 64, 32, 3),
+        pytest.param(Variant("float16", "float16", 576, 512, 32, 16, latent=True), marks=pytest.mark.slow),
+        pytest.param(Variant("bfloat16", "bfloat16", 576, 512, 32, 3, latent=True), marks=pytest.mark.slow),
+        pytest.param(Variant("float16", "float16", 512, 512, 32, 8), marks=pytest.mark.slow),
+    ],
+    ids=lambda v: v.label,
+)
+def test_a_threadgroup_of_the_wide_kernel_reads_each_live_number_once(v: Variant) -> None:
+    """Of latent attention the keys alone. The slices of 16 tokens that a window cuts are not read beyond it."""
+    for window in (None, 700):
+        traffic = measure(v, 1300, tail_tokens=7, window=window, kv_heads=2)
+        tiles = v.geometry.tiles
+        assert tiles <= traffic.distinct <= LIMIT * tiles, "a threadgroup for each tile"
+        assert tiles <= traffic.loaded <= LIMIT * tiles
+    partials = 2 * 4 * v.group * v.partial_floats / (v.geometry.partition * v.token_numbers * 2)
+    assert measure(v, 2 * v.geometry.partition).partials == pytest.approx(partials)
+
+
 def test_query_heads_share_what_is_loaded() -> None:
     traffic = measure(Variant("float16", "float16", 128, 128, 32, 8), 512, beside=True)
     vector = measure(Variant("float16", "float16", 128, 128, 32, 8, forced=Kernel.VECTOR), 512)
