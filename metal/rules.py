@@ -1,4 +1,8 @@
-"""Which kernel serves a shape, or why none does, and the variants that are checked as such."""
+"""Which kernel serves a shape, or why none does, and the variants that are checked as such.
+
+The rule: of the kernels that serve a shape, the one that spends fewer cycles on a token (`Geometry.cycles`). Both read
+the same bytes, so where memory is the limit of both, this is the one with more room below it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
 GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
-"""The kernels of a partition, in the order in which they are asked whether they serve a shape."""
+"""The kernels of a partition."""
 
 EVERY_KERNEL = Rule(
     lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"
@@ -34,12 +38,14 @@ class Variant(Shape):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the shape fills a threadgroup of the kernel that a partition runs on: the first that serves it. What none
-        serves is given to the one that would come nearest, to say why.
+        """How the shape fills a threadgroup of the kernel that a partition runs on, the cheapest that serves it.
+        What none serves is given to the one that would come nearest, to say why.
         """
-        nearest = Kernel.WIDE if self.latent or max(self.key_dim, self.value_dim) > 256 else Kernel.VECTOR
-        chosen = self.forced or next((k for k, g in GEOMETRIES.items() if g.why_not(self) is None), nearest)
-        return GEOMETRIES[chosen](self)
+        if self.forced is not None:
+            return GEOMETRIES[self.forced](self)
+        nearest = WideGeometry if self.latent or max(self.key_dim, self.value_dim) > 256 else VectorGeometry
+        serving = [geometry(self) for geometry in GEOMETRIES.values() if geometry.why_not(self) is None]
+        return min(serving, key=lambda geometry: geometry.cycles, default=nearest(self))
 
     @property
     def kernel(self) -> Kernel:
@@ -68,10 +74,11 @@ def refusal(variant: Variant) -> str | None:
 
 
 VARIANTS: tuple[Variant, ...] = (
-    *(Variant(t, t, d, d, 32, 4) for t in ("float16", "bfloat16", "float32") for d in (64, 80, 96, 112, 128, 192, 256)),
-    *(Variant("float16", "float16", 128, 128, 32, g) for g in (1, 2, 3, 5, 7, 8, 16)),
-    *(Variant("float16", "float16", 128, 128, b, 4) for b in (8, 16, 64, 128)),
-    Variant("float16", "float16", 192, 128, 32, 4),
+    *(Variant(t, t, d, d, 32, g) for t in DTYPES for d in (64, 80, 96, 112, 128, 192, 256) for g in (1, 2, 8)),
+    *(Variant("float16", "float16", 128, 128, 32, g) for g in (3, 4, 5, 7, 16)),
+    *(Variant("float16", "float16", 128, 128, b, g) for b in (8, 16, 64, 128) for g in (2, 8)),
+    *(Variant("float16", "float16", d, d, 32, g) for d, g in ((36, 3), (72, 6), (100, 4), (120, 8))),
+    *(Variant("float16", "float16", 192, 128, 32, g) for g in (4, 8)),
     Variant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
     Variant("float16", "float16", 256, 256, 32, 2, softcap=True),
     *(Variant(t, t, 512, 512, 32, 8) for t in ("float16", "bfloat16", "float32")),
@@ -80,4 +87,4 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("float16", "float16", 320, 256, 32, 20, latent=True),
 )
 """The variants that are checked as such: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
-integration. Every head_dim and dtype, groups, block sizes and options once."""
+integration. Every head_dim and dtype on both kernels where both have shapes, groups, block sizes and options."""

@@ -118,6 +118,13 @@ class Geometry(ABC):
 
     @property
     @abstractmethod
+    def cycles(self) -> float:
+        """About how many cycles of a core's scheduler a token of a KV head costs: the cost sheet's figure, within a
+        tenth, from what the geometry says (tests/metal/cost/test_choice.py). By it rules.py chooses.
+        """
+
+    @property
+    @abstractmethod
     def threadgroup_bytes(self) -> int:
         """Threadgroup memory."""
 

@@ -92,6 +92,15 @@ class VectorGeometry(Geometry):
         return 4 if self.tiles == 2 else 2 if self.tiles <= 4 else 1
 
     @property
+    def cycles(self) -> float:
+        """For each tile a product for each query and number of a lane, and what each query's sums, weight and softmax
+        take; the bfloat16 that a lane loads are shifted; 31 for places and addresses, and 60 for a step of `ahead`.
+        """
+        numbers = lane_numbers(self.shape.key_dim) + lane_numbers(self.shape.value_dim)
+        shifts = numbers if self.shape.kv_dtype == "bfloat16" else 0
+        return self.tiles * (self.tile * (numbers + 4.2) + shifts + 31 + 60 / self.ahead)
+
+    @property
     def threadgroup_bytes(self) -> int:
         """Outputs of every simdgroup, and the maximum and total of its heads."""
         return 4 * self.slices * self.tiles * (self.shape.value_dim + 2 * self.tile)

@@ -1,4 +1,4 @@
-"""`python -m cortexmlx.metal.agx [--build] [--json FILE] [words]`: what Mesa's compiler for Apple GPUs makes of them.
+"""`python -m cortexmlx.metal.agx [--build] [--all] [--json FILE] [words]`: what Mesa's compiler for Apple GPUs says.
 
 The first time, the compiler must be built: about ten minutes, once. See "What an Apple compiler makes of it" in
 metal/README.md for how far the table can be trusted.
@@ -11,22 +11,26 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
 from cortexmlx.metal.agx.report import heading, read_result, row
+from cortexmlx.metal.cost.choice import shapes
+from cortexmlx.metal.cost.kernels import candidates
 from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES
 from cortexmlx.metal.rules import VARIANTS
-from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.shape import DTYPES
 
 
 def main() -> int:
     """Print the table; the exit status is 1 if the compiler is not there, or if it does not take a kernel."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.agx", description=__doc__)
     parser.add_argument("--build", action="store_true", help="build the compiler if it is not there, without asking")
+    parser.add_argument(
+        "--all", action="store_true", help="the shapes of `python -m cortexmlx.metal.cost --choice`, too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("words", nargs="*", help="only kernels whose line contains each of these")
     options = parser.parse_args()
@@ -37,7 +41,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(heading())
-    for workload in _chosen(options.words):
+    for workload in _chosen(options.words, options.all):
         try:
             results.append(read_result(workload, compiler.compile(workload.source)))
             print(row(results[-1]), flush=True)
@@ -67,10 +71,11 @@ def _built(agreed: bool) -> Compiler:
     return build_compiler()
 
 
-def _chosen(words: list[str]) -> Iterator[Workload]:
+def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
     """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
     seen: set[str] = set()
-    ours = (*SHAPES, *WIDE_SHAPES, *VARIANTS, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES))
+    compared = (*SHAPES, *WIDE_SHAPES, *(shapes(*DTYPES) if every else ()))
+    ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
     for workload in (w for kernels in (*map(our_kernels, ours), mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)

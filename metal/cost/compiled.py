@@ -1,8 +1,8 @@
 """The same arithmetic as a compiler for Apple GPUs makes it: moves, addresses and masks of active lanes included.
 
-`python -m cortexmlx.metal.agx --json FILE` compiles the kernels; `python -m cortexmlx.metal.cost --record FILE` keeps
-what the sheet needs of it in compiled.json, with a digest of each kernel's text. A record of another text is not used,
-and the sheet says so.
+`python -m cortexmlx.metal.agx --all --json FILE` compiles the kernels; `python -m cortexmlx.metal.cost --record FILE`
+keeps what the sheet needs of it in compiled.json, with a digest of each kernel's text. A record of another text is not
+used, and the sheet says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cortexmlx.metal.wide import WideGeometry
 OURS = "paged_decode"
 MATRIX = "paged_matrix"
 WIDE = "paged_wide"
-RECORD_AGAIN = "`python -m cortexmlx.metal.agx --json FILE`, then `python -m cortexmlx.metal.cost --record FILE`."
+RECORD_AGAIN = "`python -m cortexmlx.metal.agx --all --json FILE`, then `python -m cortexmlx.metal.cost --record FILE`."
 _KINDS = {
     "fma": Kind.ARITHMETIC,
     "float": Kind.ARITHMETIC,
@@ -56,11 +56,14 @@ class UnusableRecord(CortexError):
 @dataclass(frozen=True)
 class CompiledKernel:
     """Instructions for one token and one query head, by the compiler's classes. `kernel` and `name` are those of its
-    table: a kernel's function, and the variant or the dtype and head_dim.
+    table: a kernel's function, and the variant or the dtype and head_dim. A core holds `threads` threads of it, and it
+    has `spills` stores and loads of spilled registers.
     """
 
     kernel: str
     name: str
+    threads: int
+    spills: int
     per_token_head: Mapping[str, float]
 
 
@@ -132,7 +135,16 @@ def make_record(result: Any) -> Record:
         return Record(
             f"Mesa {result['mesa']}, LLVM {result['llvm']}",
             texts(),
-            tuple(CompiledKernel(k["kernel"], k["name"], {n: k["per_token_head"][n] for n in _KINDS}) for k in kernels),
+            tuple(
+                CompiledKernel(
+                    k["kernel"],
+                    k["name"],
+                    k["resident_threads"],
+                    k["spills"] + k["fills"],
+                    {n: k["per_token_head"][n] for n in _KINDS},
+                )
+                for k in kernels
+            ),
         )
     except (KeyError, TypeError) as error:
         raise UnusableRecord(f"this is no result of python -m cortexmlx.metal.agx --json: {error!r}") from error

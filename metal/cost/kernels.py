@@ -16,7 +16,7 @@ from cortexmlx.metal.cost.compiled import MATRIX, OURS, WIDE, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import HELD, Shape
-from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.rules import GEOMETRIES, Variant, refusal
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.traffic import launches
 
@@ -98,11 +98,15 @@ def _compiled(kernel: str, name: str, heads: int, counted: Counted, text: Work) 
     return work(found, heads, text[Kind.EXPONENT], run_time) if found else None
 
 
+def candidates(variant: Variant) -> list[Variant]:
+    """A variant on every kernel that serves it, first on the one that is chosen."""
+    others = (replace(variant, forced=kernel) for kernel in GEOMETRIES if kernel is not variant.kernel)
+    return [variant, *(other for other in others if refusal(other) is None)]
+
+
 def beside(variant: Variant) -> Iterator[Cost]:
-    """Our kernel, the vector kernel where ours is another, and those of MLX that would do the same."""
-    yield paged(variant)
-    if variant.kernel is Kernel.MATRIX:
-        yield paged(replace(variant, forced=Kernel.VECTOR))
+    """Our kernel, our other one, and those of MLX that would do the same."""
+    yield from map(paged, candidates(variant))
     dim = variant.key_dim
     if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not variant.softcap:
         yield mlx("sdpa_vector", variant.kv_dtype, dim, variant.group)

@@ -29,7 +29,7 @@ from support.paged_problem import (
     variant,
 )
 
-KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64)}
+KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64, forced=Kernel.MATRIX)}
 """A small variant of each kernel of a partition."""
 
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)
@@ -60,12 +60,13 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, f
 @pytest.mark.parametrize(
     "v",
     [
-        Variant("float16", "float16", 64, 64, 32, 3),
+        Variant("float16", "float16", 64, 64, 32, 3, forced=Kernel.MATRIX),
         Variant("bfloat16", "bfloat16", 80, 80, 16, 1),
-        Variant("float32", "float32", 192, 128, 64, 7),
-        Variant("float16", "float16", 256, 256, 128, 16),
-        Variant("float32", "float16", 96, 112, 8, 5),
-        Variant("bfloat16", "bfloat16", 72, 120, 32, 11),  # a lane's numbers of a matrix come 8, 4, 2 and 1 at a time
+        Variant("float32", "float32", 192, 128, 64, 7, forced=Kernel.MATRIX),
+        Variant("float16", "float16", 256, 256, 128, 16, forced=Kernel.MATRIX),
+        Variant("float32", "float16", 96, 112, 8, 5, forced=Kernel.MATRIX),
+        # A lane's numbers of a matrix come 8, 4, 2 and 1 at a time.
+        Variant("bfloat16", "bfloat16", 72, 120, 32, 11, forced=Kernel.MATRIX),
         Variant("float16", "float16", 64, 64, 32, 6, forced=Kernel.VECTOR),
         Variant("float16", "float16", 64, 64, 32, 3, forced=Kernel.VECTOR),
         Variant("float32", "float32", 192, 128, 64, 7, forced=Kernel.VECTOR),
@@ -209,7 +210,7 @@ def test_sinks_beside_logits_far_from_zero(
 
 @pytest.mark.parametrize(
     "v",
-    [Variant("float16", "float16", 256, 8, 32, 2), Variant("float16", "float16", 256, 64, 32, 3)],
+    [Variant("float16", "float16", 256, 8, 32, 2), Variant("float16", "float16", 256, 64, 32, 3, forced=Kernel.MATRIX)],
     ids=list(KERNELS),
 )
 def test_offsets_beyond_32_bits(v: Variant) -> None:

@@ -52,10 +52,31 @@ def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
 
 
 def test_a_forced_kernel_says_what_it_does_not_serve() -> None:
-    v = Variant("float16", "float16", 128, 128, 32, 2)
+    v = Variant("float16", "float16", 128, 128, 32, 17)
     assert v.kernel is Kernel.VECTOR and "matrix" not in v.label
     forced = replace(v, forced=Kernel.MATRIX)
-    assert forced.label.endswith(", matrix kernel") and "columns empty" in str(refusal(forced))
+    assert forced.label.endswith(", matrix kernel") and "a third tile" in str(refusal(forced))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "first"),
+    [("float16", 64, 3), ("float16", 96, 5), ("float16", 128, 5), ("bfloat16", 96, 3), ("float32", 128, 5)],
+)
+def test_the_matrix_kernel_serves_where_so_many_heads_share_a_key_that_it_spends_less(
+    dtype: str, dim: int, first: int
+) -> None:
+    kernels = [Variant(dtype, dtype, dim, dim, 32, group).kernel for group in range(1, 9)]
+    assert kernels == [Kernel.VECTOR] * (first - 1) + [Kernel.MATRIX] * (9 - first)
+
+
+def test_a_wide_value_for_which_scores_would_be_computed_twice_is_the_vector_kernels() -> None:
+    assert all(Variant("float16", "float16", 192, 192, 32, group).kernel is Kernel.VECTOR for group in range(1, 18))
+    assert Variant("float16", "float16", 192, 128, 32, 8).kernel is Kernel.MATRIX
+
+
+def test_several_query_tokens_are_the_matrix_kernels_even_where_one_is_not() -> None:
+    v = Variant("float16", "float16", 192, 192, 32, 2)
+    assert v.kernel is Kernel.VECTOR and replace(v, query_tokens=2).kernel is Kernel.MATRIX
 
 
 @pytest.mark.parametrize(("group", "dim"), [(1, 64), (2, 112), (17, 128), (3, 64), (5, 112), (9, 128)])

@@ -52,11 +52,14 @@ def test_softcap_adds_to_the_softmax() -> None:
 def test_the_matrix_kernel_by_hand() -> None:
     """Per slice of 32 tokens and two queries a lane: 4 scores of 7, 3 to raise the maximum, 16 numbers to rescale."""
     wanted = {Kind.ARITHMETIC: 2 * (4 * 7 + 3 + 16) / 32, Kind.EXPONENT: 2 * 5 / 32}
-    assert all(paged_matrix(Variant("float16", "float16", 128, 128, 32, group)) == wanted for group in (3, 8))
-    two_tiles = paged_matrix(Variant("float16", "float16", 128, 128, 32, 9))
+
+    def matrix(dim: int, group: int) -> dict[Kind, float]:
+        return paged_matrix(Variant("float16", "float16", 128, dim, 32, group, forced=Kernel.MATRIX))
+
+    assert matrix(128, 3) == matrix(128, 8) == wanted
+    two_tiles = matrix(128, 9)
     assert two_tiles == {kind: 2 * count for kind, count in wanted.items()}
-    two_parts = paged_matrix(Variant("float16", "float16", 128, 256, 32, 8))
-    assert two_parts == two_tiles, "the softmax twice, and the output once"
+    assert matrix(256, 8) == two_tiles, "the softmax twice, and the output once"
 
 
 def test_the_wide_kernel_by_hand() -> None:

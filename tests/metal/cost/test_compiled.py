@@ -24,6 +24,7 @@ from cortexmlx.metal.cost.compiled import (
     work,
 )
 from cortexmlx.metal.cost.cycles import Kind
+from cortexmlx.metal.cost.kernels import candidates
 from cortexmlx.metal.cost.sheet import SHAPES
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import VectorGeometry
@@ -45,7 +46,14 @@ RESULT: dict[str, Any] = {
     "mesa": "1.2.3",
     "llvm": 15,
     "kernels": [
-        {"kernel": OURS, "name": "a variant", "instructions": 100, "per_token_head": COUNTS},
+        {
+            "kernel": OURS,
+            "name": "a variant",
+            "resident_threads": 512,
+            "spills": 2,
+            "fills": 3,
+            "per_token_head": COUNTS,
+        },
         {"kernel": "paged_reduce", "name": "a variant", "instructions": 50, "per_token_head": None},
     ],
 }
@@ -58,6 +66,7 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert read_record(target.read_text()) == record
     assert record.compiler == "Mesa 1.2.3, LLVM 15"
     assert [(k.kernel, k.name) for k in record.kernels] == [(OURS, "a variant")], "without loops there is no token"
+    assert (record.kernels[0].threads, record.kernels[0].spills) == (512, 2 + 3)
 
 
 def test_a_kernel_whose_text_has_changed_is_not_found() -> None:
@@ -76,7 +85,8 @@ def test_a_kernel_whose_text_has_changed_is_not_found() -> None:
         [],
         {**RESULT, "kernels": [{"kernel": "k", "name": "n"}]},
         {**RESULT, "kernels": [{"kernel": "k", "name": "n", "per_token_head": {"fma": 1.0}}]},
-        {**RESULT, "kernels": [{"kernel": "k", "name": "n", "per_token_head": {**COUNTS, "texture": 1.0}}]},
+        {**RESULT, "kernels": [{**RESULT["kernels"][0], "per_token_head": {**COUNTS, "texture": 1.0}}]},
+        {**RESULT, "kernels": [{**RESULT["kernels"][0], "spills": None}]},
     ],
 )
 def test_what_is_no_result_is_refused(result: Any) -> None:
@@ -91,7 +101,7 @@ def test_what_is_no_record_is_refused(text: str) -> None:
 
 
 def test_work_is_of_all_heads_with_exponentials_and_selections_apart() -> None:
-    kernel = CompiledKernel(OURS, "a variant", COUNTS)
+    kernel = CompiledKernel(OURS, "a variant", 512, 0, COUNTS)
     assert work(kernel, 4, exponents=8.0, shuffles=6.0) == {
         Kind.ARITHMETIC: 4 * (8 + 13 + 4.5) - 8 - 6 * SELECTIONS,
         Kind.CONVERT: 1.0,
@@ -111,8 +121,8 @@ def _kept() -> Record:
 
 def test_the_kept_record_has_every_shape_of_the_sheet() -> None:
     record = _kept()
-    vector = [replace(variant, forced=Kernel.VECTOR) for variant in SHAPES]
-    assert all(record.find(v.geometry.name, v.label) for v in (*SHAPES, *vector))
+    both = [candidate for variant in SHAPES for candidate in candidates(variant)]
+    assert len(both) == 2 * len(SHAPES) and all(record.find(v.geometry.name, v.label) for v in both)
     kernels = ("sdpa_vector", "sdpa_vector_2pass_1", "sdpa_vector_2pass_1_gqa")
     assert all(record.find(kernel, f"float16, head_dim {dim}") for kernel in kernels for dim in (64, 128))
 
@@ -121,7 +131,7 @@ def test_the_compiler_does_at_least_the_arithmetic_of_the_text() -> None:
     """Two ways to count, and neither knows of the other: floats and products, per token and head."""
     record = _kept()
     floats = ("fma", "float")
-    for variant in (*SHAPES, *(replace(variant, forced=Kernel.VECTOR) for variant in SHAPES)):
+    for variant in (candidate for shape in SHAPES for candidate in candidates(shape)):
         found, vector = record.find(variant.geometry.name, variant.label), VectorGeometry(variant)
         if variant.kernel is Kernel.MATRIX:
             wanted = paged_matrix(variant)[Kind.ARITHMETIC] / variant.group

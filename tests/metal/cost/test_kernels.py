@@ -45,7 +45,7 @@ def test_the_matrix_kernel_exchanges_what_its_text_says(group: int) -> None:
     """Per 8 tokens a product for 8 numbers of the keys and of the values each, whatever the group; per slice of 32
     tokens and pair of queries three exchanges for the maximum, and per partition and simdgroup three for the sum.
     """
-    cost = paged(replace(variant(64, group), forced=None))
+    cost = paged(replace(variant(64, group), forced=Kernel.MATRIX))
     assert cost.kernel == "paged_matrix" and cost.counted.amplification == 1.0
     assert cost.work[Kind.MATRIX_HALF] == 2 * 64 / 8 / 8
     assert cost.work[Kind.SHUFFLE_FIXED] == pytest.approx(2 * 3 * (1 / 32 + 4 / 256))
@@ -75,10 +75,8 @@ def test_the_sheet_has_mlx_beside_ours_where_mlx_has_a_kernel() -> None:
     names = [cost.kernel for cost in beside(replace(variant(64, 8), forced=None))]
     shared = ["sdpa_vector_2pass_1_gqa"] if has_two_pass_gqa() else []
     assert names == ["paged_matrix", "paged_decode", "sdpa_vector", "sdpa_vector_2pass_1", *shared]
-    assert [cost.kernel for cost in beside(Variant("float16", "float16", 80, 80, 32, 4))] == [
-        "paged_matrix",
-        "paged_decode",
-    ]
+    no_mlx = [cost.kernel for cost in beside(Variant("float16", "float16", 80, 80, 32, 1))]
+    assert no_mlx == ["paged_decode", "paged_matrix"], "the one that serves first"
 
 
 def test_the_least_is_all_that_was_counted_and_the_arithmetic_of_the_text() -> None:
