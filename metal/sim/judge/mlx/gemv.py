@@ -28,6 +28,10 @@ class Blocks:
     def text(self) -> str:
         return f"{self.bm}, {self.bn}, {self.sm}, {self.sn}, {self.tm}, {self.tn}"
 
+    def outputs(self, transposed: bool) -> int:
+        """Outputs of a threadgroup."""
+        return self.bn * self.sn * self.tn if transposed else self.bm * self.sm * self.tm
+
 
 ROWS = (Blocks(1, 8, 1, 32, 4, 4), Blocks(1, 1, 8, 4, 1, 4), Blocks(4, 1, 1, 32, 4, 4), Blocks(8, 1, 1, 32, 4, 4))
 COLUMNS = (Blocks(1, 2, 8, 4, 4, 4), Blocks(1, 2, 8, 4, 4, 1), Blocks(1, 4, 8, 4, 4, 4), Blocks(1, 16, 4, 8, 4, 4))
@@ -45,7 +49,6 @@ def _product(
     c_bits, c = draw(3, (batch, outputs), dtype)
     alpha, beta = (0.5, 2.0) if axpby else (1.0, 0.0)
     template = f"{NAMES[dtype]}, {blocks.text}, {str(strided).lower()}, {str(axpby).lower()}"
-    per_group = blocks.bn * blocks.sn * blocks.tn if transposed else blocks.bm * blocks.sm * blocks.tm
 
     def strides(size: int) -> Array:
         return i64(0, size) if strided else i64(size)
@@ -72,7 +75,7 @@ def _product(
         "gemv_t" if transposed else "gemv",
         template,
         buffers,
-        groups=(-(-outputs // per_group), 1, batch),
+        groups=(-(-outputs // blocks.outputs(transposed)), 1, batch),
         threadgroup=(32, blocks.bn, blocks.bm),
     )
     product = np.einsum("bio,bi->bo" if transposed else "boi,bi->bo", m, v)
@@ -86,7 +89,6 @@ def _gathered(transposed: bool, dtype: mx.Dtype, inputs: int, outputs: int) -> t
     v_bits, v = draw(5, (4, inputs), dtype)
     which_v, which_m = np.array([3, 0, 1, 3, 2]), np.array([2, 2, 0, 1, 0])
     count = len(which_v)
-    per_group = blocks.bn * blocks.sn * blocks.tn if transposed else blocks.bm * blocks.sm * blocks.tm
     (y,) = launch(
         "gemv.h",
         "gemv_t_gather" if transposed else "gemv_gather",
@@ -112,7 +114,7 @@ def _gathered(transposed: bool, dtype: mx.Dtype, inputs: int, outputs: int) -> t
             18: u32(*which_v),
             19: u32(*which_m),
         },
-        groups=(-(-outputs // per_group), 1, count),
+        groups=(-(-outputs // blocks.outputs(transposed)), 1, count),
         threadgroup=(32, blocks.bn, blocks.bm),
     )
     return y, np.einsum("bio,bi->bo" if transposed else "boi,bi->bo", m[which_m], v[which_v])
@@ -166,7 +168,7 @@ _LANES_GONE = Defect(
 
 def _known(transposed: bool, blocks: Blocks, outputs: int) -> Defect | None:
     if transposed:
-        return _SOME_WAIT if outputs % (blocks.bn * blocks.sn * blocks.tn) else None
+        return _SOME_WAIT if outputs % blocks.outputs(transposed) else None
     if blocks.bn > 1:
         return _SOME_WAIT
     return _LANES_GONE if blocks.sm > 1 and outputs % (blocks.sm * blocks.tm) else None
