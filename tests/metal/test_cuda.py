@@ -29,6 +29,7 @@ BLOCK_REGISTERS = 65536
 
 VECTOR = Variant("float16", "float16", 128, 128, 32, 3, forced=Kernel.VECTOR)
 MATRIX = Variant("bfloat16", "float32", 72, 80, 16, 4, query_tokens=3, forced=Kernel.MATRIX)
+WIDE = Variant("float16", "float16", 96, 64, 16, 9, latent=True, forced=Kernel.WIDE)
 LEFT, RIGHT = np.float32(np.random.default_rng(0).standard_normal((2, 8, 8)))
 
 
@@ -97,6 +98,7 @@ def test_a_product_of_matrices_is_that_of_float64(factory: str, tmp_path: Path) 
     [
         VECTOR,
         MATRIX,
+        WIDE,
         *(
             pytest.param(Variant(t, t, d, d, 32, g, forced=k), marks=pytest.mark.slow)
             for t, d, g in (("float16", 64, 8), ("bfloat16", 128, 5), ("float32", 192, 4), ("float16", 256, 12))
@@ -111,7 +113,7 @@ def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
     with cuda_on_host(tmp_path) as host:
         got = attend(DecodeKernels(cuda.cuda_factory), v, rows, options, queries=queries, tail_tokens=5)
     assert [text.name for text in host.texts] == [
-        f"cortex_paged_{'decode' if v.kernel is Kernel.VECTOR else 'matrix'}",
+        f"cortex_{v.geometry.name}",
         "cortex_paged_reduce",
     ]
     assert error(got, answers(v, rows, queries, options)) < TOLERANCE[v.dtype]
