@@ -1,7 +1,7 @@
 """Which kernel serves a shape, or why none does, and the variants that are checked as such.
 
-The rule: of the kernels that serve a shape, the one that spends fewer cycles on a token (`Geometry.cycles`). Both read
-the same bytes, so where memory is the limit of both, this is the one with more room below it.
+The rule: of the kernels that serve a shape, the one that spends the fewest cycles on a token (`Geometry.cycles`). All
+read the same bytes, so where memory is the limit of two, this is the one with more room below it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from enum import Enum
 from functools import cached_property
 from typing import ClassVar
 
+from cortexmlx.kv.spec import ITEMSIZE
+
 DTYPES = ("float32", "float16", "bfloat16")
 
 PARTITION = 256
@@ -20,6 +22,8 @@ percent of what is read. The same for all batches, so that a row's sums are alwa
 
 SIMDGROUP = 32
 """Threads of a simdgroup."""
+_UNKNOWN = 4
+"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
 
 
 class Kernel(Enum):
@@ -135,8 +139,12 @@ class Geometry(ABC):
 
     @property
     def partition(self) -> int:
-        """Tokens of a partition, the same for all batches."""
-        return PARTITION
+        """Tokens of a partition, the same for all batches and query tokens: twice the usual ones where so many heads
+        share them that their partial results, written and read again, would be more than a tenth of what is read.
+        """
+        partials = 2 * 4 * self.shape.group * self.shape.partial_floats
+        read = PARTITION * self.shape.token_numbers * ITEMSIZE.get(self.shape.kv_dtype, _UNKNOWN)
+        return PARTITION if 10 * partials <= read else 2 * PARTITION
 
     @property
     def threadgroups(self) -> int:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.matrix import COLUMNS
-from cortexmlx.metal.shape import PARTITION, SIMDGROUP, Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape
 from cortexmlx.metal.work import STRUCTS
 
 SLICE = 16
@@ -84,9 +84,12 @@ class WideGeometry(Geometry):
         return _parts(self.shape)
 
     @property
-    def partition(self) -> int:
-        """Twice the usual tokens where they have half the bytes: the partial results stay below a tenth of them."""
-        return 2 * PARTITION if self.shape.latent else PARTITION
+    def cycles(self) -> float:
+        """For each tile a 64th of a product (20.9 cycles) for each number of a key and of a value and its share of the
+        loads, and for each part, whose simdgroup has all scores, 12 for places and the softmax.
+        """
+        numbers = self.shape.key_dim + self.shape.value_dim
+        return self.tiles * (numbers * (0.4 if self.shape.kv_dtype == "bfloat16" else 0.37) + 12 * self.parts)
 
     @property
     def threadgroups(self) -> int:
@@ -97,13 +100,6 @@ class WideGeometry(Geometry):
     def threads(self) -> int:
         """Threads of a threadgroup."""
         return SIMDGROUP * self.parts
-
-    @property
-    def cycles(self) -> float:
-        """For each simdgroup of each tile 10 for places and the softmax; for each number of a key and a value a 64th of
-        a product (20.9 cycles). No other kernel serves what this one does.
-        """
-        return self.tiles * (10 * self.parts + 20.9 / 64 * (self.shape.key_dim + self.shape.value_dim))
 
     @property
     def threadgroup_bytes(self) -> int:

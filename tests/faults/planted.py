@@ -159,8 +159,8 @@ FAULTS = (
     Fault(
         "partitions depend on the batch",
         BACKEND,
-        "step.window, PARTITION)",
-        "step.window, PARTITION >> (step.rows > 1))",
+        "step.window, partition)",
+        "step.window, partition >> (step.rows > 1))",
     ),
     Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(

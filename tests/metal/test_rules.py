@@ -79,6 +79,19 @@ def test_several_query_tokens_are_the_matrix_kernels_even_where_one_is_not() -> 
     assert v.kernel is Kernel.VECTOR and replace(v, query_tokens=2).kernel is Kernel.MATRIX
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_partial_results_are_less_than_a_tenth_of_what_is_read(dim: int, dtype: str) -> None:
+    """Written once and read once, in float32. What a shape has fewer of is cut in shorter partitions."""
+    numbers, heads = 256 * 2 * dim * {"float32": 4, "float16": 2, "bfloat16": 2}[dtype], range(1, 25)
+    for v in (Variant(dtype, dtype, dim, dim, 32, group) for group in heads):
+        partition = v.geometry.partition
+        assert 2 * 4 * v.group * (dim + 2) <= 0.1 * partition / 256 * numbers
+        assert partition == 256 or 2 * 4 * v.group * (dim + 2) > 0.1 * numbers
+    several = Variant(dtype, dtype, dim, dim, 32, 2, query_tokens=8)
+    assert several.geometry.partition == 256, "a row's sums are cut where they are with one query token"
+
+
 @pytest.mark.parametrize(("group", "dim"), [(1, 64), (2, 112), (17, 128), (3, 64), (5, 112), (9, 128)])
 def test_a_decode_threadgroup_has_the_memory_that_its_rule_counts(group: int, dim: int) -> None:
     v = Variant("float32", "float32", dim, dim, 32, group)

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.metal.cost.choice import DIMS, GROUPS, shapes, spent, table
 from cortexmlx.metal.cost.compiled import kept_record
-from cortexmlx.metal.rules import GEOMETRIES, Variant, refusal
+from cortexmlx.metal.rules import GEOMETRIES, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import DTYPES, Kernel
 
 FEW_PERCENT = 1.05
@@ -45,6 +45,12 @@ def test_no_shape_is_given_to_a_kernel_that_spends_more_than_a_few_percent_more(
     for v in mine:
         assert record.find(v.geometry.name, v.label) is not None
         check(v)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("v", [v for v in VARIANTS if v.kernel is Kernel.WIDE], ids=lambda v: v.label)
+def test_the_wide_kernel_is_estimated_as_the_others_are(v: Variant) -> None:
+    check(v)
 
 
 @pytest.mark.slow

@@ -52,6 +52,6 @@ def test_a_variant_that_spills_or_crowds_a_core_is_named(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_bandwidth_traffic_and_cycles_are_as_they_should_be() -> None:
     found = list(counted_goals())
-    assert [goal.what for goal in found if not goal.met] == ["partial results / bytes needed, 16 heads"]
+    assert len(found) == 4 and all(goal.met for goal in found)
     readme = (files("cortexmlx.metal") / "README.md").read_text().splitlines()
     assert [line for line in table() if line not in readme] == []
