@@ -6,7 +6,7 @@ read the same bytes, so where memory is the limit of two, this is the one with m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from cortexmlx.metal.matrix import MatrixGeometry
@@ -35,6 +35,14 @@ class Variant(Shape):
     """
 
     forced: Kernel | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Made once: what is kept for a variant is looked up twice in every layer of every step."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def geometry(self) -> Geometry:

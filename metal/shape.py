@@ -137,7 +137,7 @@ class Geometry(ABC):
     def template(self) -> list[tuple[str, int | bool]]:
         """The kernel's own template arguments, behind those of every kernel (dtypes, dimensions, block size, group)."""
 
-    @property
+    @cached_property
     def partition(self) -> int:
         """Tokens of a partition, the same for all batches and query tokens: twice the usual ones where so many heads
         share them that their partial results, written and read again, would be more than a tenth of what is read.

@@ -51,6 +51,13 @@ def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
     assert says in str(refusal(replace(served, **change)))
 
 
+def test_a_variant_is_found_by_its_fields_and_by_no_other() -> None:
+    v = Variant("float16", "float16", 128, 128, 32, 4)
+    assert {v: "it"}[replace(v)] == "it" and hash(v) == hash(replace(v))
+    others = [replace(v, forced=Kernel.MATRIX), replace(v, group=8), replace(v, sinks=True), replace(v, latent=True)]
+    assert len({hash(other) for other in (v, *others)}) == 5
+
+
 def test_a_forced_kernel_says_what_it_does_not_serve() -> None:
     v = Variant("float16", "float16", 128, 128, 32, 17)
     assert v.kernel is Kernel.VECTOR and "matrix" not in v.label
