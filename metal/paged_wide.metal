@@ -213,15 +213,18 @@ inline void paged_wide(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float x[PAIR];
     UNROLL
-    for (int n = 0; n < PAIR; n += 4) {
-      float4 sum = 0.0f;
+    for (int n = 0; n < PAIR; n++) {
+      x[n] = 0.0f;
+    }
+    UNROLL
+    for (int p = 0; p < PARTS; p++) {
       UNROLL
-      for (int p = 0; p < PARTS; p++) {
-        sum += *(const threadgroup float4*)(found + buffer + p * PART_SCORES + n);
-      }
-      UNROLL
-      for (int i = 0; i < 4; i++) {
-        x[n + i] = sum[i];
+      for (int n = 0; n < PAIR; n += 4) {
+        const vec<float, 4> of_part = *(const threadgroup vec<float, 4>*)(found + buffer + p * PART_SCORES + n);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+          x[n + i] += of_part[i];
+        }
       }
     }
     buffer = PARTS * PART_SCORES - buffer;

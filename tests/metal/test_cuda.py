@@ -29,7 +29,7 @@ BLOCK_REGISTERS = 65536
 
 VECTOR = Variant("float16", "float16", 128, 128, 32, 3, forced=Kernel.VECTOR)
 MATRIX = Variant("bfloat16", "float32", 72, 80, 16, 4, query_tokens=3, forced=Kernel.MATRIX)
-WIDE = Variant("float16", "float16", 96, 64, 16, 9, latent=True, forced=Kernel.WIDE)
+WIDE = Variant("float16", "bfloat16", 96, 32, 16, 4, query_tokens=3, latent=True)
 LEFT, RIGHT = np.float32(np.random.default_rng(0).standard_normal((2, 8, 8)))
 
 
@@ -43,13 +43,13 @@ def cuda_on_host(folder: Path, run: bool = True) -> Iterator[CudaOnHost]:
 
 def test_nothing_of_metals_address_spaces_is_left(tmp_path: Path) -> None:
     with cuda_on_host(tmp_path, run=False) as host:
-        for v in (VECTOR, MATRIX):
+        for v in (VECTOR, MATRIX, WIDE):
             attend(DecodeKernels(cuda.cuda_factory), v, random_rows(v, [5]), queries=_queries(v, 1))
-    assert len(host.texts) == 4
+    assert len(host.texts) == 6
     for made in host.texts:
         code = re.sub(r"//.*", "", made.text)
         assert not re.search(r"\b(threadgroup|device|constant|thread)\b|<metal_", code)
-        assert "__shared__ __align__(16) float outputs[" in code
+        assert re.search(r"__shared__ __align__\(16\) float (outputs|shared_scores)\[", code)
 
 
 def _queries(v: Variant, rows: int) -> np.ndarray:
@@ -102,8 +102,10 @@ def test_a_product_of_matrices_is_that_of_float64(factory: str, tmp_path: Path) 
         *(
             pytest.param(Variant(t, t, d, d, 32, g, forced=k), marks=pytest.mark.slow)
             for t, d, g in (("float16", 64, 8), ("bfloat16", 128, 5), ("float32", 192, 4), ("float16", 256, 12))
-            for k in Kernel
+            for k in (Kernel.VECTOR, Kernel.MATRIX)
         ),
+        pytest.param(Variant("float32", "float16", 512, 512, 32, 3), marks=pytest.mark.slow),
+        pytest.param(Variant("bfloat16", "bfloat16", 576, 512, 32, 9, latent=True), marks=pytest.mark.slow),
     ],
     ids=lambda v: v.label,
 )
@@ -112,16 +114,13 @@ def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
     options = Options(window=270, softcap=4.0, sinks=np.linspace(-1, 2, 2 * v.group))
     with cuda_on_host(tmp_path) as host:
         got = attend(DecodeKernels(cuda.cuda_factory), v, rows, options, queries=queries, tail_tokens=5)
-    assert [text.name for text in host.texts] == [
-        f"cortex_{v.geometry.name}",
-        "cortex_paged_reduce",
-    ]
+    assert [text.name for text in host.texts] == [f"cortex_{v.geometry.name}", "cortex_paged_reduce"]
     assert error(got, answers(v, rows, queries, options)) < TOLERANCE[v.dtype]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
-@pytest.mark.parametrize("v", [MATRIX, VECTOR, *VARIANTS], ids=lambda v: v.label)
+@pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS], ids=lambda v: v.label)
 def test_it_compiles_and_fits_the_registers(v: Variant, tmp_path: Path) -> None:
     """As many registers as a block of the kernel's threads may have, or it would not start."""
     with cuda_on_host(tmp_path, run=False) as host:
