@@ -193,16 +193,16 @@ inline void paged_wide(
     UNROLL
     for (int u = 0; u < EIGHTS; u++) {
       score[u] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      key[u] = head_of<BLOCK_SIZE>(keys, clamp(begin + u * 8 + place.row, first, last - 1));
+      key[u] = head_of<BLOCK_SIZE>(keys, clamp(begin + u * 8 + place.row, first, last - 1)) + first_number;
     }
     KV numbers[5][EIGHTS][8];
     KV rest[EIGHTS][8];
-    add_part_scores<EIGHTS, 0, KeyShare::count(0)>(score, key, first_number, at, key_queries, numbers[0]);
-    add_part_scores<EIGHTS, 1, KeyShare::count(1)>(score, key, first_number + 32, at, key_queries, numbers[1]);
-    add_part_scores<EIGHTS, 2, KeyShare::count(2)>(score, key, first_number + 64, at, key_queries, numbers[2]);
-    add_part_scores<EIGHTS, 3, KeyShare::count(3)>(score, key, first_number + 96, at, key_queries, numbers[3]);
-    add_part_scores<EIGHTS, 4, KeyShare::count(4)>(score, key, first_number + 128, at, key_queries, numbers[4]);
-    add_part_scores<EIGHTS, 0, RopeShare::count(0)>(score, key, rope, at, rope_queries, rest);
+    add_part_scores<EIGHTS, 0, KeyShare::count(0)>(score, key, 0, at, key_queries, numbers[0]);
+    add_part_scores<EIGHTS, 1, KeyShare::count(1)>(score, key, 32, at, key_queries, numbers[1]);
+    add_part_scores<EIGHTS, 2, KeyShare::count(2)>(score, key, 64, at, key_queries, numbers[2]);
+    add_part_scores<EIGHTS, 3, KeyShare::count(3)>(score, key, 96, at, key_queries, numbers[3]);
+    add_part_scores<EIGHTS, 4, KeyShare::count(4)>(score, key, 128, at, key_queries, numbers[4]);
+    add_part_scores<EIGHTS, 0, RopeShare::count(0)>(score, key, rope - first_number, at, rope_queries, rest);
 
     // The scores
     UNROLL

@@ -102,13 +102,18 @@ def table() -> Iterator[str]:
         ("bfloat16", 256, 1024, None),
     ):
         for group in (1, 2, 4, 8, 16):
-            variant = Variant(dtype, dtype, dim, dim, 32, group)
-            t = measure(variant, tokens, tail_tokens=7, window=window, beside=True)
-            what = f"{group:>2}  {dim:>3}  {dtype:<8}  {tokens}" + (f" (window {window})" if window else "")
-            yield (
-                f"{what:<49}{t.distinct:>10.3f}{t.loaded:>10.3f}{t.coalescing:>11.2f}{t.partials:>10.3f}"
-                f"{t.mlx_loaded:>13.3f}"
-            )
+            yield _row(Variant(dtype, dtype, dim, dim, 32, group), tokens, window, beside=True)
+    yield _row(Variant("float16", "float16", 512, 512, 32, 8), 1024)
+    for group in (8, 16, 128):
+        yield _row(Variant("float16", "float16", 576, 512, 32, group, latent=True), 1024)
+
+
+def _row(variant: Variant, tokens: int, window: int | None = None, *, beside: bool = False) -> str:
+    t = measure(variant, tokens, tail_tokens=7, window=window, beside=beside)
+    what = f"{variant.group:>2}  {variant.key_dim:>3}  {variant.dtype:<8}  {tokens}"
+    what += f" (window {window})" if window else " (latent)" if variant.latent else ""
+    figures = f"{what:<49}{t.distinct:>10.3f}{t.loaded:>10.3f}{t.coalescing:>11.2f}{t.partials:>10.3f}"
+    return figures + ("" if t.mlx_loaded is None else f"{t.mlx_loaded:>13.3f}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ TESTS = (
     "metal/test_kernels.py",
     "metal/test_decode.py",
     "metal/test_decode_tokens.py",
+    "metal/test_wide.py",
+    "metal/test_decode_wide.py",
     "metal/test_reduce.py",
     "attention/test_metal.py",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
 MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
+WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, CALLS, WORK = "metal/vector.py", "metal/kernels.py", "metal/work.py"
 BACKEND = "cortexmlx/attention/metal.py"
 
@@ -221,4 +222,43 @@ FAULTS = (
         "factor[e] = 1.0f;",
     ),
     Fault("the sink of the query token", CALLS, "head_sinks[head / TOKENS]", "head_sinks[head]"),
+    Fault("no barrier between a part's scores and their sum", WIDE, "    " + _BARRIER + "    float x", "    float x"),
+    Fault("one buffer for the scores of all slices", WIDE, "    buffer = PARTS * PART_SCORES - buffer;\n", ""),
+    Fault("the scores of the last part are left out", WIDE, "p < PARTS; p++", "p < PARTS - 1; p++"),
+    Fault("all parts leave their scores in one place", WIDE, "shared_scores + part * PART_SCORES", "shared_scores"),
+    Fault(
+        "the rest of a latent key begins within its value",
+        WIDE,
+        "key, rope - first_number, at",
+        "key, rope - first_number - 4, at",
+    ),
+    Fault(
+        "the rest of a query is that of the first part",
+        WIDE,
+        "first_query, rope, place",
+        "first_query, PARTS * Part::KEY, place",
+    ),
+    Fault("the values of eight tokens for all sixteen", WIDE, "at, numbers[0][u], weight", "at, numbers[0][0], weight"),
+    Fault("each part has the first part's values", WIDE, "first, last - 1)) + part * Part::VALUE", "first, last - 1))"),
+    Fault("each part leaves the first part's values", WIDE, "partial.out[part * Part::VALUE + ", "partial.out["),
+    Fault("a row's maximum leaves out columns", WIDE, "return max(x, simd_shuffle_xor(x, ushort(8)));", "return x;"),
+    Fault("a row's sum leaves out columns", WIDE, "return x + simd_shuffle_xor(x, ushort(8));", "return x;"),
+    Fault("one of two numbers of a wide output is not rescaled", WIDE, "out[m].thread_elements()[1] *= factor;", ""),
+    Fault(
+        "keys of the wide kernel that are not there are read",
+        WIDE,
+        "(keys, clamp(begin + u * 8 + place.row, first, last - 1))",
+        "(keys, begin + u * 8 + place.row)",
+    ),
+    Fault("tokens that are not there weigh", WIDE, "token < sees_to ? exp_score : 0.0f", "true ? exp_score : 0.0f"),
+    Fault("a wide head's older query sees the newest token", WIDE, "min(last, end - older)", "last"),
+    Fault("slices begin where the item does", WIDE, "begin = first / SLICE * SLICE", "begin = first"),
+    Fault("every tile has the first tile's queries", WIDE_ENTRY, "tile * 8,", "0,"),
+    Fault(
+        "tiles are taken for KV heads",
+        WIDE_ENTRY,
+        "threadgroup_position_in_grid.y) / TILES",
+        "threadgroup_position_in_grid.y) % TILES",
+    ),
+    Fault("half of the tiles have no threadgroup", WIDE_ENTRY, "return self.tiles\n", "return -(-self.tiles // 2)\n"),
 )
