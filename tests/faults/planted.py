@@ -252,7 +252,6 @@ FAULTS = (
     ),
     Fault("tokens that are not there weigh", WIDE, "token < sees_to ? exp_score : 0.0f", "true ? exp_score : 0.0f"),
     Fault("a wide head's older query sees the newest token", WIDE, "min(last, end - older)", "last"),
-    Fault("slices begin where the item does", WIDE, "begin = first / SLICE * SLICE", "begin = first"),
     Fault("every tile has the first tile's queries", WIDE_ENTRY, "tile * 8,", "0,"),
     Fault(
         "tiles are taken for KV heads",
