@@ -49,7 +49,8 @@ class DecodeInputs:
     and tails `[rows, kv_heads, W, dim]`, and the step's metadata on the device. Values that lie in their keys have
     neither slab nor tail.
 
-    `factors` holds (scale, softcap); `sinks` is `[query_heads]` float32, anything if the variant has none.
+    `factors` holds (scale, softcap); `sinks` and `slopes` are `[query_heads]` float32, anything if the variant has
+    none.
 
     All are row-contiguous: the kernels read the memory of each by its shape. MLX would copy what is not, and say
     nothing: of a slab gigabytes, for every layer of every step. So it is told not to, and whoever fills this in sees
@@ -65,11 +66,12 @@ class DecodeInputs:
     plan: mx.array
     factors: mx.array
     sinks: mx.array
+    slopes: mx.array
 
 
 _DECODE_INPUTS = [
     *("queries", "arena_keys", "arena_values", "tail_keys", "tail_values"),
-    *("block_tables", "decode_plan", "score_factors"),
+    *("block_tables", "decode_plan", "score_factors", "head_slopes"),
 ]
 
 
@@ -120,6 +122,7 @@ class DecodeKernels:
                 inputs.tables,
                 inputs.plan,
                 inputs.factors,
+                inputs.slopes,
             ],
             template=_templates(variant)[0],
             grid=(geometry.threads, kv_heads * geometry.threadgroups, items),

@@ -35,7 +35,7 @@ class MatrixGeometry(Geometry):
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
   const device int* block_table = block_tables + row * block_tables_shape[1];
-  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP>(
+  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
       queries + row_head * (GROUP * TOKENS * KEY_DIM),
       PagedHeads<KV, KEY_DIM>{{
           arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
@@ -43,6 +43,7 @@ class MatrixGeometry(Geometry):
           arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
           work.arena_tokens}},
       work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
+      head_slopes + kv_head * GROUP,
       (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
@@ -106,6 +107,7 @@ class MatrixGeometry(Geometry):
             ("SLICES", self.slices),
             ("PARTS", self.parts),
             ("SOFTCAP", shape.softcap),
+            ("ALIBI", shape.alibi),
         ]
 
 

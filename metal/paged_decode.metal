@@ -3,6 +3,7 @@
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, KEY_DIM]
+//   slopes                     [kv_heads * GROUP], of ALiBi
 //   partials                   [items, kv_heads * GROUP]         a Partial for each item and query head
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head: the row's tokens first .. last,
@@ -36,7 +37,7 @@ inline void load_token(
 
 template <
     typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD, int SLICES,
-    bool SOFTCAP>
+    bool SOFTCAP, bool ALIBI>
 inline void paged_decode(
     const device T* queries,  // [GROUP, KEY_DIM], of this row and KV head
     const thread HeadSource<KV, KEY_DIM>& keys,
@@ -45,8 +46,10 @@ inline void paged_decode(
     int first,
     int last,
     int arena_tokens,
+    int position,  // of the query
     float scale,
     float softcap,
+    const device float* slopes,           // [GROUP], of this KV head
     device Partial<VALUE_DIM>* partials,  // [GROUP], of this item and KV head
     threadgroup float* outputs,           // [SIMDGROUPS, VALUE_DIM]
     threadgroup float* max_scores,        // [SIMDGROUPS, TILE]
@@ -80,6 +83,7 @@ inline void paged_decode(
   }
   float max_score = LOWEST;    // of head lane_head
   float sum_exp_score = 0.0f;  // of head lane_head and this lane's tokens
+  const float slope = ALIBI ? slopes[min(first_head + int(lane_head), GROUP - 1)] : 0.0f;
 
   // For each slice of 32 tokens that is this simdgroup's turn
   const int first_slice = first / 32;
@@ -160,6 +164,9 @@ inline void paged_decode(
       score[s] *= scale;
       if (SOFTCAP) {
         score[s] = softcap * precise::tanh(score[s] / softcap);
+      }
+      if (ALIBI) {
+        score[s] = fma(slope, float(begin + s * SPAN + int(lane_token) - position), score[s]);
       }
       live[s] = s * SPAN + int(lane_token) >= from && s * SPAN + int(lane_token) < to;
       new_max = max(new_max, live[s] ? score[s] : LOWEST);

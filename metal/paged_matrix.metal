@@ -4,6 +4,7 @@
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
+//   slopes                     [kv_heads * GROUP], of ALiBi
 //   partials                   [items, kv_heads * GROUP, TOKENS]  a Partial for each item, query head and query token
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head, with SLICES * TILES * PARTS
@@ -141,7 +142,7 @@ inline void merge_slices(
 
 template <
     typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICES,
-    int PARTS, bool SOFTCAP>
+    int PARTS, bool SOFTCAP, bool ALIBI>
 inline void paged_matrix(
     const device T* queries,  // [GROUP, TOKENS, KEY_DIM], of this row and KV head
     const thread PagedHeads<KV, KEY_DIM>& keys,
@@ -152,6 +153,7 @@ inline void paged_matrix(
     int end,
     float scale,
     float softcap,
+    const device float* slopes,           // [GROUP], of this KV head
     device Partial<VALUE_DIM>* partials,  // [GROUP, TOKENS], of this item and KV head
     threadgroup T* shared_queries,        // [TILES, chunks of a key, 32 lanes, 8]
     threadgroup float* outputs,           // [SIMDGROUPS, 8 queries, 72]
@@ -188,9 +190,14 @@ inline void paged_matrix(
   float sum_exp_score[2] = {0.0f, 0.0f};
   int sees_from[2];
   int sees_to[2];
+  int position[2];
+  float slope[2];
   UNROLL
   for (int e = 0; e < 2; e++) {
-    const int older = TOKENS - 1 - (tile * 8 + place.column + e) % TOKENS;
+    const int query = min(tile * 8 + place.column + e, QUERIES - 1);
+    const int older = TOKENS - 1 - query % TOKENS;
+    position[e] = end - 1 - older;
+    slope[e] = ALIBI ? slopes[query / TOKENS] : 0.0f;
     sees_from[e] = TOKENS == 1 ? first : max(first, start - older);
     sees_to[e] = TOKENS == 1 ? last : min(last, end - older);
   }
@@ -226,6 +233,9 @@ inline void paged_matrix(
         float x = score[u].thread_elements()[e] * scale;
         if (SOFTCAP) {
           x = softcap * precise::tanh(x / softcap);
+        }
+        if (ALIBI) {
+          x = fma(slope[e], float(token - position[e]), x);
         }
         score[u].thread_elements()[e] = x;
         new_max = max(new_max, token >= sees_from[e] && token < sees_to[e] ? x : LOWEST);

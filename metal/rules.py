@@ -89,6 +89,7 @@ VARIANTS: tuple[Variant, ...] = (
     *(Variant("float16", "float16", 192, 128, 32, g) for g in (4, 8)),
     Variant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
     Variant("float16", "float16", 256, 256, 32, 2, softcap=True),
+    *(Variant("float16", "float16", 128, 128, 32, g, alibi=True) for g in (1, 4)),
     *(Variant(t, t, 512, 512, 32, 8) for t in ("float16", "bfloat16", "float32")),
     *(Variant(t, t, 576, 512, 32, 16, latent=True) for t in ("float16", "bfloat16", "float32")),
     Variant("bfloat16", "bfloat16", 576, 512, 32, 128, latent=True),

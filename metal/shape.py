@@ -40,9 +40,10 @@ class Kernel(Enum):
 @dataclass(frozen=True)
 class Shape:
     """What a layer's decode attention looks like. `group` query heads share a KV head; `dtype` is that of the queries
-    and the result, `kv_dtype` that of keys and values; `softcap` and `sinks` say whether they are used. The queries are
-    a row's newest `query_tokens` tokens, of which each sees what was before it and itself. With `latent` a value is the
-    first `value_dim` numbers of its key (latent attention), and there are no values beside the keys.
+    and the result, `kv_dtype` that of keys and values; `softcap`, `sinks` and `alibi` (slopes) say whether they are
+    used. The queries are a row's newest `query_tokens` tokens, of which each sees what was before it and itself. With
+    `latent` a value is the first `value_dim` numbers of its key (latent attention), and there are no values beside the
+    keys.
 
     The sliding window is no part of it: a window is where a row's first work item begins.
     """
@@ -55,6 +56,7 @@ class Shape:
     group: int
     softcap: bool = False
     sinks: bool = False
+    alibi: bool = False
     query_tokens: int = 1
     latent: bool = False
 
@@ -73,7 +75,7 @@ class Shape:
         """The shape in a line of a table or a log."""
         dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
         dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
-        extras = "".join(f", {name}" for name in ("latent", "softcap", "sinks") if getattr(self, name))
+        extras = "".join(f", {name}" for name in ("latent", "softcap", "sinks", "alibi") if getattr(self, name))
         tokens = f", {self.query_tokens} tokens" if self.query_tokens > 1 else ""
         return f"{dtype}, head_dim {dims}, {self.group} per KV head{tokens}, blocks of {self.block_size}{extras}"
 

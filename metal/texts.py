@@ -53,6 +53,7 @@ def kernel_texts(variant: Variant) -> Iterator[KernelText]:
         plan=mx.zeros(SMALL, mx.int32),
         factors=mx.zeros(2),
         sinks=mx.zeros(SMALL),
+        slopes=mx.zeros(SMALL),
     )
     DecodeKernels(recording)(variant, 1, inputs)
     yield from made

@@ -78,6 +78,7 @@ def launches(
         mx.array(work.plan),
         mx.array([1.0, 0.0]),
         mx.zeros(max(SMALL, heads)),
+        mx.zeros(max(SMALL, heads)),
     )
     with sim.recording() as recorded:
         DecodeKernels(sim.metal_kernel)(variant, work.items, inputs)

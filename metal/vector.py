@@ -31,18 +31,19 @@ class VectorGeometry(Geometry):
   threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
   const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device WorkItem* items = (const device WorkItem*)((const device RowItems*)decode_plan + rows);
-  const device WorkItem& work = items[item];
+  const device RowItems* of_rows = (const device RowItems*)decode_plan;
+  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
   const int64_t row = work.row;
   const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP>(
+  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
       queries + row_head * GROUP * KEY_DIM,
       HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
       HeadSource<KV, VALUE_DIM>{{
           arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM}},
       block_tables + row * block_tables_shape[1],
-      work.first, work.last, work.arena_tokens, score_factors[0], score_factors[1],
+      work.first, work.last, work.arena_tokens, of_rows[row].end - 1, score_factors[0], score_factors[1],
+      head_slopes + kv_head * GROUP,
       (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
@@ -108,4 +109,10 @@ class VectorGeometry(Geometry):
     @property
     def template(self) -> list[tuple[str, int | bool]]:
         """Queries of a simdgroup, tokens ahead, simdgroups for the tokens."""
-        return [("TILE", self.tile), ("AHEAD", self.ahead), ("SLICES", self.slices), ("SOFTCAP", self.shape.softcap)]
+        return [
+            ("TILE", self.tile),
+            ("AHEAD", self.ahead),
+            ("SLICES", self.slices),
+            ("SOFTCAP", self.shape.softcap),
+            ("ALIBI", self.shape.alibi),
+        ]

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
@@ -48,7 +49,7 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
 
     rows, heads = len(LENGTHS), _KV_HEADS * variant.group
     tables, slots = _scattered(variant.block_size, random.permutation)
-    queries, sinks = draw(rows, heads, variant.key_dim), draw(heads)
+    queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
     def laid_out(dim: int) -> tuple[list[Floats], Floats, Floats]:
@@ -68,12 +69,23 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     seen = slice(None if window is None else -window, None)
     scale, softcap = map(float, factors)
     wanted = [
-        _attention(query, k[:, seen], v[:, seen], scale, softcap, sinks if variant.sinks else None)
+        _attention(
+            query,
+            k[:, seen],
+            v[:, seen],
+            scale,
+            softcap,
+            sinks if variant.sinks else None,
+            slopes if variant.alibi else None,
+        )
         for query, k, v in zip(queries, keys, values, strict=True)
     ]
 
     def on_device(numbers: Floats, dtype: str) -> mx.array:
         return mx.array(numbers).astype(getattr(mx, dtype))
+
+    def per_head(numbers: Floats) -> mx.array:
+        return mx.array(np.pad(numbers, (0, max(0, SMALL - heads))))
 
     work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, variant.geometry.partition)
     inputs = DecodeInputs(
@@ -85,7 +97,8 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
         tables=mx.array(padded_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
-        sinks=mx.array(np.pad(sinks, (0, max(0, SMALL - heads)))),
+        sinks=per_head(sinks),
+        slopes=per_head(slopes),
     )
     return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
 
@@ -121,16 +134,24 @@ def _scattered(
 
 
 def _attention(
-    queries: Floats, keys: Floats, values: Floats, scale: float, softcap: float, sinks: Floats | None
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    scale: float,
+    softcap: float,
+    sinks: Floats | None,
+    slopes: Floats | None,
 ) -> npt.NDArray[np.float64]:
-    """Softmax attention of one query per head over all tokens: queries `[query_heads, key_dim]`, keys and values
-    `[kv_heads, tokens, dim]`; returns `[query_heads, value_dim]`.
+    """Softmax attention of one query per head over all tokens, of which the last is its own: queries `[query_heads,
+    key_dim]`, keys and values `[kv_heads, tokens, dim]`; returns `[query_heads, value_dim]`.
     """
     heads, group = len(queries), len(queries) // len(keys)
     grouped = queries.astype(np.float64).reshape(len(keys), group, -1)
     scores = (scale * grouped @ keys.astype(np.float64).swapaxes(1, 2)).reshape(heads, -1)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores + slopes.astype(np.float64)[:, None] * np.arange(1 - scores.shape[1], 1)
     extra = np.full((heads, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None]
     largest = np.maximum(scores.max(axis=1, keepdims=True), extra)
     weights = np.exp(scores - largest)

@@ -74,9 +74,9 @@ class MetalAttention:
         self._served: dict[tuple[Any, ...], Variant | None] = {}
         self._notes: dict[str, str] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
-        self._sinks: dict[int, tuple[mx.array, mx.array]] = {}
+        self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
-        self._no_sinks = mx.zeros(SMALL)
+        self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
         """What runs on the reference path instead, and why."""
@@ -99,16 +99,17 @@ class MetalAttention:
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        slopes: mx.array | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
         rows = kv.step.rows
-        variant = self._variant(queries, kv, sinks, softcap) if rows else None
+        variant = self._variant(queries, kv, sinks, softcap, slopes) if rows else None
         if variant is None:
-            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap)
+            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
         if not kv.step.pieces:
-            return self._decode(variant, queries, kv, scale, sinks, softcap)
-        decoded = self._decode(variant, queries[:rows], kv, scale, sinks, softcap)
-        return mx.concatenate([decoded, *reference.attend_pieces(queries, kv, scale, sinks, softcap)])
+            return self._decode(variant, queries, kv, scale, sinks, softcap, slopes)
+        decoded = self._decode(variant, queries[:rows], kv, scale, sinks, softcap, slopes)
+        return mx.concatenate([decoded, *reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)])
 
     def _decode(
         self,
@@ -118,6 +119,7 @@ class MetalAttention:
         scale: float,
         sinks: mx.array | None,
         softcap: float | None,
+        slopes: mx.array | None,
     ) -> mx.array:
         step = kv.derived.get(MetalStep, kv.step)
         work = step.work(kv.tail_tokens, variant.geometry.partition)
@@ -134,15 +136,23 @@ class MetalAttention:
             step.tables,
             work.plan,
             self._score_factors(scale, softcap),
-            self._no_sinks if sinks is None else self._float_sinks(kv.layer, sinks),
+            self._heads("sinks", kv.layer, sinks),
+            self._heads("slopes", kv.layer, slopes),
         )
         return self._kernels(variant, work.items, inputs)
 
-    def _variant(self, queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None) -> Variant | None:
+    def _variant(
+        self,
+        queries: mx.array,
+        kv: PagedKV,
+        sinks: mx.array | None,
+        softcap: float | None,
+        slopes: mx.array | None,
+    ) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""
         keys, values = kv.arena.slab(kv.layer)
         shape, kv_shape, value_dim = queries.shape, keys.shape, values.shape[2]
-        options = (softcap is not None, sinks is not None)
+        options = (softcap is not None, sinks is not None, slopes is not None)
         key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], value_dim, *options)
         if key not in self._served:
             variant = Variant(
@@ -154,6 +164,7 @@ class MetalAttention:
                 group=shape[1] // kv_shape[0],
                 softcap=options[0],
                 sinks=options[1],
+                alibi=options[2],
             )
             self._served[key] = variant if self._usable(variant) else None
         return self._served[key]
@@ -188,12 +199,15 @@ class MetalAttention:
             self._factors[factors] = mx.array(factors, mx.float32)
         return self._factors[factors]
 
-    def _float_sinks(self, layer: int, sinks: mx.array) -> mx.array:
-        known = self._sinks.get(layer)
-        if known is None or known[0] is not sinks:
-            padding = max(0, SMALL - sinks.size)  # a small input would be in another address space: another kernel
-            padded = mx.pad(mx.contiguous(sinks.astype(mx.float32)), (0, padding))
-            self._sinks[layer] = known = (sinks, padded)
+    def _heads(self, name: str, layer: int, numbers: mx.array | None) -> mx.array:
+        """A layer's `name`, one number of each query head or None, as the kernels read it."""
+        if numbers is None:
+            return self._nothing_per_head
+        known = self._per_head.get((name, layer))
+        if known is None or known[0] is not numbers:
+            padding = max(0, SMALL - numbers.size)  # a small input would be in another address space: another kernel
+            padded = mx.pad(mx.contiguous(numbers.astype(mx.float32)), (0, padding))
+            self._per_head[name, layer] = known = (numbers, padded)
         return known[1]
 
 

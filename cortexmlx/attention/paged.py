@@ -47,6 +47,7 @@ class Attend(Protocol):
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        slopes: mx.array | None = None,
     ) -> mx.array: ...
 
 
@@ -73,12 +74,21 @@ class PagedKV:
 
 
 def paged_attention(
-    queries: mx.array, kv: PagedKV, *, scale: float, sinks: mx.array | None = None, softcap: float | None = None
+    queries: mx.array,
+    kv: PagedKV,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+    slopes: mx.array | None = None,
 ) -> mx.array:
     """Softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values of `kv`.
 
     Each query sees its row's tokens up to itself (and no further back than the group's window). `sinks`
     `[query_heads]` are extra logits that take part in the softmax without a value. `softcap` c replaces a logit s by
-    `c * tanh(s / c)`. Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
+    `c * tanh(s / c)`. `slopes` `[query_heads]` are those of ALiBi: after scale and cap, a query of head h at position p
+    adds `slopes[h] * (t - p)` to the logit of the token at t.
+
+    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
     """
-    return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap)
+    return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)

@@ -15,6 +15,8 @@ so that a row's roundings are the same alone, in company and in mlx-lm.
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
@@ -30,33 +32,44 @@ compute more scores of the future."""
 
 
 def attend(
-    queries: mx.array, kv: PagedKV, *, scale: float, sinks: mx.array | None = None, softcap: float | None = None
+    queries: mx.array,
+    kv: PagedKV,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+    slopes: mx.array | None = None,
 ) -> mx.array:
     """See `paged_attention`."""
     rows = kv.step.rows
     ones = ReferenceStep.of(kv).ones
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
     parts = []
-    if rows and _rounds_coarsely(queries, kv) and not softmax.two_terms:
+    if rows and _rounds_coarsely(queries, kv) and not softmax.of_no_model:
         parts.append(_attend_rows_as_mlx(queries[:rows], kv, softmax))
     elif rows == 1 and kv.step.runs[0] is not None:
         count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
-        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count)
+        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
         parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], few))
     elif rows:
         parts.append(_attend_rows(queries[:rows], kv, softmax))
-    parts += attend_pieces(queries, kv, scale, sinks, softcap)
+    parts += attend_pieces(queries, kv, scale, sinks, softcap, slopes)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def attend_pieces(
-    queries: mx.array, kv: PagedKV, scale: float, sinks: mx.array | None, softcap: float | None
+    queries: mx.array,
+    kv: PagedKV,
+    scale: float,
+    sinks: mx.array | None,
+    softcap: float | None,
+    slopes: mx.array | None,
 ) -> list[mx.array]:
     """Attention of the step's prefill pieces alone, `[tokens of the piece, query_heads, 1, value_dim]` each.
 
     `queries` are those of the whole step. Used by every backend.
     """
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes=slopes)
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
@@ -120,7 +133,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     if kv.tail is not None:
         tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    scores = softmax.capped(scores)
+    scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
     scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
     weights, total = softmax.weights(scores, (heads, group, 1))
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
@@ -155,7 +168,10 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     if kv.tail is not None:
         tail_keys, tail_values = (t[0, :, first - begin : tail] for t in kv.tail)
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    weights, total = softmax.weights(softmax.capped(scores), (heads, query_heads // heads, 1))
+    shape, newest = (heads, query_heads // heads, 1), length + tail - 1
+    distance = partial(ReferenceStep.distance, newest, newest + 1, first)
+    scores = softmax.biased(softmax.capped(scores), shape, distance)
+    weights, total = softmax.weights(scores, shape)
     if kv.tail is None:
         out = weights @ values
     else:
@@ -169,7 +185,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     base = step.oldest(piece)
     keys, values = _piece_kv(kv, piece, base)
     gpu = mx.default_device() != mx.cpu
-    if (softmax.softcap is None and gpu) or (_rounds_coarsely(queries, kv) and not softmax.two_terms):
+    if (softmax.softcap is None and softmax.slopes is None and gpu) or (_rounds_coarsely(queries, kv) and not softmax.of_no_model):
         return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, step.mask(piece)).swapaxes(0, 2)
     heads, (count, query_heads, _, dim) = keys.shape[0], queries.shape
     group = query_heads // heads
@@ -182,6 +198,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = stretch @ keys[:, oldest - base : last - base].swapaxes(-1, -2)
         scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)
+        scores = softmax.biased(scores, (heads, group, 1, 1), partial(step.distance, first, last, oldest))
         scores = scores + step.causal(first, last, oldest, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest - base : last - base]

@@ -70,6 +70,12 @@ class ReferenceStep:
             self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
         return self._causal[key]
 
+    @staticmethod
+    def distance(first: int, last: int, oldest: int) -> mx.array:
+        """How far behind each of the queries `first .. last` the tokens `oldest .. last` are, `[queries, tokens]`
+        float32: 0 for itself, -1 for the one before."""
+        return mx.arange(oldest, last, dtype=mx.float32) - mx.arange(first, last, dtype=mx.float32)[:, None]
+
 
 class RowIndex:
     """The index arrays of a step's block tables, made once for all layers and all steps of a decode window."""
@@ -83,6 +89,7 @@ class RowIndex:
         self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
         self.each = mx.arange(rows * heads * blocks, dtype=mx.uint32).reshape(rows, heads, blocks)
         self._visible: dict[int, mx.array] = {}
+        self._distance: dict[int, mx.array] = {}
 
     def visible(self, kv: PagedKV) -> mx.array:
         """Which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
@@ -98,3 +105,15 @@ class RowIndex:
                 columns &= np.arange(tail)[None, :] >= tail - kv.step.window
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
         return self._visible[tail]
+
+    def distance(self, kv: PagedKV) -> mx.array:
+        """How far behind each row's newest token the columns of `visible` are, in its shape, float32: 0 for itself, -1
+        for the one before."""
+        tail = kv.tail_tokens
+        if tail not in self._distance:
+            newest = kv.step.lengths[:, None] + (tail - 1)
+            arena = np.arange(kv.step.tables.shape[1] * kv.arena.block_size) - newest
+            columns = np.broadcast_to(np.arange(tail) - (tail - 1), (len(newest), tail))
+            distance = np.concatenate([arena, columns], axis=1).astype(np.float32)
+            self._distance = {tail: mx.array(distance[:, None, None, :])}
+        return self._distance[tail]

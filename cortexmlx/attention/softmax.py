@@ -10,6 +10,8 @@ rounds nothing), everything from the scores to the divided weights is float32, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
@@ -19,8 +21,8 @@ _FEW = 8192
 
 
 class Softmax:
-    """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap, `dtype` of the
-    queries.
+    """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap, ALiBi's `slopes`
+    `[query_heads]`, `dtype` of the queries.
 
     `ones` keeps columns of ones, by their length, for a whole step. With `scores` so few that operations cost more than
     arithmetic, and nothing but a scale, it is MLX's own softmax.
@@ -34,19 +36,21 @@ class Softmax:
         dtype: mx.Dtype,
         ones: dict[int, mx.array],
         scores: int | None = None,
+        slopes: mx.array | None = None,
     ) -> None:
-        self._natural = scores is not None and scores <= _FEW and sinks is None and softcap is None
+        self._natural = scores is not None and scores <= _FEW and sinks is None and softcap is None and slopes is None
         self.scale = scale
         self.sinks = sinks
         self.softcap = softcap
+        self.slopes = slopes
         self._dtype = dtype
         self._coarse = dtype != mx.float32
         self._columns = ones
 
     @property
-    def two_terms(self) -> bool:
-        """Whether there are extra logits and a soft cap, which no model of mlx-lm has together."""
-        return self.sinks is not None and self.softcap is not None
+    def of_no_model(self) -> bool:
+        """Whether no model of mlx-lm has it: extra logits beside a soft cap, or slopes."""
+        return (self.sinks is not None and self.softcap is not None) or self.slopes is not None
 
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
@@ -63,6 +67,14 @@ class Softmax:
         if self.softcap is not None:
             return (self.softcap * LOG2_E) * mx.tanh(products / self.softcap)
         return products * LOG2_E if self._coarse else products
+
+    def biased(self, scores: mx.array, heads_and_group: tuple[int, ...], distance: Callable[[], mx.array]) -> mx.array:
+        """The scores of `capped` and what ALiBi adds to them: each head's slope times `distance()`, a token's position
+        minus that of the query. `heads_and_group` as in `weights`.
+        """
+        if self.slopes is None:
+            return scores
+        return scores + (self.slopes.astype(mx.float32) * LOG2_E).reshape(heads_and_group) * distance()
 
     def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
         """The weights of the values, and what to divide the weighted sum by.

@@ -16,6 +16,8 @@ from cortexmlx.metal.vector import VectorGeometry, lane_numbers
 
 SLICE = 32
 """Tokens of a slice in paged_decode.metal: a lane has the softmax of as many of them as a tile has heads."""
+_BIAS = 3
+"""What ALiBi adds to a score: a difference of positions, as a float, in an fma."""
 
 
 def paged_decode(variant: Variant) -> dict[Kind, float]:
@@ -33,7 +35,7 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
     others = log2(32 // (tile * ahead))
     step = (tile - 1 - tile // 2) * ahead + 3 * (ahead - 1) + others + tile + tile - 1
     capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
-    score = 1 + 2 + 1 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
+    score = 1 + 2 + 1 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0) + _BIAS * variant.alibi
     slice_ = tile * score + log2(32 // tile) + 3 + tile * values
     return {
         Kind.ARITHMETIC: tiles * (tile * (keys + values) + step / ahead + slice_ / SLICE),
@@ -51,7 +53,7 @@ def paged_matrix(variant: Variant) -> dict[Kind, float]:
     geometry = variant.geometry
     simdgroups = geometry.tiles * geometry.parts
     capped = {Kind.ARITHMETIC: 4.0, Kind.EXPONENT: 1.0, Kind.RECIPROCAL: 2.0} if variant.softcap else {}
-    each = 1 + 1 + 2 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0)
+    each = 1 + 1 + 2 + 2 + 1 + capped.get(Kind.ARITHMETIC, 0.0) + _BIAS * variant.alibi
     rescaling = 2 + 1 + variant.value_dim / geometry.parts / 8
     return {
         Kind.ARITHMETIC: simdgroups * 2 * (4 * each + rescaling) / SLICE,

@@ -108,7 +108,7 @@ def beside(variant: Variant) -> Iterator[Cost]:
     """Our kernel, our other one, and those of MLX that would do the same."""
     yield from map(paged, candidates(variant))
     dim = variant.key_dim
-    if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not variant.softcap:
+    if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not (variant.softcap or variant.alibi):
         yield mlx("sdpa_vector", variant.kv_dtype, dim, variant.group)
         yield mlx("sdpa_vector_2pass_1", variant.kv_dtype, dim, variant.group)
         if variant.group == 8 and dim in HELD and mlx_decode.has_two_pass_gqa():

@@ -45,6 +45,7 @@ def test_the_check_refuses_what_no_kernel_serves() -> None:
         SMALL,
         replace(SMALL, sinks=True),
         replace(SMALL, softcap=True),
+        replace(SMALL, alibi=True),
         replace(SMALL, dtype="bfloat16", kv_dtype="bfloat16"),
         replace(SMALL, key_dim=64, value_dim=32, latent=True),
     ],

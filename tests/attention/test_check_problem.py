@@ -21,6 +21,7 @@ SHAPES = [
     Variant("float32", "float32", 16, 16, 32, 1, sinks=True),
     Variant("bfloat16", "bfloat16", 24, 16, 16, 5, softcap=True),
     Variant("bfloat16", "bfloat16", 64, 32, 16, 5, latent=True),
+    Variant("float32", "float32", 16, 16, 32, 2, sinks=True, alibi=True),
 ]
 
 
@@ -58,8 +59,9 @@ def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, wind
             )
         )
     sinks = np.array(given.sinks)[: queries.shape[1]] if v.sinks else None
+    slopes = np.array(given.slopes)[: queries.shape[1]] if v.alibi else None
     scale, softcap = np.array(given.factors)
-    wanted = answer(v, rows, Options(window, float(scale), float(softcap) if v.softcap else None, sinks))
+    wanted = answer(v, rows, Options(window, float(scale), float(softcap) if v.softcap else None, sinks, slopes))
     assert problem.wanted.dtype == np.float64 and np.isfinite(wanted).all()
     np.testing.assert_allclose(problem.wanted[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
 

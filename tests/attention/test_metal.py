@@ -89,6 +89,17 @@ def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:
     _agree(Step([30, 5]), kernels, 4, softcap=1.5)
 
 
+def test_slopes_of_decoding_rows_and_of_pieces(kernels: MetalAttention) -> None:
+    """A layer's slopes are not taken for its sinks, nor for those of another call."""
+    slopes, sinks = mx.array([0.5, 0.1, 0.03, 0.0]), mx.array([0.5, -2.0, 3.0, 0.0])
+    _agree(Step([30, 5]), kernels, 4, slopes=slopes)
+    _agree(Step([30, 5]), kernels, 4, slopes=slopes * 2, sinks=sinks)
+    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None),)
+    _agree(Step([17, 40], pieces, window=12), kernels, 0, slopes=slopes, sinks=sinks)
+    without, level = (Step([30, 5]).attend(kernels.attend, 4, slopes=s) for s in (None, mx.zeros(4)))
+    assert np.array_equal(without, level) and len(kernels._served) > 1
+
+
 def test_queries_and_sinks_that_are_views_are_read_as_views(kernels: MetalAttention) -> None:
     """A model that splits one projection into queries, keys and values, and rotates nothing, hands views on."""
     step = Step([30, 5, 17])

@@ -41,8 +41,8 @@ def test_the_backend_gets_what_the_model_gave() -> None:
 
     arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 1, 8)
     kv = PagedKV(arena, 0, STEP, None, 0, mx.float32, attend)
-    queries, sinks = mx.ones((3, 1, 1, 4)), mx.zeros(1)
-    out = paged_attention(queries, kv.astype(mx.float16), scale=0.5, sinks=sinks, softcap=30.0)
+    queries, sinks, slopes = mx.ones((3, 1, 1, 4)), mx.zeros(1), mx.ones(1)
+    out = paged_attention(queries, kv.astype(mx.float16), scale=0.5, sinks=sinks, softcap=30.0, slopes=slopes)
     assert np.array_equal(np.array(out), np.array(queries) * 2)
     assert len(seen) == 1 and seen[0][0] is queries and seen[0][1] is kv
-    assert seen[0][2] == {"scale": 0.5, "sinks": sinks, "softcap": 30.0}
+    assert seen[0][2] == {"scale": 0.5, "sinks": sinks, "softcap": 30.0, "slopes": slopes}

@@ -1,4 +1,5 @@
-"""The reference backend against float64 NumPy, token by token: any tables, lengths, windows, sinks, caps and dtypes."""
+"""The reference backend against float64 NumPy, token by token: any tables, lengths, windows, sinks, caps, slopes and
+dtypes."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ from cortexmlx.kv.step import GroupStep, Piece
 TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}
 
 
-def softmax_attention(q: Any, keys: Any, values: Any, scale: float, sink: float | None, cap: float | None) -> Any:
-    """One query `[dim]` over keys `[n, dim]` and values `[n, value_dim]`, in float64."""
+def softmax_attention(
+    q: Any, keys: Any, values: Any, scale: float, sink: float | None, cap: float | None, slope: float = 0.0
+) -> Any:
+    """One query `[dim]` over keys `[n, dim]` and values `[n, value_dim]`, of which the last is its own, in float64."""
     scores = keys @ q * scale
     if cap is not None:
         scores = cap * np.tanh(scores / cap)
+    scores = scores + slope * np.arange(1 - len(scores), 1)
     top = max(scores.max(), -np.inf if sink is None else sink)
     weights = np.exp(scores - top)
     total = weights.sum() + (0 if sink is None else np.exp(sink - top))
@@ -47,6 +51,8 @@ class Case:
         self.cap = draw(st.sampled_from([None, 2.0]))
         self.scale = draw(st.sampled_from([0.3, 1.0])) if self.dtype == "float32" else 0.1
         self.sinks = self.rounded(rng.normal(size=self.heads * self.group) * 3) if draw(st.booleans()) else None
+        slopes = rng.uniform(-0.05, 0.7, self.heads * self.group).astype(np.float32)
+        self.slopes = slopes if draw(st.sampled_from([False, False, True])) else None
         self.tail_tokens = draw(st.sampled_from([0, 0, 1, 2, 15, 16]))
         self.decoding = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(0, 4)))]
         shape = st.tuples(st.integers(0, 30), st.integers(2, 20))
@@ -83,7 +89,8 @@ class Case:
         queries = self.rounded(rng.normal(size=(begin, self.heads * self.group, self.dim)) * 2)
         q = mx.array(queries[:, :, None].astype(np.float32)).astype(getattr(mx, self.query_dtype))
         sinks = None if self.sinks is None else mx.array(self.sinks.astype(np.float32)).astype(kv.dtype)
-        found = paged_attention(q, kv, scale=self.scale, sinks=sinks, softcap=self.cap)
+        slopes = None if self.slopes is None else mx.array(self.slopes)
+        found = paged_attention(q, kv, scale=self.scale, sinks=sinks, softcap=self.cap, slopes=slopes)
         assert found.dtype == q.dtype and found.shape == (begin, self.heads * self.group, 1, self.value_dim)
         result = np.array(found.astype(mx.float32), float)[:, :, 0]
         flat = [(row, n) for row, n in enumerate(self.decoding)]
@@ -99,8 +106,9 @@ class Case:
             for head in range(self.heads * self.group):
                 kv_head = head // self.group
                 sink = None if self.sinks is None else self.sinks[head]
+                slope = 0.0 if self.slopes is None else float(self.slopes[head])
                 wanted = softmax_attention(
-                    queries[token, head], keys[kv_head], values[kv_head], self.scale, sink, self.cap
+                    queries[token, head], keys[kv_head], values[kv_head], self.scale, sink, self.cap, slope
                 )
                 np.testing.assert_allclose(result[token, head], wanted, atol=TOLERANCE[self.dtype])
 

@@ -56,6 +56,24 @@ def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
     assert widths == [3 * SIZE + tail for tail in (1, 2, 3, 2)]
 
 
+def test_distances_count_from_each_rows_newest_token() -> None:
+    """Also in the steps of a decode window, whose tail grows."""
+    lengths, step = [5, 8], step_of([5, 8], 6)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    for tail in (1, 3, 0):
+        kv = kv_of(step, tail)
+        distance, visible = np.array(index.distance(kv)), np.array(index.visible(kv))
+        assert distance.dtype == np.float32 and distance.shape == visible.shape
+        for row, length in enumerate(lengths):
+            seen = distance[row, 0, 0][visible[row, 0, 0]]
+            assert seen.tolist() == list(range(-min(5, length + tail - 1), 1))
+
+
+def test_distances_of_a_pieces_queries() -> None:
+    found = np.array(ReferenceStep.distance(first=5, last=8, oldest=3))
+    assert found.tolist() == [[t - p for t in range(3, 8)] for p in range(5, 8)]
+
+
 def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
     """Matrix `head * all blocks + block` of the slab, and the row and head that it is multiplied with."""
     step = step_of([9, 12], None)

@@ -73,17 +73,36 @@ def test_columns_of_ones_are_made_once_for_a_step() -> None:
 
 
 def test_few_scores_are_mlxs_own_softmax_unless_something_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where operations cost more than arithmetic, one operation; a sink or a cap is no part of that one."""
+    """Where operations cost more than arithmetic, one operation; a sink, a cap or slopes are no part of that one."""
     calls: list[int] = []
     monkeypatch.setattr(softmax_module, "exp2", lambda x: calls.append(x.size) or mx.power(2.0, x))
     few, scores = softmax_module._FEW, mx.zeros((1, 1, 4))
-    for sinks, cap, count, powers in [
-        (None, None, few, 0),
-        (None, None, few + 1, 1),
-        (None, None, None, 1),
-        (mx.zeros(1), None, few, 2),
-        (None, 2.0, few, 1),
+    for sinks, cap, slopes, count, powers in [
+        (None, None, None, few, 0),
+        (None, None, None, few + 1, 1),
+        (None, None, None, None, 1),
+        (mx.zeros(1), None, None, few, 2),
+        (None, 2.0, None, few, 1),
+        (None, None, mx.zeros(1), few, 1),
     ]:
         calls.clear()
-        Softmax(1.0, sinks, cap, mx.float32, {}, count).weights(scores, (1, 1, 1))
+        Softmax(1.0, sinks, cap, mx.float32, {}, count, slopes).weights(scores, (1, 1, 1))
         assert len(calls) == powers
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> None:
+    """In bfloat16 a distance of 1001 would be 1000, and its bias off by a whole unit."""
+    softmax = Softmax(1.0, None, None, getattr(mx, dtype), {}, slopes=mx.array([1.0, 0.5]))
+    distance = mx.array([-1001.0, -1000.0, -999.0])
+    scores = softmax.biased(softmax.capped(mx.zeros((1, 2, 3), getattr(mx, dtype))), (1, 2, 1), lambda: distance)
+    weights, total = softmax.weights(scores, (1, 2, 1))
+    found = np.array(divided(weights, total).astype(mx.float32))[0]
+    wanted = np.exp([[-2.0, -1.0, 0.0], [-1.0, -0.5, 0.0]])
+    assert np.abs(found - wanted / wanted.sum(-1, keepdims=True)).max() < TOLERANCE[dtype]
+
+
+def test_what_mlxs_attention_does_has_neither_a_cap_nor_slopes() -> None:
+    assert Softmax(1.0, mx.zeros(1), None, mx.float32, {}).serves_mlx
+    assert not Softmax(1.0, None, 2.0, mx.float32, {}).serves_mlx
+    assert not Softmax(1.0, None, None, mx.float32, {}, slopes=mx.zeros(1)).serves_mlx

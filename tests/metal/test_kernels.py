@@ -23,11 +23,12 @@ from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, padded_tables, work_list
 def test_the_simulator_runs_the_text_that_mlx_compiles(
     batch: int, forced: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, forced=forced)
+    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, alibi=True, forced=forced)
     work = work_list(np.full(batch, 40, np.int32), 0, None, 256)
     arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
     arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
-    arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2), mx.zeros(6)]
+    arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2)]
+    arrays += [mx.zeros(6), mx.zeros(8)]
 
     def printed(factory: Any, run: Any) -> str:
         kernels = DecodeKernels(lambda **options: partial(factory(**options), verbose=True))

@@ -74,12 +74,13 @@ def random_rows(v: Variant, tokens: Sequence[int], kv_heads: int = 2, seed: int 
 
 @dataclass(frozen=True)
 class Options:
-    """The rest of a problem. `sinks` `[query_heads]`; `scale` None is 1 / sqrt(key_dim)."""
+    """The rest of a problem. `sinks` and `slopes` `[query_heads]`; `scale` None is 1 / sqrt(key_dim)."""
 
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+    slopes: np.ndarray | None = None
 
 
 NONE = Options()
@@ -95,6 +96,8 @@ def answer(v: Variant, rows: Sequence[Row], options: Options = NONE) -> np.ndarr
             scores = keys @ row.query[head].astype(np.float64) * (options.scale or v.key_dim**-0.5)
             if options.softcap is not None:
                 scores = options.softcap * np.tanh(scores / options.softcap)
+            if options.slopes is not None:
+                scores = scores + float(options.slopes[head]) * (np.arange(first, row.tokens) - (row.tokens - 1))
             sink = -np.inf if options.sinks is None else float(options.sinks[head])
             top = max(scores.max(initial=-np.inf), sink)
             weights = np.exp(scores - top) if scores.size else scores
@@ -176,7 +179,6 @@ def problem(
     at = layout or lay_out(v, rows, window=seen, **places)
     keys, values = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
     work = work_list(at.arena_tokens, at.tail_tokens, options.window, v.geometry.partition, v.query_tokens)
-    sinks = np.zeros(8) if options.sinks is None else options.sinks
     inputs = DecodeInputs(
         to_mlx(np.stack([row.query for row in rows])[:, :, None] if queries is None else queries, v.dtype),
         keys,
@@ -186,10 +188,18 @@ def problem(
         mx.array(padded_tables(at.tables)),
         mx.array(work.plan),
         mx.array([options.scale or v.key_dim**-0.5, options.softcap or 0.0], mx.float32),
-        mx.array(sinks.astype(np.float32)),
+        _per_head(options.sinks),
+        _per_head(options.slopes),
     )
-    configured = replace(v, softcap=options.softcap is not None, sinks=options.sinks is not None)
+    given = {name: getattr(options, name) is not None for name in ("softcap", "sinks")}
+    configured = replace(v, **given, alibi=options.slopes is not None)
     return configured, work.items, inputs
+
+
+def _per_head(numbers: np.ndarray | None) -> mx.array:
+    """As many as the kernels want; what is behind the heads', poison."""
+    given = np.zeros(0) if numbers is None else numbers
+    return mx.array(np.pad(given, (0, max(0, 8 - len(given))), constant_values=np.nan).astype(np.float32))
 
 
 def error(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -49,6 +49,13 @@ def test_softcap_adds_to_the_softmax() -> None:
     assert capped[Kind.RECIPROCAL] == 2 * 2 / 32
 
 
+def test_slopes_add_three_operations_to_a_score() -> None:
+    """A lane of the vector kernel has as many scores of a slice as its tile heads; of the matrix kernel, eight."""
+    for group, kernel, scores in ((2, paged_decode, 2), (4, paged_matrix, 8)):
+        plain, biased = (kernel(Variant("float16", "float16", 128, 128, 32, group, alibi=a)) for a in (False, True))
+        assert biased[Kind.ARITHMETIC] == pytest.approx(plain[Kind.ARITHMETIC] + 3 * scores / 32)
+
+
 def test_the_matrix_kernel_by_hand() -> None:
     """Per slice of 32 tokens and two queries a lane: 4 scores of 7, 3 to raise the maximum, 16 numbers to rescale."""
     wanted = {Kind.ARITHMETIC: 2 * (4 * 7 + 3 + 16) / 32, Kind.EXPONENT: 2 * 5 / 32}
