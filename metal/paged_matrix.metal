@@ -194,10 +194,9 @@ inline void paged_matrix(
   float slope[2];
   UNROLL
   for (int e = 0; e < 2; e++) {
-    const int query = min(tile * 8 + place.column + e, QUERIES - 1);
-    const int older = TOKENS - 1 - query % TOKENS;
+    const int older = TOKENS - 1 - (tile * 8 + place.column + e) % TOKENS;
     position[e] = end - 1 - older;
-    slope[e] = ALIBI ? slopes[query / TOKENS] : 0.0f;
+    slope[e] = ALIBI ? slopes[min(tile * 8 + place.column + e, QUERIES - 1) / TOKENS] : 0.0f;
     sees_from[e] = TOKENS == 1 ? first : max(first, start - older);
     sees_to[e] = TOKENS == 1 ? last : min(last, end - older);
   }

@@ -30,6 +30,7 @@ TESTS = (
     "metal/test_decode_tokens.py",
     "metal/test_wide.py",
     "metal/test_decode_wide.py",
+    "metal/test_decode_alibi.py",
     "metal/test_reduce.py",
     "attention/test_metal.py",
 )

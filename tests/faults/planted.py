@@ -7,10 +7,13 @@ from dataclasses import dataclass
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
 MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
 WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
-VECTOR_ENTRY, CALLS, WORK = "metal/vector.py", "metal/kernels.py", "metal/work.py"
+VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
+CALLS, WORK = "metal/kernels.py", "metal/work.py"
 BACKEND = "cortexmlx/attention/metal.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+_CAP = "        score[s] = softcap * precise::tanh(score[s] / softcap);\n"
+_BIAS = "        score[s] = fma(slope, float(begin + s * SPAN + int(lane_token) - position), score[s]);\n"
 
 
 @dataclass(frozen=True)
@@ -260,4 +263,32 @@ FAULTS = (
         "threadgroup_position_in_grid.y) % TILES",
     ),
     Fault("half of the tiles have no threadgroup", WIDE_ENTRY, "return self.tiles\n", "return -(-self.tiles // 2)\n"),
+    Fault(
+        "all heads have the first's slope", DECODE, "slopes[min(first_head + int(lane_head), GROUP - 1)]", "slopes[0]"
+    ),
+    Fault("every tile has the first tile's slopes", DECODE, "slopes[min(first_head + int", "slopes[min(int"),
+    Fault("slopes are read behind the heads", DECODE, "int(lane_head), GROUP - 1)] :", "int(lane_head), GROUP + 8)] :"),
+    Fault(
+        "slopes before the soft cap",
+        DECODE,
+        "      if (SOFTCAP) {\n" + _CAP + "      }\n      if (ALIBI) {\n" + _BIAS + "      }\n",
+        "      if (ALIBI) {\n" + _BIAS + "      }\n      if (SOFTCAP) {\n" + _CAP + "      }\n",
+    ),
+    Fault("distances of a lane's first token", DECODE, "float(begin + s * SPAN + int", "float(begin + int"),
+    Fault("positions count from the row's end", VECTOR_ENTRY, "of_rows[row].end - 1,", "of_rows[row].end,"),
+    Fault("positions are those of the arena", VECTOR_ENTRY, "of_rows[row].end - 1,", "work.arena_tokens - 1,"),
+    Fault("every KV head has the first's slopes", VECTOR_ENTRY, "head_slopes + kv_head * GROUP", "head_slopes"),
+    Fault("every KV head's slopes in matrices", MATRIX_ENTRY, "head_slopes + kv_head * GROUP", "head_slopes + kv_head"),
+    Fault("older queries are where the newest is", MATRIX, "position[e] = end - 1 - older;", "position[e] = end - 1;"),
+    Fault("query tokens have slopes", MATRIX, "QUERIES - 1) / TOKENS] : 0.0f", "QUERIES - 1) % GROUP] : 0.0f"),
+    Fault(
+        "slopes of the first eight tokens", MATRIX, "float(token - position[e])", "float(token - u * 8 - position[e])"
+    ),
+    Fault(
+        "slopes are not for pieces",
+        BACKEND,
+        "(queries, kv, scale, sinks, softcap, slopes)]",
+        "(queries, kv, scale, sinks, softcap, None)]",
+    ),
+    Fault("slopes are no part of a variant's key", BACKEND, ", slopes is not None)", ", False)"),
 )
