@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.step import GroupStep
 
@@ -89,6 +90,12 @@ def paged_attention(
     `c * tanh(s / c)`. `slopes` `[query_heads]` are those of ALiBi: after scale and cap, a query of head h at position p
     adds `slopes[h] * (t - p)` to the logit of the token at t.
 
-    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
+    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries. Raises KVBlockError for slopes in a step
+    of listed blocks (`only_blocks`).
     """
+    if slopes is not None and kv.step.listed:
+        raise KVBlockError(
+            "ALiBi's slopes take a token's distance, which a list of blocks leaves open: attend to all blocks, or give "
+            "no slopes"
+        )
     return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)

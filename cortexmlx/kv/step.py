@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.arrays import IntArray
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 
 
@@ -44,7 +47,7 @@ class GroupStep:
 
     `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
     padding entries of a table name the null block. `window` is the group's sliding window. `runs` has a row's run
-    where it is a single one.
+    where it is a single one. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
     """
 
     tables: npt.NDArray[np.int32]
@@ -52,8 +55,49 @@ class GroupStep:
     runs: tuple[KVHandle | None, ...]
     pieces: tuple[Piece, ...]
     window: int | None
+    listed: bool = False
 
     @property
     def rows(self) -> int:
         """How many single-token queries the step has."""
         return len(self.lengths)
+
+
+def only_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, null_block: int) -> GroupStep:
+    """The step in which single-token queries attend to some of their row's blocks only, and to the whole tail.
+
+    `lists[row]` `[listed]` has the places of these blocks in the row's table, ascending; it may be empty if there is a
+    tail. Lists of a step may differ in length, and those of layer groups and steps in everything. For the backends this
+    is a shorter row: they read any table whose last block alone is partly filled, and with all blocks listed a result
+    has the same bits as without a list. A step of lists needs a `Derived` of its own.
+
+    A token's place in such a row is not its position. What has its position in the key already (RoPE) does not mind. A
+    window is refused here, because it counts tokens back; so are ALiBi's slopes by `paged_attention`, because distances
+    across gaps may be meant, or those within what is kept (Xiao et al., "Efficient Streaming Language Models with
+    Attention Sinks", 2024, section 3.2, rolls them up): whoever needs either must say which.
+
+    Raises:
+        KVBlockError: the step has a window, or a list is not one of the row's blocks in ascending order.
+    """
+    if step.window is not None:
+        raise KVBlockError(
+            f"blocks are listed for layers with a window of {step.window} tokens, which counts back from the newest "
+            "token and not over gaps: list the window's own blocks, in a step without a window"
+        )
+    if len(lists) != step.rows:
+        raise KVBlockError(f"there are {len(lists)} lists of blocks for {step.rows} rows: give each row one")
+    tables = np.full((step.rows, max(map(len, lists), default=0)), null_block, np.int32)
+    lengths, runs = np.zeros_like(step.lengths), list(step.runs)
+    for row, (listed, length) in enumerate(zip(lists, step.lengths.tolist(), strict=True)):
+        blocks, count = -(-length // block_size), len(listed)
+        if count and not (listed[0] >= 0 and listed[-1] < blocks and (np.diff(listed) > 0).all()):
+            raise KVBlockError(
+                f"row {row}'s list {np.asarray(listed).tolist()} does not name some of its {blocks} blocks in "
+                "ascending order: the kernels take all but the last for full"
+            )
+        tables[row, :count] = step.tables[row, listed]
+        unfilled = blocks * block_size - length if count and listed[-1] == blocks - 1 else 0
+        lengths[row] = count * block_size - unfilled
+        if count < blocks:
+            runs[row] = None
+    return replace(step, tables=tables, lengths=lengths, runs=tuple(runs), listed=True)

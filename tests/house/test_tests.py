@@ -26,7 +26,6 @@ TESTED_WITH = {
     "cortexmlx/attention/patches/gemma2.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/attention/patches/gpt_bigcode.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/attention/patches/plamo.py": "tests/attention/patches/test_patches.py",
-    "cortexmlx/kv/step.py": "tests/scheduling/test_placement.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
