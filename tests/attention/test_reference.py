@@ -227,14 +227,14 @@ class Prefill:
         self.arena.write(0, mx.array(slots), self.keys, self.values)
         mx.eval(self.arena.arrays(), self.queries, self.keys, self.values)
 
-    def chunk(self, first: int, last: int) -> mx.array:
+    def chunk(self, first: int, last: int, **options: Any) -> mx.array:
         """Attention of the tokens `first .. last`, `[tokens, query_heads, 1, dim]`."""
         slots = None if self.slots is None else self.slots[:last]
         nothing = np.zeros((0, 0), np.int32)
         pieces = (Piece(0, last - first, first, self.run, slots),)
         step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, self.window)
         kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
-        return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5)
+        return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5, **options)
 
 
 @pytest.mark.parametrize("scattered", [False, True])
@@ -253,6 +253,25 @@ def test_what_a_window_layers_prefill_takes_does_not_depend_on_the_prefix(dtype:
         peaks.append(mx.get_peak_memory() - before)
     # When MLX frees what is no longer needed is a matter of time, and may double it; the prefix is 15 times as long.
     assert peaks[1] <= 4 * peaks[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("window", [70, 1000])
+def test_slopes_of_a_piece_of_many_stretches_count_from_each_query(window: int, dtype: str) -> None:
+    """Beside sinks, which tell where a query is; a softmax alone would not notice if all distances were off."""
+    first, last = 20, 190
+    assert last - first > 2 * reference.STRETCH
+    layer, group = Prefill(200, window, dtype, scattered=True), 2
+    slopes, sinks = mx.array([0.5, 0.02, 0.1, 0.0]), mx.array([1.0, 3.0, -2.0, 0.5])
+    found = np.array(layer.chunk(first, last, slopes=slopes, sinks=sinks).astype(mx.float32))
+    q, k, v = (np.array(a.astype(mx.float32), float) for a in (layer.queries, layer.keys, layer.values))
+    for query in (first, first + 1, 83, 84, 85, 147, 148, last - 1):
+        seen = slice(max(0, query + 1 - window), query + 1)
+        for head in range(4):
+            keys, values = k[head // group, seen], v[head // group, seen]
+            sink, slope = float(sinks[head].item()), float(slopes[head].item())
+            wanted = softmax_attention(q[query, head, 0], keys, values, layer.dim**-0.5, sink, None, slope)
+            np.testing.assert_allclose(found[query - first, head, 0], wanted, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("scattered", [False, True])
