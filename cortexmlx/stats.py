@@ -62,6 +62,9 @@ class EngineStats:
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
     the rows, hold the tokens of running requests.
 
+    `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
+    place of kernels, and the whole reason for each, with every line of a compiler's message.
+
     A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
     device) and `commit` (taking the tokens, detokenizing).
     """
@@ -95,6 +98,7 @@ class EngineStats:
     wait_seconds: float
     commit_seconds: float
     attention_backend: str
+    attention_notes: tuple[str, ...]
     active_memory: int
     peak_memory: int
     timeline: tuple[Moment, ...]

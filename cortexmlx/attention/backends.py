@@ -14,6 +14,11 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.machine import metal_device
 
 
+def _in_a_line(note: str) -> str:
+    line, more, _ = note.partition("\n")
+    return f"{line}; the whole message is in the log" if more else line
+
+
 def _no_notes() -> tuple[str, ...]:
     return ()
 
@@ -24,8 +29,9 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why;
-    `reconsider()` is called after a step that failed; `kernels()` names those that have served.
+    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why, in a
+    line each and perhaps a message of several lines behind it; `reconsider()` is called after a step that failed;
+    `kernels()` names those that have served.
     """
 
     name: str
@@ -38,7 +44,7 @@ class Backend:
         """Name, kernels in use and notes in one line: "metal, matrix kernel"."""
         used = self.kernels()
         name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
-        return "; ".join([name, *(f"reference for {note}" for note in self.notes())])
+        return "; ".join([name, *(f"reference for {_in_a_line(note)}" for note in self.notes())])
 
 
 def automatic() -> str:

@@ -30,8 +30,6 @@ _SETTLED = 2
 """The step of a decode window at which the slabs are looked at: what wrote them before the window has ended, so that
 nothing waits for it, and nothing writes them in between."""
 
-_WHOLE = "the whole message is in the log"
-
 
 @dataclass(frozen=True)
 class _Work:
@@ -79,7 +77,7 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """What runs on the reference path instead, and why."""
+        """What runs on the reference path instead, and why: a line each, and then a message that has several lines."""
         return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
 
     def kernels(self) -> tuple[str, ...]:
@@ -177,10 +175,10 @@ class MetalAttention:
                 reason, message = f"disabled, {result.outcome}", result.message
         if reason is None:
             return True
-        more = len(message.splitlines()) > 1
-        self._notes[variant.label] = reason + (f"; {_WHOLE}" if more else "")
-        whole = "\n" + textwrap.indent(message, "  ") if more else ""
-        _log.warning("decode attention (%s) runs on the reference path: %s%s", variant.label, reason, whole)
+        if len(message.splitlines()) > 1:
+            reason += "\n" + textwrap.indent(message, "  ")
+        self._notes[variant.label] = reason
+        _log.warning("decode attention (%s) runs on the reference path: %s", variant.label, reason)
         return False
 
     def _tail(self, kv: PagedKV, keys: mx.array, values: mx.array) -> Slab:

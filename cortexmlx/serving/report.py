@@ -69,6 +69,7 @@ def engine_stats(core: Reported) -> EngineStats:
         wait_seconds=runner.wait_seconds,
         commit_seconds=measured.committing.seconds,
         attention_backend=core.backend.describe(),
+        attention_notes=core.backend.notes(),
         active_memory=mx.get_active_memory(),
         peak_memory=mx.get_peak_memory(),
         timeline=measured.timeline.moments(),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.backends import automatic, choose_backend
+from cortexmlx.attention import reference
+from cortexmlx.attention.backends import Backend, automatic, choose_backend
 from cortexmlx.errors import InvalidRequest
 
 
@@ -16,6 +17,15 @@ def test_backends_are_chosen_by_name() -> None:
     assert choose_backend("sim").name == "sim"
     with pytest.raises(InvalidRequest, match="auto, metal, reference or sim"):
         choose_backend("cuda")
+
+
+def test_a_backend_describes_itself_in_one_line_whatever_its_notes_are() -> None:
+    notes = ("head_dim 18: no", "head_dim 64: it does not compile (a)\n  all\n  lines")
+    backend = Backend("metal", reference.attend, lambda: notes, kernels=lambda: ("matrix", "vector"))
+    assert backend.describe() == (
+        "metal, matrix kernel, vector kernel; reference for head_dim 18: no; reference for head_dim 64: it does not "
+        "compile (a); the whole message is in the log"
+    )
 
 
 def test_auto_is_what_is_best_here(monkeypatch: pytest.MonkeyPatch) -> None:

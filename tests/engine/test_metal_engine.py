@@ -16,7 +16,7 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
-from support.broken_kernels import GPU_TIMEOUT, raising
+from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, copying, dropped, raising
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement
 from support.tiny import tokens_of, write_tiny
@@ -131,6 +131,39 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
         assert engine.generate(PROMPTS[0], greedy).token_ids == wanted
         described = engine.stats().attention_backend
     assert described.startswith("metal; reference for float32, head_dim ") and GPU_TIMEOUT in described
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (dropped("cortex_", zeros=True), ["its decode launch was dropped: 256 threads in a threadgroup may be more"]),
+        (raising(RuntimeError(COMPILE_ERROR)), ["it does not compile (", *COMPILE_ERROR.strip().splitlines()]),
+        (copying(all_inputs=False), ["its decode launch read a copy of the keys and values"]),
+        (copying(all_inputs=True), ["its decode launch read a copy of the keys and values"]),
+    ],
+    ids=["zeros", "a compile error", "copies of what is not contiguous", "copies of all"],
+)
+def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
+    factory: Any, says: list[str], tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step runs on the reference path, and the whole reason is in `stats()`."""
+
+    def choose(name: str) -> Backend:
+        attention = MetalAttention(factory)
+        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+
+    greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    with Engine(tiny("llama"), kv_memory="4MB", attention="reference") as engine:
+        wanted = [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]]
+        assert engine.stats().attention_notes == ()
+    monkeypatch.setattr("cortexmlx.serving.core.choose_backend", choose)
+    with Engine(tiny("llama"), kv_memory="4MB") as engine:
+        assert [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]] == wanted
+        stats = engine.stats()
+    [note] = stats.attention_notes
+    assert note.startswith("float32, head_dim ") and all(line in note for line in says)
+    assert stats.attention_backend.startswith(f"metal; reference for {note.splitlines()[0]}")
+    assert "\n" not in stats.attention_backend
 
 
 @pytest.mark.slow
