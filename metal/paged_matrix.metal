@@ -4,6 +4,7 @@
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
+//   slopes                     [kv_heads * GROUP], of ALiBi
 //   partials                   [items, kv_heads * GROUP, TOKENS]  a Partial for each item, query head and query token
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head, with SLICES * TILES * PARTS
@@ -152,7 +153,7 @@ inline void paged_matrix(
     int end,
     float scale,
     float softcap,
-    const device float* slopes,           // [GROUP], of this KV head (ALiBi)
+    const device float* slopes,           // [GROUP], of this KV head
     device Partial<VALUE_DIM>* partials,  // [GROUP, TOKENS], of this item and KV head
     threadgroup T* shared_queries,        // [TILES, chunks of a key, 32 lanes, 8]
     threadgroup float* outputs,           // [SIMDGROUPS, 8 queries, 72]
@@ -187,7 +188,9 @@ inline void paged_matrix(
   }
   float max_score[2] = {LOWEST, LOWEST};
   float sum_exp_score[2] = {0.0f, 0.0f};
-  int sees_from[2], sees_to[2], position[2];
+  int sees_from[2];
+  int sees_to[2];
+  int position[2];
   float slope[2];
   UNROLL
   for (int e = 0; e < 2; e++) {

@@ -57,7 +57,9 @@ class WideGeometry(Geometry):
             lambda s: s.key_dim <= 576 and s.value_dim <= 512,
             "a key of more than 576 numbers, or a value of more than 512, does not fit the registers of a threadgroup",
         ),
-        Rule(lambda s: not s.alibi, "no model adds ALiBi's slopes to the scores of wide heads, and the kernel does not"),
+        Rule(
+            lambda s: not s.alibi, "no model adds ALiBi's slopes to the scores of wide heads, and the kernel does not"
+        ),
         Rule(
             lambda s: 0 <= s.key_dim - s.value_dim <= 64 if s.latent else True,
             "a latent key has its value's numbers and up to 64 more",

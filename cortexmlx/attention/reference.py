@@ -185,7 +185,9 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     base = step.oldest(piece)
     keys, values = _piece_kv(kv, piece, base)
     gpu = mx.default_device() != mx.cpu
-    if (softmax.softcap is None and softmax.slopes is None and gpu) or (_rounds_coarsely(queries, kv) and not softmax.of_no_model):
+    if (softmax.softcap is None and softmax.slopes is None and gpu) or (
+        _rounds_coarsely(queries, kv) and not softmax.of_no_model
+    ):
         return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, step.mask(piece)).swapaxes(0, 2)
     heads, (count, query_heads, _, dim) = keys.shape[0], queries.shape
     group = query_heads // heads

@@ -102,7 +102,9 @@ def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> Non
     assert np.abs(found - wanted / wanted.sum(-1, keepdims=True)).max() < TOLERANCE[dtype]
 
 
-def test_what_mlxs_attention_does_has_neither_a_cap_nor_slopes() -> None:
-    assert Softmax(1.0, mx.zeros(1), None, mx.float32, {}).serves_mlx
-    assert not Softmax(1.0, None, 2.0, mx.float32, {}).serves_mlx
-    assert not Softmax(1.0, None, None, mx.float32, {}, slopes=mx.zeros(1)).serves_mlx
+def test_what_no_model_of_mlx_lm_has_need_not_round_like_one() -> None:
+    extra, slopes = mx.zeros(1), mx.zeros(1)
+    for sinks, cap in ((None, None), (extra, None), (None, 2.0)):
+        assert not Softmax(1.0, sinks, cap, mx.float32, {}).of_no_model
+    assert Softmax(1.0, extra, 2.0, mx.float32, {}).of_no_model
+    assert Softmax(1.0, None, None, mx.float32, {}, slopes=slopes).of_no_model

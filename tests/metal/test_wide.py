@@ -40,6 +40,7 @@ def test_latent_attention_and_wide_heads_are_served_with_any_number_of_queries(g
         ({"key_dim": 568}, "multiples of 32"),
         ({"key_dim": 544, "kv_dtype": "bfloat16"}, "8 for latent keys"),
         ({"kv_dtype": "int8"}, "float32, float16 and bfloat16"),
+        ({"alibi": True, "forced": Kernel.WIDE}, "ALiBi"),
     ],
 )
 def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
@@ -58,6 +59,7 @@ def test_every_rule_has_a_shape_that_breaks_it_alone() -> None:
     broken = [
         {"latent": False, "key_dim": 256, "value_dim": 256},
         {"latent": False, "key_dim": 640},
+        {"alibi": True},
         {"key_dim": 480},
         {"key_dim": 528},
     ]
