@@ -17,16 +17,6 @@ struct alignas(N * sizeof(T)) vec {
   __device__ const T& operator[](int i) const { return at[i]; }
 };
 
-// Metal's float4. CUDA's own has no arithmetic.
-struct Float4 : vec<float, 4> {
-  __device__ __forceinline__ Float4(float x) : vec<float, 4>{{x, x, x, x}} {}
-  __device__ __forceinline__ Float4& operator+=(const Float4& other) {
-    for (int i = 0; i < 4; i++) at[i] += other.at[i];
-    return *this;
-  }
-};
-#define float4 Float4
-
 __device__ __forceinline__ float simd_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
