@@ -20,6 +20,19 @@ inline MatrixPlace matrix_place(uint lane) {
   return MatrixPlace{int((lane >> 2 & 4) + (lane >> 1 & 3)), int((lane >> 1 & 4) + (lane << 1 & 2))};
 }
 
+// The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
+inline float max_over_rows(float x) {
+  x = max(x, simd_shuffle_xor(x, ushort(2)));
+  x = max(x, simd_shuffle_xor(x, ushort(4)));
+  return max(x, simd_shuffle_xor(x, ushort(16)));
+}
+
+inline float sum_over_rows(float x) {
+  x += simd_shuffle_xor(x, ushort(2));
+  x += simd_shuffle_xor(x, ushort(4));
+  return x + simd_shuffle_xor(x, ushort(16));
+}
+
 // A head of DIM numbers shared out to LANES lanes: each has EACH numbers, 8 neighbours at a time as long as they last, then
 // 4, 2 and 1. A chunk is 8 of a lane's numbers; the last may have fewer.
 template <int DIM, int LANES>
@@ -44,11 +57,26 @@ inline int share_dimension(int n, int at) {
   return n / neighbours * neighbours * LANES + at * neighbours + n % neighbours;
 }
 
+// Pointers to one, two and four numbers in memory of either kind.
+template <typename KV>
+struct InDevice {
+  typedef const device KV* One;
+  typedef const device vec<KV, 2>* Two;
+  typedef const device vec<KV, 4>* Four;
+};
+
+template <typename KV>
+struct InThreadgroup {
+  typedef const threadgroup KV* One;
+  typedef const threadgroup vec<KV, 2>* Two;
+  typedef const threadgroup vec<KV, 4>* Four;
+};
+
 // The numbers of a chunk, `count` of them; it begins at `chunk`.
-template <int LANES, typename KV>
-inline void load_chunk(const device KV* chunk, int count, int at, thread KV* numbers) {
+template <int LANES, typename KV, typename Memory = InDevice<KV>>
+inline void load_chunk(typename Memory::One chunk, int count, int at, thread KV* numbers) {
   if (count & 12) {
-    const device vec<KV, 4>* from = (const device vec<KV, 4>*)(chunk + at * (count & 12));
+    const typename Memory::Four from = (typename Memory::Four)(chunk + at * (count & 12));
     const vec<KV, 4> loaded = from[0];
     UNROLL
     for (int i = 0; i < 4; i++) {
@@ -63,7 +91,7 @@ inline void load_chunk(const device KV* chunk, int count, int at, thread KV* num
     }
   }
   if (count & 2) {
-    const vec<KV, 2> loaded = *(const device vec<KV, 2>*)(chunk + (count & 4) * LANES + at * 2);
+    const vec<KV, 2> loaded = *(typename Memory::Two)(chunk + (count & 4) * LANES + at * 2);
     numbers[count & 4] = loaded[0];
     numbers[(count & 4) + 1] = loaded[1];
   }

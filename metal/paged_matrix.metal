@@ -28,19 +28,6 @@
 
 #include "matrix_tiles.h"
 
-// The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
-inline float max_over_rows(float x) {
-  x = max(x, simd_shuffle_xor(x, ushort(2)));
-  x = max(x, simd_shuffle_xor(x, ushort(4)));
-  return max(x, simd_shuffle_xor(x, ushort(16)));
-}
-
-inline float sum_over_rows(float x) {
-  x += simd_shuffle_xor(x, ushort(2));
-  x += simd_shuffle_xor(x, ushort(4));
-  return x + simd_shuffle_xor(x, ushort(16));
-}
-
 // A chunk of 32 keys by the same chunk of the queries, added to the scores.
 template <typename T, typename KV>
 inline void add_scores(

@@ -4,11 +4,13 @@ padded block tables. NumPy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.kv.step import Piece
 
 SMALL = 8
 """Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
@@ -20,6 +22,11 @@ from `start - 1` to `end - 1`, as far as there are such tokens."""
 WORK_ITEM = np.dtype([(name, np.int32) for name in ("row", "first", "last", "arena_tokens")])
 """A threadgroup's part of a row: its tokens `first .. last`. `arena_tokens` of the whole row lie in the arena."""
 
+PREFILL_ITEM = np.dtype([(name, np.int32) for name in ("blocks", "begin", "end", "origin", "reach")])
+"""A tile of a prefill piece: the queries of its row's tokens `begin .. end`, where token t's is query `origin + t` of
+the step's pieces. Each sees at most the newest `reach` tokens up to itself. The row's blocks begin at `blocks` of all
+tables."""
+
 
 def _struct(name: str, fields: np.dtype[np.void]) -> str:
     return f"\n  struct {name} {{ int {', '.join(fields.names or ())}; }};"
@@ -27,6 +34,8 @@ def _struct(name: str, fields: np.dtype[np.void]) -> str:
 
 STRUCTS = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
 """The parts of the work list as structs of the kernels' text."""
+
+PREFILL_STRUCT = _struct("PrefillItem", PREFILL_ITEM)
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,58 @@ def work_list(
     items["row"], items["arena_tokens"] = row, arena_tokens[row]
     items["first"], items["last"] = np.maximum(begin, start[row]), np.minimum(begin + partition, end[row])
     plan = np.concatenate([row_items.view(np.int32), items.view(np.int32)])
-    return WorkList(rows, len(items), np.pad(plan, (0, max(0, SMALL - len(plan)))))
+    return WorkList(rows, len(items), _padded(plan))
 
 
 def padded_tables(tables: IntArray) -> IntArray:
     """Block tables `[rows, blocks]` with columns of zeros added until they have at least 8 numbers."""
     rows, blocks = tables.shape
     return np.pad(tables.astype(np.int32), ((0, 0), (0, max(0, -(-SMALL // rows) - blocks))))
+
+
+EVERYTHING = 1 << 30
+"""The reach of a query without a window: more tokens than a row has."""
+
+
+@dataclass(frozen=True)
+class PrefillList:
+    """`plan` is flat int32, a PREFILL_ITEM for each of `items` items; `tables` the pieces' block tables one after the
+    other. Both are padded to at least 8 numbers.
+    """
+
+    items: int
+    plan: IntArray
+    tables: IntArray
+
+
+def prefill_list(pieces: Sequence[Piece], block_size: int, window: int | None, tile: int) -> PrefillList:
+    """Cut every piece at the multiples of `tile` of its row's tokens. The items that see most come first, so that the
+    last to be begun are short.
+    """
+    items, tables, blocks = [], [], 0
+    for piece in pieces:
+        begin = np.arange(piece.first // tile * tile, piece.tokens, tile)
+        made = np.empty(len(begin), PREFILL_ITEM)
+        made["begin"], made["end"] = np.maximum(begin, piece.first), np.minimum(begin + tile, piece.tokens)
+        made["blocks"], made["origin"] = blocks, piece.begin - pieces[0].begin - piece.first
+        items.append(made)
+        tables.append(_blocks(piece, block_size))
+        blocks += len(tables[-1])
+    every = np.concatenate(items)
+    every["reach"] = EVERYTHING if window is None else window
+    sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
+    plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
+    return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
+
+
+def _blocks(piece: Piece, block_size: int) -> IntArray:
+    """The blocks of a piece's row, up to its last token."""
+    count = -(-piece.tokens // block_size)
+    if piece.run is not None:
+        return np.arange(piece.run.start, piece.run.start + count, dtype=np.int32)
+    assert piece.slots is not None
+    return (piece.slots[::block_size] // block_size).astype(np.int32)
+
+
+def _padded(numbers: IntArray) -> IntArray:
+    return np.pad(numbers, (0, max(0, SMALL - len(numbers))))

@@ -1,0 +1,185 @@
+"""The prefill kernel, paged_prefill.metal: which shapes it serves, how it fills a threadgroup, and how it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.kv.spec import ITEMSIZE
+from cortexmlx.metal.kernels import KernelFactory, kernel_text
+from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
+from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape
+from cortexmlx.metal.work import PREFILL_STRUCT
+
+COLUMNS = 8
+"""Columns of a matrix: queries of a simdgroup, tokens of one head."""
+DIMS = 256
+"""Dimensions of a value at most: a lane has a quarter of it as floats of the output, and with more than 64 no registers
+for the rest."""
+_UNKNOWN = 4
+"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
+
+ENTRY = f"""{PREFILL_STRUCT}
+  constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256, LONGER = KEY_DIM > VALUE_DIM ? KEY_DIM : VALUE_DIM;
+  constexpr int ROW = Padded<KV, LONGER>::ROW;
+  threadgroup T shared_queries[SIMDGROUPS * QUERY_NUMBERS];
+  threadgroup KV staged[SLICE * ROW];
+  const int query_heads = queries_shape[1], kv_heads = keys_shape[0];
+  const int first_head = int(threadgroup_position_in_grid.y) * HEADS;
+  const int64_t first_slot = first_head / (query_heads / kv_heads) * int64_t(keys_shape[1]);
+  const device PrefillItem& work = ((const device PrefillItem*)prefill_plan)[threadgroup_position_in_grid.z];
+  paged_prefill<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, HEADS, SLICE, SIMDGROUPS, SOFTCAP, SINKS>(
+      queries, keys + first_slot * KEY_DIM, values + first_slot * VALUE_DIM, block_tables + work.blocks,
+      work.begin, work.end, work.origin, work.reach, query_heads, first_head, score_factors[0], score_factors[1],
+      head_sinks, attended, shared_queries, staged, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+"""
+
+
+@dataclass(frozen=True)
+class PrefillVariant(Shape):
+    """One instantiation of the prefill kernel, and how it fills a threadgroup: with the queries of `heads` query heads
+    of a KV head and `tile` tokens of a row.
+    """
+
+    @cached_property
+    def _cut(self) -> tuple[int, int]:
+        return next((cut for cut in _CUTS if self._bytes(*cut) <= THREADGROUP_BYTES), _CUTS[-1])
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups of a threadgroup, which share the keys and values that it brings to threadgroup memory."""
+        return self._cut[0]
+
+    @property
+    def slice(self) -> int:
+        """Tokens whose keys, and then values, are in threadgroup memory at a time."""
+        return self._cut[1]
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a threadgroup: as many as divide the group and leave each a simdgroup."""
+        return next(h for h in (8, 4, 2, 1) if self.group % h == 0 and h <= self.simdgroups)
+
+    @property
+    def tile(self) -> int:
+        """Query tokens of a work item."""
+        return self.simdgroups * COLUMNS // self.heads
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return SIMDGROUP * self.simdgroups
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Threadgroup memory: the queries, and a slice of keys or values."""
+        return self._bytes(*self._cut)
+
+    @property
+    def label(self) -> str:
+        """The variant in a line of a table or a log."""
+        return f"{super().label}, prefill kernel"
+
+    def _bytes(self, simdgroups: int, tokens: int) -> int:
+        queries = simdgroups * COLUMNS * -(-self.key_dim // 32) * 32 * ITEMSIZE.get(self.dtype, _UNKNOWN)
+        row = -(-max(self.key_dim, self.value_dim) * ITEMSIZE.get(self.kv_dtype, _UNKNOWN) // 32) | 1
+        return queries + tokens * row * 32
+
+
+_CUTS = ((8, 32), (8, 16), (4, 32), (4, 16))
+"""Simdgroups and tokens of a slice, the best first."""
+
+RULES: tuple[Rule, ...] = (
+    EVERY_KERNEL,
+    Rule(lambda s: s.key_dim % 8 == 0 and s.value_dim % 8 == 0, "head_dim must be cut into matrices of 8 rows"),
+    Rule(lambda s: s.value_dim <= DIMS, f"the output of more than {DIMS} dimensions does not fit the registers"),
+)
+
+
+def refusal(variant: PrefillVariant) -> str | None:
+    """Why the kernel does not serve a variant, or None if it does."""
+    if reason := next((rule.reason for rule in RULES if not rule.holds(variant)), None):
+        return reason
+    if variant.threadgroup_bytes > THREADGROUP_BYTES:
+        return (
+            f"a threadgroup would need {variant.threadgroup_bytes} bytes of threadgroup memory, more than "
+            f"{THREADGROUP_BYTES}"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class PrefillInputs:
+    """What a layer's prefill reads: the queries of the pieces `[tokens, query_heads, 1, key_dim]`, slabs `[kv_heads,
+    slots, dim]`, and of `prefill_list` `tables` and `plan` on the device. `factors` and `sinks` as in DecodeInputs.
+
+    All are row-contiguous, as those of DecodeInputs.
+    """
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    tables: mx.array
+    plan: mx.array
+    factors: mx.array
+    sinks: mx.array
+
+
+class PrefillKernel:
+    """The prefill kernel, made once by `factory`."""
+
+    def __init__(self, factory: KernelFactory) -> None:
+        self._kernel = factory(
+            name="cortex_paged_prefill",
+            input_names=["queries", "keys", "values", "block_tables", "prefill_plan", "score_factors", "head_sinks"],
+            output_names=["attended"],
+            source=ENTRY,
+            header=kernel_text("paged_prefill.metal"),
+            ensure_row_contiguous=False,
+        )
+
+    def __call__(
+        self, variant: PrefillVariant, items: int, inputs: PrefillInputs, *, init_value: float | None = None
+    ) -> mx.array:
+        """Attention, `[tokens, query_heads, 1, value_dim]` in the dtype of the queries. With `init_value` the output is
+        filled with it before the launch, which costs a launch of its own.
+        """
+        tokens, query_heads = inputs.queries.shape[:2]
+        attended: mx.array
+        (attended,) = self._kernel(
+            inputs=[
+                inputs.queries,
+                inputs.keys,
+                inputs.values,
+                inputs.tables,
+                inputs.plan,
+                inputs.factors,
+                inputs.sinks,
+            ],
+            template=_template(variant),
+            grid=(variant.threads, query_heads // variant.heads, items),
+            threadgroup=(variant.threads, 1, 1),
+            output_shapes=[(tokens, query_heads, 1, variant.value_dim)],
+            output_dtypes=[inputs.queries.dtype],
+            init_value=init_value,
+        )
+        return attended
+
+
+@cache
+def _template(variant: PrefillVariant) -> list[tuple[str, Any]]:
+    return [
+        ("T", getattr(mx, variant.dtype)),
+        ("KV", getattr(mx, variant.kv_dtype)),
+        ("KEY_DIM", variant.key_dim),
+        ("VALUE_DIM", variant.value_dim),
+        ("BLOCK_SIZE", variant.block_size),
+        ("HEADS", variant.heads),
+        ("SLICE", variant.slice),
+        ("SIMDGROUPS", variant.simdgroups),
+        ("SOFTCAP", variant.softcap),
+        ("SINKS", variant.sinks),
+    ]
