@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
 from pathlib import Path
 
@@ -45,3 +47,18 @@ def metal_device() -> str | None:
         return str(mx.device_info(mx.gpu).get("device_name", "Apple GPU"))
     except RuntimeError:
         return None
+
+
+def matrix_units() -> bool:
+    """Whether MLX multiplies matrices in units that a GPU has for it: M5 and later, from macOS 26.2 on.
+
+    What MLX asks (`is_nax_available`) Python does not see; this asks the same of the GPU's architecture
+    ("applegpu_g17s") and the system.
+    """
+    if metal_device() is None:
+        return False
+    import mlx.core as mx
+
+    found = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
+    system = [int(number) for number in re.findall(r"\d+", platform.mac_ver()[0])]
+    return found is not None and int(found[1]) >= (18 if found[2] == "p" else 17) and system[:2] >= [26, 2]

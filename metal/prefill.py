@@ -183,3 +183,44 @@ def _template(variant: PrefillVariant) -> list[tuple[str, Any]]:
         ("SOFTCAP", variant.softcap),
         ("SINKS", variant.sinks),
     ]
+
+
+FUSED = (64, 72, 80, 96, 128)
+"""Dimensions, of keys as of values, at which MLX attends to more than 8 queries with one kernel. (It has one for 192
+and 256, and does without: `ScaledDotProductAttention::use_fallback`.)"""
+
+NARROW = 512
+"""The longest window at which the kernel is used beside matrix units. Products are about 4 times as fast in them, and
+of a piece of n tokens MLX computes n + window scores for a query: of 2,048, 5 times what a window of 512 shows."""
+
+
+def why_ours(variant: PrefillVariant, window: int | None, *, matrix_units: bool) -> str | None:
+    """Why the kernel serves a layer's pieces and not MLX's attention, as what that would do; or None, and MLX's does.
+
+    It says the same for all pieces of a layer. If it asked how long they are or how their blocks lie, an answer would
+    depend on who else is there. `matrix_units` says whether MLX's products have units of their own (M5 and later),
+    which a kernel of `simdgroup_matrix` has not. Slopes are not in it: theirs is the reference path.
+    """
+    if variant.alibi:
+        return None
+    if variant.softcap:
+        return "its attention has no soft cap, and would write every score"
+    if variant.dtype != variant.kv_dtype:
+        return "it would convert all keys and values"
+    if window is not None and (window <= NARROW or not matrix_units):
+        return "it would compute what the window hides, and mask it"
+    fused = variant.key_dim == variant.value_dim and variant.key_dim in FUSED
+    if not fused and not matrix_units:
+        return "it has no fused attention for this head_dim, and would write every score"
+    return None
+
+
+PREFILL_VARIANTS: tuple[PrefillVariant, ...] = (
+    *(PrefillVariant(t, t, d, d, 32, 4) for t in ("float16", "bfloat16") for d in (64, 80, 96, 112, 128, 192, 256)),
+    *(PrefillVariant("float16", "float16", 128, 128, 32, g) for g in (1, 2, 3, 8)),
+    *(PrefillVariant("float32", "float32", d, d, 32, 4) for d in (64, 128)),
+    PrefillVariant("float16", "float16", 192, 128, 32, 1),
+    PrefillVariant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
+    PrefillVariant("float16", "float16", 256, 256, 32, 2, softcap=True),
+)
+"""The variants that are checked as such, as `VARIANTS` of rules.py are."""

@@ -11,7 +11,7 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.machine import metal_device
+from cortexmlx.machine import matrix_units, metal_device
 
 
 def _in_a_line(note: str) -> str:
@@ -63,7 +63,7 @@ def choose_backend(name: str) -> Backend:
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
-        attention = MetalAttention(mx.fast.metal_kernel)
+        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
         return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
     if name == "sim":
         from cortexmlx.metal import sim

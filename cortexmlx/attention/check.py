@@ -1,24 +1,39 @@
-"""Checking a variant of the decode kernels on the GPU itself, against attention in float64: at first use, and for
+"""Checking a variant of the kernels on the GPU itself, against attention in float64: at first use, and for
 `cortexmlx doctor`. Whatever goes wrong is told apart in words, because it happens on a machine that we do not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.attention.check_problem import WINDOW, Problem, concealed, make_problem
+from cortexmlx.attention.check_problem import (
+    PREFILL_WINDOW,
+    WINDOW,
+    PrefillProblem,
+    Problem,
+    concealed,
+    make_prefill_problem,
+    make_problem,
+)
+from cortexmlx.metal import prefill
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
+from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
+from cortexmlx.metal.shape import Shape
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest difference of results of order 1 that rounding to the dtype explains, in sums made in float32 in any order
 and with Metal's fast exponential (3 + 2 |x| units in the last place)."""
+
+_log = logging.getLogger(__name__)
 
 _UNWRITTEN = -24576.0
 """What outputs are filled with before a launch: a number that every dtype holds and no result of a problem can be."""
@@ -33,7 +48,7 @@ class VariantCheck:
     compare, and then `reason` says why. `message` is the whole text of the exception, if it was one.
     """
 
-    variant: Variant
+    variant: Shape
     error: float | None
     reason: str = ""
     message: str = ""
@@ -61,26 +76,77 @@ class _NoResult(Exception):
     """The kernels ran, but left nothing that could be compared."""
 
 
+@dataclass
+class Approval:
+    """Which variants may serve: those that no rule refuses and, with `check`, that agree with float64. Of another there
+    is a note and one warning, and the reference path serves in its place.
+    """
+
+    check: bool
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def of(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+        """Whether the variant may serve; `check` compares it."""
+        reason, message = refusal, ""
+        if reason is None and self.check:
+            result = check()
+            if not result.agrees:
+                reason, message = f"disabled, {result.outcome}", result.message
+        if reason is None:
+            return True
+        if len(message.splitlines()) > 1:
+            reason += "\n" + textwrap.indent(message, "  ")
+        self.notes[variant.label] = reason
+        _log.warning("attention (%s) runs on the reference path: %s", variant.label, reason)
+        return False
+
+
 def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
-    """Check every variant of `VARIANTS`, one after the other, on kernels made by `factory`."""
-    kernels = DecodeKernels(factory)
-    return (check_variant(kernels, variant) for variant in VARIANTS)
+    """Check every variant of `VARIANTS` and `PREFILL_VARIANTS`, one after the other, on kernels made by `factory`."""
+    kernels, kernel = DecodeKernels(factory), PrefillKernel(factory)
+    yield from (check_variant(kernels, variant) for variant in VARIANTS)
+    yield from (check_prefill(kernel, variant) for variant in PREFILL_VARIANTS)
 
 
 def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
     """Run the kernels on rows of unequal length with a tail, with a window and without. Whatever goes wrong with them
     is a result, not an exception; what was in flight before and fails raises here.
     """
-    reason = refusal(variant)
+
+    def compared() -> float:
+        problems = [make_problem(variant, window) for window in (None, WINDOW)]
+        error = max(_error(kernels, variant, problem) for problem in problems)
+        if error <= _TOLERANCE[variant.dtype]:
+            _in_place(
+                "decode",
+                variant,
+                lambda: _error(kernels, variant, replace(problems[0], inputs=concealed(problems[0].inputs))),
+            )
+        return error
+
+    return _checked(variant, refusal(variant), compared)
+
+
+def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
+    """The same for the prefill kernel, on pieces that begin and end anywhere."""
+
+    def compared() -> float:
+        problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
+        error = max(_prefill_error(kernel, variant, problem) for problem in problems)
+        if error <= _TOLERANCE[variant.dtype]:
+            given = replace(problems[0], inputs=concealed(problems[0].inputs))
+            _in_place("prefill", variant, lambda: _prefill_error(kernel, variant, given))
+        return error
+
+    return _checked(variant, prefill.refusal(variant), compared)
+
+
+def _checked(variant: Shape, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})")
     mx.synchronize()
     try:
-        problems = [make_problem(variant, window) for window in (None, WINDOW)]
-        result = VariantCheck(variant, max(_error(kernels, variant, problem) for problem in problems))
-        if result.agrees:
-            _in_place(kernels, result, problems[0])
-        return result
+        return VariantCheck(variant, compared())
     except _NoResult as nothing:
         return VariantCheck(variant, None, str(nothing))
     except Exception as error:
@@ -97,24 +163,34 @@ def _error(kernels: DecodeKernels, variant: Variant, problem: Problem) -> float:
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
     _written("decode", variant.geometry.threads, partials)
     attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
-    got = _written("reduce", REDUCE_THREADS, attended)
+    return _difference(_written("reduce", REDUCE_THREADS, attended), problem.wanted)
+
+
+def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
+    """The largest difference of the prefill kernel's result."""
+    attended = kernel(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
+    return _difference(_written("prefill", variant.threads, attended), problem.wanted)
+
+
+def _difference(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float64]) -> float:
     strange = np.count_nonzero(~np.isfinite(got))
     if strange:
         raise _NoResult(f"it gives NaN or infinity in {strange:,} of {got.size:,} numbers")
-    return float(np.abs(got - problem.wanted).max())
+    return float(np.abs(got - wanted).max())
 
 
-def _in_place(kernels: DecodeKernels, result: VariantCheck, problem: Problem) -> None:
+def _in_place(launch: str, variant: Shape, concealed_error: Callable[[], float]) -> None:
     """Raise _NoResult if a launch reads a copy of the slabs. MLX makes one, and says nothing, of an input that is not
     row-contiguous, unless it is told not to.
     """
     try:
-        error = _error(kernels, result.variant, replace(problem, inputs=concealed(problem.inputs)))
+        error = concealed_error()
     except _NoResult:
         error = np.inf
-    if error > result.tolerance:
+    if error > _TOLERANCE[variant.dtype]:
         raise _NoResult(
-            "its decode launch read a copy of the keys and values: of a cache of gigabytes every layer would make one"
+            f"its {launch} launch read a copy of the keys and values: of a cache of gigabytes every layer would make "
+            "one"
         )
 
 

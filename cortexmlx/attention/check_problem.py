@@ -1,34 +1,41 @@
-"""A small problem for the decode kernels with every kind of edge, and its answer in float64 by NumPy.
+"""Small problems for the decode and the prefill kernels with every kind of edge, and their answers in float64 by NumPy.
 
-The answer uses nothing of MLX: a GPU's own products may be coarse (an M5 multiplies float32 matrices in TF32, good to
+The answers use nothing of MLX: a GPU's own products may be coarse (an M5 multiplies float32 matrices in TF32, good to
 1e-3 only). The numbers are multiples of 1/32 below 4, which every dtype holds exactly, so that no conversion rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.attention.alibi import alibi_slopes
+from cortexmlx.kv.step import Piece
 from cortexmlx.metal.kernels import DecodeInputs
+from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
-from cortexmlx.metal.work import SMALL, padded_tables, work_list
+from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
 
 LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
 """Tokens of each row that lie in the arena: more than two partitions, and a tail across a partition's end."""
 
 TAIL_TOKENS = 5
 WINDOW = PARTITION + 50
+PIECES = ((0, 67), (45, 131), (300, 301))
+"""The prefilled tokens of each row: a piece with its beginning, one that begins and ends within a tile, a lone one."""
+PREFILL_WINDOW = 50
 _KV_HEADS = 2
 _COLUMNS = 16
 _SOFTCAP = 2.0
 
 Floats = npt.NDArray[np.float32]
+Inputs = TypeVar("Inputs", DecodeInputs, PrefillInputs)
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,10 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
-        return (np.clip(np.rint(32 * random.standard_normal(shape)), -127, 127) / 32).astype(np.float32)
+        return _draw(random, *shape)
 
     rows, heads = len(LENGTHS), _KV_HEADS * variant.group
-    tables, slots = _scattered(variant.block_size, random.permutation)
+    tables, slots = _scattered(LENGTHS, variant.block_size, random.permutation)
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
@@ -81,19 +88,16 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
         for query, k, v in zip(queries, keys, values, strict=True)
     ]
 
-    def on_device(numbers: Floats, dtype: str) -> mx.array:
-        return mx.array(numbers).astype(getattr(mx, dtype))
-
     def per_head(numbers: Floats) -> mx.array:
         return mx.array(np.pad(numbers, (0, max(0, SMALL - heads))))
 
     work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, variant.geometry.partition)
     inputs = DecodeInputs(
-        queries=on_device(queries[:, :, None], variant.dtype),
-        keys=on_device(slab_keys, variant.kv_dtype),
-        values=None if slab_values is None else on_device(slab_values, variant.kv_dtype),
-        tail_keys=on_device(tail_keys, variant.kv_dtype),
-        tail_values=None if tail_values is None else on_device(tail_values, variant.kv_dtype),
+        queries=_on_device(queries[:, :, None], variant.dtype),
+        keys=_on_device(slab_keys, variant.kv_dtype),
+        values=None if slab_values is None else _on_device(slab_values, variant.kv_dtype),
+        tail_keys=_on_device(tail_keys, variant.kv_dtype),
+        tail_values=None if tail_values is None else _on_device(tail_values, variant.kv_dtype),
         tables=mx.array(padded_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
@@ -103,7 +107,54 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
 
 
-def concealed(inputs: DecodeInputs) -> DecodeInputs:
+@dataclass(frozen=True)
+class PrefillProblem:
+    """What the prefill kernel gets, how many work items that is, and `wanted` `[tokens, query_heads, 1, value_dim]`
+    float64."""
+
+    inputs: PrefillInputs
+    items: int
+    wanted: npt.NDArray[np.float64]
+
+
+def make_prefill_problem(variant: PrefillVariant, window: int | None) -> PrefillProblem:
+    """`PIECES` of rows whose blocks lie scattered; what no row holds, and what no query sees, is NaN."""
+    random = np.random.default_rng(7)
+    heads = _KV_HEADS * variant.group
+    ends = [end for _, end in PIECES]
+    tables, slots = _scattered(ends, variant.block_size, random.permutation)
+    sinks = _draw(random, heads)
+    factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
+    scale, softcap = map(float, factors)
+    slots_of_slab = (int(tables.max()) + 1) * variant.block_size
+    slabs = [np.full((_KV_HEADS, slots_of_slab, d), np.nan, np.float32) for d in (variant.key_dim, variant.value_dim)]
+    queries, pieces, wanted, begin = [], [], [], 0
+    for (first, end), at in zip(PIECES, slots, strict=True):
+        held = [_draw(random, _KV_HEADS, end, slab.shape[2]) for slab in slabs]
+        oldest = 0 if window is None else max(0, first + 1 - window)
+        for slab, mine in zip(slabs, held, strict=True):
+            slab[:, at[oldest:]] = mine[:, oldest:]
+        queries.append(_draw(random, end - first, heads, variant.key_dim))
+        for token, query in enumerate(queries[-1], start=first):
+            seen = slice(0 if window is None else max(0, token + 1 - window), token + 1)
+            keys, values = (mine[:, seen] for mine in held)
+            wanted.append(_attention(query, keys, values, scale, softcap, sinks if variant.sinks else None))
+        pieces.append(Piece(begin, begin + end - first, first, None, at.astype(np.int32)))
+        begin += end - first
+    work = prefill_list(pieces, variant.block_size, window, variant.tile)
+    inputs = PrefillInputs(
+        queries=_on_device(np.concatenate(queries)[:, :, None], variant.dtype),
+        keys=_on_device(slabs[0], variant.kv_dtype),
+        values=_on_device(slabs[1], variant.kv_dtype),
+        tables=mx.array(work.tables),
+        plan=mx.array(work.plan),
+        factors=mx.array(factors),
+        sinks=mx.array(np.pad(sinks, (0, max(0, SMALL - heads)))),
+    )
+    return PrefillProblem(inputs, work.items, np.stack(wanted)[:, :, None])
+
+
+def concealed(inputs: Inputs) -> Inputs:
     """The same memory behind other arrays: slabs that show every second slot of memory twice as long, which begins with
     what the given ones hold. Who reads the memory by their shapes finds the same as before, and a copy something else.
     """
@@ -117,16 +168,24 @@ def concealed(inputs: DecodeInputs) -> DecodeInputs:
     return replace(inputs, keys=behind(inputs.keys), values=values)
 
 
+def _draw(random: np.random.Generator, *shape: int) -> Floats:
+    return (np.clip(np.rint(32 * random.standard_normal(shape)), -127, 127) / 32).astype(np.float32)
+
+
+def _on_device(numbers: Floats, dtype: str) -> mx.array:
+    return mx.array(numbers).astype(getattr(mx, dtype))
+
+
 def _scattered(
-    block_size: int, permutation: Callable[[int], npt.NDArray[np.int64]]
+    lengths: Sequence[int], block_size: int, permutation: Callable[[int], npt.NDArray[np.int64]]
 ) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.int64]]]:
     """Block tables `[rows, blocks]`, filled up with the last block, which no row has, and each row's slots."""
-    counts = [-(-length // block_size) for length in LENGTHS]
+    counts = [-(-length // block_size) for length in lengths]
     spare = sum(counts)
     blocks = iter(permutation(spare))
     tables = np.full((len(counts), max(counts)), spare, np.int32)
     slots = []
-    for row, (count, length) in enumerate(zip(counts, LENGTHS, strict=True)):
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         tables[row, :count] = [next(blocks) for _ in range(count)]
         position = np.arange(length)
         slots.append(tables[row, position // block_size].astype(np.int64) * block_size + position % block_size)

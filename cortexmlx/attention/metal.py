@@ -1,4 +1,5 @@
-"""The Metal backend: single-token queries through the decode kernels, prefill pieces through MLX's own attention.
+"""The Metal backend: single-token queries through the decode kernels, prefill pieces through the prefill kernel or,
+where that would gain nothing, MLX's own attention.
 
 What the kernels need to know of a step is made in NumPy once per decode window (block tables) and once per step (work
 list), and shared by all layers. A variant of the kernels is checked against the reference before its first use; one
@@ -7,24 +8,24 @@ that disagrees, or a shape that the kernels do not serve, runs on the reference 
 
 from __future__ import annotations
 
-import logging
-import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.check import check_variant
+from cortexmlx.attention.check import Approval, check_variant
+from cortexmlx.attention.metal_prefill import MetalPrefill
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
+from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
-_log = logging.getLogger(__name__)
+_Variant = TypeVar("_Variant", Variant, PrefillVariant)
 
 _SETTLED = 2
 """The step of a decode window at which the slabs are looked at: what wrote them before the window has ended, so that
@@ -63,14 +64,15 @@ class MetalAttention:
     """`paged_attention` on kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
     With `check`, each variant is compared with attention in float64 at first use and disabled if it disagrees. That
-    compiles what the step would compile anyway. Everything here belongs to the thread that evaluates the steps.
+    compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
+    Everything here belongs to the thread that evaluates the steps.
     """
 
-    def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
+    def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
-        self._check = check
+        self._approval = Approval(check)
+        self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
         self._served: dict[tuple[Any, ...], Variant | None] = {}
-        self._notes: dict[str, str] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -78,16 +80,18 @@ class MetalAttention:
 
     def notes(self) -> tuple[str, ...]:
         """What runs on the reference path instead, and why: a line each, and then a message that has several lines."""
-        return tuple(f"{label}: {reason}" for label, reason in self._notes.items())
+        return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
 
     def kernels(self) -> tuple[str, ...]:
         """The kernels that have served a layer, by name."""
-        return tuple(sorted({variant.kernel.value for variant in self._served.values() if variant is not None}))
+        names = {variant.kernel.value for variant in self._served.values() if variant is not None}
+        return tuple(sorted(names | ({"prefill"} if self._prefill.served else set())))
 
     def reconsider(self) -> None:
         """Check every variant again at its next use: after a step that failed, perhaps by a kernel."""
         self._served.clear()
-        self._notes.clear()
+        self._prefill.reconsider()
+        self._approval.notes.clear()
 
     def attend(
         self,
@@ -100,14 +104,23 @@ class MetalAttention:
         slopes: mx.array | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
-        rows = kv.step.rows
-        variant = self._variant(queries, kv, sinks, softcap, slopes) if rows else None
-        if variant is None:
-            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
-        if not kv.step.pieces:
-            return self._decode(variant, queries, kv, scale, sinks, softcap, slopes)
-        decoded = self._decode(variant, queries[:rows], kv, scale, sinks, softcap, slopes)
-        return mx.concatenate([decoded, *reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)])
+        rows, parts = kv.step.rows, []
+        if rows:
+            variant = self._variant(queries, kv, sinks, softcap, slopes)
+            if variant is None:
+                parts.append(reference.attend_rows(queries, kv, scale, sinks, softcap, slopes))
+            else:
+                single = queries[:rows] if kv.step.pieces else queries
+                parts.append(self._decode(variant, single, kv, scale, sinks, softcap, slopes))
+        if kv.step.pieces:
+            shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
+            if self._prefill.serves(shape, kv.step.window):
+                factors, per_head = self._score_factors(scale, softcap), self._heads("sinks", kv.layer, sinks)
+                of_pieces = queries[rows:] if rows else queries
+                parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
+            else:
+                parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _decode(
         self,
@@ -153,33 +166,33 @@ class MetalAttention:
         options = (softcap is not None, sinks is not None, slopes is not None)
         key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], value_dim, *options)
         if key not in self._served:
-            variant = Variant(
-                dtype=_name(queries.dtype),
-                kv_dtype=_name(keys.dtype),
-                key_dim=shape[3],
-                value_dim=value_dim,
-                block_size=kv.arena.block_size,
-                group=shape[1] // kv_shape[0],
-                softcap=options[0],
-                sinks=options[1],
-                alibi=options[2],
-            )
-            self._served[key] = variant if self._usable(variant) else None
+            variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
+            served = self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
+            self._served[key] = variant if served else None
         return self._served[key]
 
-    def _usable(self, variant: Variant) -> bool:
-        reason, message = refusal(variant), ""
-        if reason is None and self._check:
-            result = check_variant(self._kernels, variant)
-            if not result.agrees:
-                reason, message = f"disabled, {result.outcome}", result.message
-        if reason is None:
-            return True
-        if len(message.splitlines()) > 1:
-            reason += "\n" + textwrap.indent(message, "  ")
-        self._notes[variant.label] = reason
-        _log.warning("decode attention (%s) runs on the reference path: %s", variant.label, reason)
-        return False
+    def _shape(
+        self,
+        kind: type[_Variant],
+        queries: mx.array,
+        kv: PagedKV,
+        sinks: mx.array | None,
+        softcap: float | None,
+        slopes: mx.array | None,
+    ) -> _Variant:
+        """The variant of a kernel for this layer."""
+        keys, values = kv.arena.slab(kv.layer)
+        return kind(
+            dtype=_name(queries.dtype),
+            kv_dtype=_name(keys.dtype),
+            key_dim=queries.shape[3],
+            value_dim=values.shape[2],
+            block_size=kv.arena.block_size,
+            group=queries.shape[1] // keys.shape[0],
+            softcap=softcap is not None,
+            sinks=sinks is not None,
+            alibi=slopes is not None,
+        )
 
     def _tail(self, kv: PagedKV, keys: mx.array, values: mx.array) -> Slab:
         if kv.tail is not None:

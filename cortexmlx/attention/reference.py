@@ -41,20 +41,31 @@ def attend(
     slopes: mx.array | None = None,
 ) -> mx.array:
     """See `paged_attention`."""
-    rows = kv.step.rows
-    ones = ReferenceStep.of(kv).ones
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
-    parts = []
-    if rows and _rounds_coarsely(queries, kv) and not softmax.of_no_model:
-        parts.append(_attend_rows_as_mlx(queries[:rows], kv, softmax))
-    elif rows == 1 and kv.step.runs[0] is not None:
-        count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
-        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
-        parts.append(_attend_run(queries[:1], kv, kv.step.runs[0], few))
-    elif rows:
-        parts.append(_attend_rows(queries[:rows], kv, softmax))
+    parts = [attend_rows(queries, kv, scale, sinks, softcap, slopes)] if kv.step.rows else []
     parts += attend_pieces(queries, kv, scale, sinks, softcap, slopes)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def attend_rows(
+    queries: mx.array,
+    kv: PagedKV,
+    scale: float,
+    sinks: mx.array | None,
+    softcap: float | None,
+    slopes: mx.array | None,
+) -> mx.array:
+    """Attention of the step's single-token queries alone, `[rows, query_heads, 1, value_dim]`. `queries` are those of
+    the whole step. Used by every backend.
+    """
+    rows, ones = kv.step.rows, ReferenceStep.of(kv).ones
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
+    if _rounds_coarsely(queries, kv) and not softmax.of_no_model:
+        return _attend_rows_as_mlx(queries[:rows], kv, softmax)
+    if rows == 1 and kv.step.runs[0] is not None:
+        count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
+        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
+        return _attend_run(queries[:1], kv, kv.step.runs[0], few)
+    return _attend_rows(queries[:rows], kv, softmax)
 
 
 def attend_pieces(

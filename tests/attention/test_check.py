@@ -13,7 +13,9 @@ import pytest
 from cortexmlx.attention.check import check_all, check_variant
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.shape import Shape
 from support.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,
@@ -198,11 +200,12 @@ def test_an_interrupt_is_no_result() -> None:
 
 
 def test_all_variants_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Variant] = []
-    monkeypatch.setattr("cortexmlx.attention.check.check_variant", lambda kernels, v: checked.append(v) or v)
+    checked: list[Shape] = []
+    for name in ("check_variant", "check_prefill"):
+        monkeypatch.setattr(f"cortexmlx.attention.check.{name}", lambda kernels, v: checked.append(v) or v)
     results = check_all(sim.metal_kernel)
     assert next(results) == VARIANTS[0] and len(checked) == 1, "whoever shows progress sees each as it comes"
-    assert [VARIANTS[0], *results] == list(VARIANTS) == checked
+    assert [VARIANTS[0], *results] == [*VARIANTS, *PREFILL_VARIANTS] == checked
 
 
 def test_the_error_is_the_largest_over_all_problems() -> None:

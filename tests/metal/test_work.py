@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.metal.work import padded_tables, work_list
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.step import Piece
+from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
 
 
 @settings(deadline=None, max_examples=60)
@@ -44,3 +46,42 @@ def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> Non
     tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
     padded = padded_tables(tables)
     assert padded.size >= 8 and np.array_equal(padded[:, :blocks], tables)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300), st.booleans()), min_size=1, max_size=6),
+    st.none() | st.integers(1, 400),
+    st.sampled_from([8, 16, 64]),
+    st.sampled_from([8, 32]),
+    st.integers(0, 9),
+)
+def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
+    rows: list[tuple[int, int, bool]], window: int | None, tile: int, block: int, singles: int
+) -> None:
+    pieces, begin, random = [], singles, np.random.default_rng(0)
+    for first, count, run in rows:
+        blocks = random.permutation(1000)[: -(-(first + count) // block)]
+        position = np.arange(first + count)
+        slots = (blocks[position // block] * block + position % block).astype(np.int32)
+        where = (KVHandle(7, len(blocks)), None) if run else (None, slots)
+        pieces.append(Piece(begin, begin + count, first, *where))
+        begin += count
+    work = prefill_list(pieces, block, window, tile)
+    assert work.plan.dtype == work.tables.dtype == np.int32 and min(len(work.plan), len(work.tables)) >= 8
+    items = work.plan[: len(PREFILL_ITEM) * work.items].view(PREFILL_ITEM)
+    seen: dict[int, tuple[int, int]] = {}
+    for item in items:
+        assert item["begin"] // tile == (item["end"] - 1) // tile and item["begin"] < item["end"]
+        assert item["reach"] == (window or EVERYTHING)
+        for token in range(item["begin"], item["end"]):
+            block_there = work.tables[item["blocks"] + token // block]
+            assert seen.setdefault(int(item["origin"] + token), (token, int(block_there))) == (token, block_there)
+    wanted = []
+    for piece in pieces:
+        position = np.arange(piece.first, piece.tokens)
+        at = 7 + position // block if piece.slots is None else piece.slots[position] // block
+        wanted += zip(position.tolist(), at.tolist(), strict=True)
+    assert [seen[n] for n in range(len(seen))] == wanted and sum(items["end"] - items["begin"]) == len(wanted)
+    sees = np.minimum(items["end"], items["reach"] + items["end"] - items["begin"])
+    assert (np.diff(sees) <= 0).all(), "what takes longest begins first"

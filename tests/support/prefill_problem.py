@@ -1,4 +1,4 @@
-"""Problems for the prefill kernel and their answers in float64: rows, of which pieces are prefilled, laid out in an arena.
+"""Problems for the prefill kernel and their answers in float64: prompts, and pieces of them, laid out in an arena.
 
 Whatever must not be read is poison: dead slots are NaN or infinite, and block table entries of tokens that no query
 sees name blocks that do not exist.
@@ -22,7 +22,9 @@ from support.paged_problem import NO_BLOCK, NONE, Options, rounded, to_mlx
 KV_HEADS = 2
 
 
-def variant(group: int = 2, dim: int = 32, block_size: int = 8, dtype: str = "float32", **changes: Any) -> PrefillVariant:
+def variant(
+    group: int = 2, dim: int = 32, block_size: int = 8, dtype: str = "float32", **changes: Any
+) -> PrefillVariant:
     """A small variant; `changes` set further fields."""
     return replace(PrefillVariant(dtype, dtype, dim, dim, block_size, group), **changes)
 

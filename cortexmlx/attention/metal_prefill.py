@@ -1,0 +1,77 @@
+"""Prefill pieces on the tiled kernel: which layers it serves, and what it needs of a step, made once for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from cortexmlx.attention.check import Approval, check_prefill
+from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours
+from cortexmlx.metal.work import prefill_list
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A work list on the device."""
+
+    items: int
+    plan: mx.array
+    tables: mx.array
+
+
+class PrefillStep:
+    """The work lists of a GroupStep's pieces, by block size and tile."""
+
+    def __init__(self, step: GroupStep) -> None:
+        self._step = step
+        self._lists: dict[tuple[int, int], _Work] = {}
+
+    def work(self, block_size: int, tile: int) -> _Work:
+        """The list for tiles of `tile` tokens."""
+        if (block_size, tile) not in self._lists:
+            work = prefill_list(self._step.pieces, block_size, self._step.window, tile)
+            self._lists[block_size, tile] = _Work(work.items, mx.array(work.plan), mx.array(work.tables))
+        return self._lists[block_size, tile]
+
+
+class MetalPrefill:
+    """The prefill kernel, made by `factory`, for the layers of which `why_ours` says so and `approval` approves."""
+
+    def __init__(self, factory: KernelFactory, approval: Approval, *, matrix_units: bool) -> None:
+        self._kernel = PrefillKernel(factory)
+        self._approval = approval
+        self._matrix_units = matrix_units
+        self._approved: dict[PrefillVariant, bool] = {}
+
+    @property
+    def served(self) -> bool:
+        """Whether the kernel has served a layer."""
+        return any(self._approved.values())
+
+    def reconsider(self) -> None:
+        """Ask for every approval again."""
+        self._approved.clear()
+
+    def serves(self, variant: PrefillVariant, window: int | None) -> bool:
+        """Whether the kernel serves a layer; else MLX's attention does."""
+        if why_ours(variant, window, matrix_units=self._matrix_units) is None:
+            return False
+        if variant not in self._approved:
+            check = self._approval.of(variant, refusal(variant), lambda: check_prefill(self._kernel, variant))
+            self._approved[variant] = check
+        return self._approved[variant]
+
+    def attend(
+        self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array
+    ) -> mx.array:
+        """Attention of all pieces, `[tokens, query_heads, 1, value_dim]`, of the pieces' `queries` alone. `factors` and
+        `sinks` as in DecodeInputs.
+        """
+        work = kv.derived.get(PrefillStep, kv.step).work(variant.block_size, variant.tile)
+        keys, values = kv.arena.slab(kv.layer)
+        inputs = PrefillInputs(mx.contiguous(queries), keys, values, work.tables, work.plan, factors, sinks)
+        return self._kernel(variant, work.items, inputs)
