@@ -6,6 +6,7 @@ The slice that always runs; `test_prefill_matrix.py` has the full matrix.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_result_is_bitwise_the_same_however_the_prompt_is_cut_and_wherever_it_
     whole = attend(kernel, v, prompts, [Stretch(0, 0, 170)], options, runs=True)
     for cuts in ((1,), (64,), (17, 18, 100), (8, 16, 63, 65, 128, 169)):
         edges = (0, *cuts, 170)
-        pieces = [Stretch(0, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        pieces = [Stretch(0, a, b) for a, b in pairwise(edges)]
         together = [Stretch(1, 3, 90), *reversed(pieces), Stretch(1, 0, 3)]
         got = attend(kernel, v, prompts, together, options, seed=len(cuts))
         parts = np.split(got[87:-3], np.cumsum([s.end - s.first for s in reversed(pieces)])[:-1])
