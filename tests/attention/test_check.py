@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.check import check_all, check_variant
+from cortexmlx.attention.check import check_all, check_prefill, check_variant
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Shape
 from support.broken_kernels import (
@@ -28,6 +28,7 @@ from support.broken_kernels import (
 )
 
 SMALL = Variant("float32", "float32", 16, 16, 8, 2)
+PREFILL = PrefillVariant("float32", "float32", 16, 16, 8, 2)
 
 
 def outcome(factory: Any, variant: Variant = SMALL) -> str:
@@ -219,3 +220,32 @@ def test_the_error_is_the_largest_over_all_problems() -> None:
 
     result = check_variant(DecodeKernels(broken(second, "reduce")), SMALL)
     assert launches == 2 and result.error is not None and np.isclose(result.error, 0.5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [PREFILL, replace(PREFILL, sinks=True, softcap=True), replace(PREFILL, dtype="bfloat16", kv_dtype="bfloat16")],
+    ids=lambda v: v.label,
+)
+def test_a_prefill_kernel_that_is_right_agrees(variant: PrefillVariant) -> None:
+    result = check_prefill(PrefillKernel(sim.metal_kernel), variant)
+    assert result.agrees and result.error is not None and 0 < result.error <= result.tolerance
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (damaged(lambda a: a * 1.001), "differs from attention in float64"),
+        (damaged(lambda a: mx.where(mx.arange(a.shape[0])[:, None, None, None] == 70, mx.nan, a)), "NaN or infinity"),
+        (dropped("prefill", zeros=True), "its prefill launch was dropped: 256 threads"),
+        (copying(all_inputs=False), "its prefill launch read a copy"),
+    ],
+    ids=["a thousandth off", "not a number", "dropped", "copies"],
+)
+def test_a_prefill_kernel_that_is_wrong_does_not(factory: Any, says: str) -> None:
+    result = check_prefill(PrefillKernel(factory), PREFILL)
+    assert not result.agrees and says in result.outcome
+
+
+def test_the_check_refuses_what_the_prefill_kernel_does_not_serve() -> None:
+    assert "matrices of 8" in check_prefill(PrefillKernel(sim.metal_kernel), replace(PREFILL, key_dim=20)).outcome

@@ -9,10 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.check_problem import TAIL_TOKENS, WINDOW, make_problem
+from cortexmlx.attention.check_problem import (
+    PIECES,
+    PREFILL_WINDOW,
+    TAIL_TOKENS,
+    WINDOW,
+    make_prefill_problem,
+    make_problem,
+)
+from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
-from cortexmlx.metal.work import ROW_ITEMS, SMALL, WORK_ITEM
+from cortexmlx.metal.work import PREFILL_ITEM, ROW_ITEMS, SMALL, WORK_ITEM
 from support.paged_problem import Options, Row, answer
 
 VARIANT = Variant("float16", "float16", 16, 32, 8, 3)
@@ -106,3 +114,28 @@ def test_what_no_row_holds_is_poison() -> None:
 def test_no_input_is_so_small_that_mlx_would_compile_another_kernel(group: int, sinks: bool) -> None:
     given = make_problem(replace(VARIANT, group=group, sinks=sinks), None).inputs
     assert all(getattr(given, name).size >= SMALL for name in vars(given) if name != "factors")
+
+
+@pytest.mark.parametrize("window", [None, PREFILL_WINDOW])
+@pytest.mark.parametrize("v", SHAPES, ids=lambda v: v.label)
+def test_the_answer_of_prefill_is_attention_over_what_plan_and_tables_name(v: Variant, window: int | None) -> None:
+    """Every query's tokens are read back out of the arrays that the kernel gets, and answered by the tests' judge."""
+    shape = {name: getattr(v, name) for name in PrefillVariant.__dataclass_fields__}
+    v = PrefillVariant(**shape)
+    problem = make_prefill_problem(v, window)
+    given = problem.inputs
+    queries, keys, values, tables = (numbers(a) for a in (given.queries, given.keys, given.values, given.tables))
+    scale, softcap = numbers(given.factors)
+    sinks = numbers(given.sinks)[: queries.shape[1]] if v.sinks else None
+    options = Options(scale=float(scale), softcap=float(softcap) or None, sinks=sinks)
+    answered = 0
+    for item in np.array(given.plan)[: len(PREFILL_ITEM) * problem.items].view(PREFILL_ITEM):
+        for token in range(item["begin"], item["end"]):
+            seen = np.arange(max(0, token + 1 - item["reach"]), token + 1)
+            slots = (tables[item["blocks"] + seen // v.block_size] * v.block_size + seen % v.block_size).astype(int)
+            row = Row(queries[item["origin"] + token, :, 0], keys[:, slots], values[:, slots])
+            wanted = problem.wanted[item["origin"] + token, :, 0]
+            assert np.abs(answer(v, [row], options)[0] - wanted).max() < 1e-12
+            answered += 1
+    assert answered == sum(end - first for first, end in PIECES) == len(queries)
+    assert np.isnan(keys).any() and np.isnan(values).any(), "what is not seen is poison"

@@ -76,7 +76,8 @@ def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, window: int |
 
 
 def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAttention) -> None:
-    scattered = np.random.default_rng(0).permutation(40 * BLOCK)[:20].astype(np.int32)
+    blocks = np.array([[30], [4], [17]])
+    scattered = (blocks * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
     pieces = (Piece(2, 9, 5, KVHandle(2, 2), None), Piece(9, 14, 15, None, scattered))
     _agree(Step([17, 40], pieces), kernels, 0)
     _agree(Step([17, 40], pieces, window=6), kernels, 0)

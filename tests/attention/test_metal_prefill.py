@@ -1,0 +1,103 @@
+"""Prefill pieces on the tiled kernel: which layers have it, what it is given, and when it steps aside."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.attention.metal_prefill import PrefillStep
+from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.metal import sim
+from support.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
+from support.paged_problem import TOLERANCE, error
+
+BLOCK, HEADS, KV_HEADS = 8, 4, 2
+SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
+PIECES = (Piece(0, 7, 5, KVHandle(2, 2), None), Piece(7, 12, 15, None, SCATTERED))
+
+
+class Layer:
+    """A step of prefill pieces alone, over a random arena."""
+
+    def __init__(self, window: int | None = None, dim: int = 16) -> None:
+        random = np.random.default_rng(3)
+        self.arena = KVArena([LayerGroup(KVSpec(KV_HEADS, dim, dim, "float32", window), (0,))], 40, BLOCK)
+        for slab in self.arena.slab(0):
+            slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
+        self.step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), PIECES, window)
+        self.queries = mx.array(random.standard_normal((12, HEADS, 1, dim), np.float32))
+        self.derived = Derived()
+
+    def attend(self, backend: Any, **options: Any) -> np.ndarray:
+        kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, self.derived)
+        return np.array(backend(self.queries, kv, scale=0.25, **options))
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_pieces_alone_are_attended_to_in_one_launch(window: int | None) -> None:
+    launches = []
+    attention = MetalAttention(broken(lambda kernel, call: launches.append(call) or kernel(**call)), check=False)
+    layer = Layer(window)
+    for _ in range(2):
+        assert error(layer.attend(attention.attend), layer.attend(reference.attend)) < TOLERANCE["float32"]
+    assert len(launches) == 2 and attention.kernels() == ("prefill",) and attention.notes() == ()
+    first, second = (layer.derived.get(PrefillStep, layer.step).work(BLOCK, 32) for _ in range(2))
+    assert first is second, "the work list goes to the device once for all layers"
+
+
+def test_queries_that_are_views_are_read_as_views() -> None:
+    attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer()
+    layer.queries = mx.concatenate([layer.queries, layer.queries + 1.0], axis=1)[:, :HEADS]
+    mx.eval(layer.queries)
+    assert not memoryview(layer.queries).c_contiguous
+    assert error(layer.attend(attention.attend), layer.attend(reference.attend)) < TOLERANCE["float32"]
+
+
+def test_sinks_and_a_softcap_reach_the_kernel() -> None:
+    attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer()
+    options = {"sinks": mx.array([0.5, -2.0, 3.0, 0.0]), "softcap": 1.5}
+    got, wanted = (layer.attend(a, **options) for a in (attention.attend, reference.attend))
+    assert error(got, wanted) < TOLERANCE["float32"] and attention.kernels() == ("prefill",)
+
+
+@pytest.mark.parametrize(
+    ("window", "matrix_units"), [(None, False), (600, True)], ids=["fused", "wide beside matrix units"]
+)
+def test_what_mlx_does_as_well_is_left_to_it(window: int | None, matrix_units: bool) -> None:
+    unused = raising(RuntimeError("not to be called"), "prefill")
+    attention, layer = MetalAttention(unused, check=False, matrix_units=matrix_units), Layer(window, dim=64)
+    assert np.array_equal(layer.attend(attention.attend), layer.attend(reference.attend))
+    assert attention.kernels() == attention.notes() == ()
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (damaged(lambda a: a + 0.01, "prefill"), "differs from attention in float64"),
+        (dropped("prefill"), "prefill launch was dropped"),
+        (raising(RuntimeError(COMPILE_ERROR), "prefill"), "program_source:412:14: error: cannot initialize"),
+        (copying(all_inputs=False), "prefill launch read a copy of the keys and values"),
+    ],
+    ids=["wrong", "dropped", "does not compile", "copies"],
+)
+def test_a_kernel_that_disagrees_is_disabled_with_a_warning(
+    factory: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attention, layer = MetalAttention(factory), Layer()
+    with caplog.at_level(logging.WARNING, "cortexmlx"):
+        outs = [layer.attend(attention.attend) for _ in range(2)]
+    assert np.array_equal(outs[0], layer.attend(reference.attend)) and np.array_equal(*outs)
+    assert len(caplog.records) == 1 and says in caplog.text
+    assert says in attention.notes()[0] and attention.kernels() == ()
+    attention.reconsider()
+    assert attention.notes() == ()
