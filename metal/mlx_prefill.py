@@ -27,8 +27,9 @@ def steel_attention(dtype: str, dim: int, heads: int, first: int, end: int, *, m
     causal, or behind a `masked` array of booleans, which MLX takes for windows.
     """
     queries, keys = end - first, key_rows(dim)
+    query_tiles = -(-queries // QUERY_ROWS)
     params = np.zeros(1, PARAMS)
-    values = {
+    values: dict[str, float | list[int]] = {
         "B": 1,
         "H": heads,
         "D": dim,
@@ -36,7 +37,7 @@ def steel_attention(dtype: str, dim: int, heads: int, first: int, end: int, *, m
         "kL": end,
         "gqa_factor": heads,
         "scale": 1.0,
-        "NQ": -(-queries // QUERY_ROWS),
+        "NQ": query_tiles,
         "NK": -(-end // keys),
         "NQ_aligned": queries // QUERY_ROWS,
         "NK_aligned": end // keys,
@@ -74,4 +75,4 @@ def steel_attention(dtype: str, dim: int, heads: int, first: int, end: int, *, m
         6: np.ones((queries, end), bool) if masked else np.zeros(8, item),
         7: np.zeros(8, item),
     }
-    return kernel(buffers, (int(values["NQ"]), heads, 1), (32, SIMDGROUPS, 1)).report
+    return kernel(buffers, (query_tiles, heads, 1), (32, SIMDGROUPS, 1)).report

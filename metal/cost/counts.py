@@ -34,7 +34,7 @@ class Counted:
         return self.loaded / self.live_bytes
 
 
-def count(report: LaunchReport, slabs: Iterable[str], tokens: int, row_bytes: float) -> Counted:
+def count(report: LaunchReport, slabs: Iterable[str], tokens: float, row_bytes: float) -> Counted:
     """Counts of a launch for `tokens` tokens times KV heads.
 
     Args:
