@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortexmlx.metal.mlx_decode import Buffer
 from cortexmlx.metal.sim.host import HostKernel, Output
 from cortexmlx.metal.sim.judge.steel import HEADERS, MASK_PARAMS, PARAMS
 from cortexmlx.metal.sim.report import LaunchReport
@@ -65,7 +66,7 @@ def steel_attention(dtype: str, dim: int, heads: int, first: int, end: int, *, m
         },
     )
     q = np.zeros((heads, queries, dim), item)
-    buffers = {
+    buffers: dict[int, Buffer] = {
         0: q,
         1: np.zeros((end, dim), item),
         2: np.zeros((end, dim), item),

@@ -17,16 +17,20 @@ import mlx.core as mx
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.msl import INCLUDE, UTILS
+from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
 from cortexmlx.metal.sim.source import KernelText
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.work import SMALL
 
+CHECKED: tuple[Variant | PrefillVariant, ...] = (*VARIANTS, *PREFILL_VARIANTS)
+"""The variants of every kernel that are checked as such."""
+
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
-def kernel_texts(variant: Variant) -> Iterator[KernelText]:
+def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
     """The kernels that a variant launches, as MLX generates them for inputs of at least `SMALL` elements, which is what
     the engine gives it.
     """
@@ -42,8 +46,16 @@ def kernel_texts(variant: Variant) -> Iterator[KernelText]:
 
         return call
 
+    if isinstance(variant, PrefillVariant):
+        PrefillKernel(recording)(variant, 1, _prefill_inputs(variant))
+    else:
+        DecodeKernels(recording)(variant, 1, _decode_inputs(variant))
+    yield from made
+
+
+def _decode_inputs(variant: Variant) -> DecodeInputs:
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
-    inputs = DecodeInputs(
+    return DecodeInputs(
         queries=mx.zeros((1, variant.group, variant.query_tokens, variant.key_dim), dtype),
         keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
         values=None if variant.latent else mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
@@ -55,8 +67,19 @@ def kernel_texts(variant: Variant) -> Iterator[KernelText]:
         sinks=mx.zeros(SMALL),
         slopes=mx.zeros(SMALL),
     )
-    DecodeKernels(recording)(variant, 1, inputs)
-    yield from made
+
+
+def _prefill_inputs(variant: PrefillVariant) -> PrefillInputs:
+    dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
+    return PrefillInputs(
+        queries=mx.zeros((2, variant.group, 1, variant.key_dim), dtype),
+        keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
+        values=mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
+        tables=mx.zeros(SMALL, mx.int32),
+        plan=mx.zeros(SMALL, mx.int32),
+        factors=mx.zeros(2),
+        sinks=mx.zeros(SMALL),
+    )
 
 
 def preamble() -> str:
@@ -92,16 +115,16 @@ def metal_file(kernel: KernelText) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write every kernel of `VARIANTS` once into the folder that is named."""
+    """Write every kernel of `CHECKED` once into the folder that is named."""
     if len(arguments) != 1:
         print("usage: python -m cortexmlx.metal.texts FOLDER", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
-    kernels = {file_name(kernel): kernel for variant in VARIANTS for kernel in kernel_texts(variant)}
+    kernels = {file_name(kernel): kernel for variant in CHECKED for kernel in kernel_texts(variant)}
     for name, kernel in kernels.items():
         (folder / name).write_text(metal_file(kernel))
-    print(f"{len(kernels)} kernels of {len(VARIANTS)} variants in {folder}")
+    print(f"{len(kernels)} kernels of {len(CHECKED)} variants in {folder}")
     return 0
 
 

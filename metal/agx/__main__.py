@@ -15,11 +15,12 @@ from pathlib import Path
 
 from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
-from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels
+from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels, prefill_kernel
 from cortexmlx.metal.agx.report import heading, read_result, row
 from cortexmlx.metal.cost.choice import shapes
 from cortexmlx.metal.cost.kernels import candidates
 from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.shape import DTYPES
 
@@ -76,7 +77,8 @@ def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
     seen: set[str] = set()
     compared = (*SHAPES, *WIDE_SHAPES, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
-    for workload in (w for kernels in (*map(our_kernels, ours), mlx_kernels()) for w in kernels):
+    prefill = map(prefill_kernel, PREFILL_VARIANTS)
+    for workload in (w for kernels in (*map(our_kernels, ours), prefill, mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)
             yield workload

@@ -11,6 +11,7 @@ from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.mlx_decode import HELD
 from cortexmlx.metal.msl import KERNEL_FOLDER
+from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sim.source import KernelText, type_name
@@ -67,6 +68,12 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         _unit(reduce, REDUCE_THREADS),
         REDUCE_THREADS,
     )
+
+
+def prefill_kernel(variant: PrefillVariant) -> Workload:
+    """The prefill kernel of a variant. Its loops do no fixed share of a token, so nothing is counted in them."""
+    [text] = kernel_texts(variant)
+    return Workload(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
 
 
 def _unit(kernel: KernelText, threads: int) -> str:

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cortexmlx.metal.rules import VARIANTS
-from cortexmlx.metal.texts import file_name, kernel_texts
+from cortexmlx.metal.texts import CHECKED, file_name, kernel_texts
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = sorted({file_name(k) for v in VARIANTS for k in kernel_texts(v)})
+KERNELS = sorted({file_name(k) for v in CHECKED for k in kernel_texts(v)})
 
 XCRUN = """#!/bin/bash
 # Understands what the script asks of `xcrun metal`, and writes down every call.
