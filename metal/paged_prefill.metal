@@ -44,7 +44,8 @@ inline void stage(
     const int d = n % (DIM / PACK) * PACK;
     const uint token = uint(clamp(slice + row, oldest, end - 1));
     const uint64_t slot = uint64_t(block_table[token / BLOCK_SIZE]) * BLOCK_SIZE + token % BLOCK_SIZE;
-    *(threadgroup uint4*)(staged + row * Padded<KV, DIM>::ROW + d) = *(const device uint4*)(heads + slot * DIM + d);
+    threadgroup vec<uint, 4>* to = (threadgroup vec<uint, 4>*)(staged + row * Padded<KV, DIM>::ROW + d);
+    *to = *(const device vec<uint, 4>*)(heads + slot * DIM + d);
   }
 }
 

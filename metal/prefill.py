@@ -189,9 +189,9 @@ FUSED = (64, 72, 80, 96, 128)
 """Dimensions, of keys as of values, at which MLX attends to more than 8 queries with one kernel. (It has one for 192
 and 256, and does without: `ScaledDotProductAttention::use_fallback`.)"""
 
-NARROW = 512
+NARROW = 128
 """The longest window at which the kernel is used beside matrix units. Products are about 4 times as fast in them, and
-of a piece of n tokens MLX computes n + window scores for a query: of 2,048, 5 times what a window of 512 shows."""
+of a piece of n tokens MLX computes n + window scores for a query: of 512, 5 times what a window of 128 shows."""
 
 
 def why_ours(variant: PrefillVariant, window: int | None, *, matrix_units: bool) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.machine import memory_bytes, metal_device, working_set_bytes
+from cortexmlx.machine import matrix_units, memory_bytes, metal_device, working_set_bytes
 
 
 def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +47,26 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
     assert metal_device() == "Apple M3 Max" and working_set_bytes() == 1 << 30
     information.clear()
     assert metal_device() is None and working_set_bytes() == memory_bytes() * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "system", "units"),
+    [
+        ("applegpu_g17s", "26.2", True),
+        ("applegpu_g17s", "26.1.1", False),
+        ("applegpu_g16d", "27.0", False),
+        ("applegpu_g17p", "26.4", False),
+        ("applegpu_g18p", "26.4", True),
+        ("", "26.4", False),
+        ("applegpu_g17s", "", False),
+    ],
+)
+def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, system: str, units: bool
+) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "a GPU", "architecture": architecture})
+    monkeypatch.setattr("cortexmlx.machine.platform.mac_ver", lambda: (system, ("", "", ""), "arm64"))
+    assert matrix_units() is units
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert not matrix_units()

@@ -32,7 +32,9 @@ TESTS = (
     "metal/test_decode_wide.py",
     "metal/test_decode_alibi.py",
     "metal/test_reduce.py",
+    "metal/test_prefill.py",
     "attention/test_metal.py",
+    "attention/test_metal_prefill.py",
 )
 
 

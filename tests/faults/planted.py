@@ -8,6 +8,7 @@ DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal",
 MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
 WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
+PREFILL, PREFILL_ENTRY = "metal/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 BACKEND = "cortexmlx/attention/metal.py"
 
@@ -291,4 +292,51 @@ FAULTS = (
         "(queries, kv, scale, sinks, softcap, None)]",
     ),
     Fault("slopes are no part of a variant's key", BACKEND, ", slopes is not None)", ", False)"),
+    Fault(
+        "keys are brought while values are read",
+        PREFILL,
+        "    " + _BARRIER + "    stage<BLOCK_SIZE, SLICE, THREADS, KV, KEY_DIM>",
+        "    stage<BLOCK_SIZE, SLICE, THREADS, KV, KEY_DIM>",
+    ),
+    Fault(
+        "keys are read while they are brought", PREFILL, _BARRIER + "\n    simdgroup_matrix", "\n    simdgroup_matrix"
+    ),
+    Fault(
+        "values are brought while keys are read",
+        PREFILL,
+        "    " + _BARRIER + "    stage<BLOCK_SIZE, SLICE, THREADS, KV, VALUE_DIM>",
+        "    stage<BLOCK_SIZE, SLICE, THREADS, KV, VALUE_DIM>",
+    ),
+    Fault("values are read while they are brought", PREFILL, _BARRIER + "\n    if (seen) {", "\n    if (seen) {"),
+    Fault("a query sees the future", PREFILL, "older >= 0 && older < reach", "older < reach"),
+    Fault("a window is a token too long", PREFILL, "older < reach ?", "older <= reach ?"),
+    Fault("the diagonal is not masked for older queries", PREFILL, "SLICE - 1 > low ||", "SLICE - 1 > high ||"),
+    Fault(
+        "a window's begin is masked for its first query only",
+        PREFILL,
+        "|| slice <= high - reach",
+        "|| slice <= low - reach",
+    ),
+    Fault("a slice that is seen in part is left out", PREFILL, "slice + SLICE + reach > low", "slice + reach > low"),
+    Fault("what is not seen weighs before the first that is", PREFILL, ": -INFINITY;", ": LOWEST;"),
+    Fault(
+        "tokens in front of a piece's window are brought",
+        PREFILL,
+        "slice + row, oldest, end - 1",
+        "slice + row, 0, end - 1",
+    ),
+    Fault("tokens behind a piece are brought", PREFILL, "slice + row, oldest, end - 1", "slice + row, oldest, end"),
+    Fault("slices begin with the window", PREFILL, "int slice = oldest / SLICE * SLICE;", "int slice = oldest;"),
+    Fault("the sink counts in every row of lanes", PREFILL, "SINKS && place.row == 0 ?", "SINKS ?"),
+    Fault("the maximum of a piece starts at 0", PREFILL, "sinks[head] : LOWEST", "sinks[head] : 0.0f"),
+    Fault("outputs of a piece are not rescaled", PREFILL, "out[m].thread_elements()[e] *= factor;", ""),
+    Fault("sums of a piece are not rescaled", PREFILL, "sum_exp_score[e] *= factor;", ""),
+    Fault("weights of a slice's first eight tokens for all", PREFILL, "score[next - 1] = score[next];", ""),
+    Fault("simdgroups take heads for tokens", PREFILL, "int(simdgroup) / (TILE / 8)", "int(simdgroup) % HEADS"),
+    Fault("a tile writes queries that are not its piece's", PREFILL, "query + e >= begin && query", "query"),
+    Fault("32-bit offsets of a piece", PREFILL, "heads + slot * DIM + d", "heads + uint(slot) * DIM + d"),
+    Fault(
+        "the KV head of another group", PREFILL_ENTRY, "first_head / (query_heads / kv_heads)", "first_head % kv_heads"
+    ),
+    Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, piece.tokens)", "begin + tile"),
 )

@@ -19,7 +19,9 @@ import pytest
 
 from cortexmlx.metal import cuda, sim
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
+from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Kernel, Variant
+from support import prefill_problem
 from support.cuda_host import CudaOnHost
 from support.paged_problem import TOLERANCE, Options, answers, attend, error, problem, random_rows, several_queries
 
@@ -118,13 +120,35 @@ def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
     assert error(got, answers(v, rows, queries, options)) < TOLERANCE[v.dtype]
 
 
+@pytest.mark.parametrize(
+    "v",
+    [
+        prefill_problem.variant(dim=24, dtype="float16"),
+        pytest.param(PrefillVariant("bfloat16", "float32", 72, 80, 16, 4), marks=pytest.mark.slow),
+        pytest.param(PrefillVariant("float16", "float16", 256, 128, 32, 1), marks=pytest.mark.slow),
+    ],
+    ids=lambda v: v.label,
+)
+def test_the_text_of_prefill_gives_attention_on_a_cpu(v: PrefillVariant, tmp_path: Path) -> None:
+    prompts = prefill_problem.random_prompts(v, [100, 200])
+    stretches = [prefill_problem.Stretch(0, 0, 100), prefill_problem.Stretch(1, 130, 170)]
+    options = Options(window=60, softcap=4.0, sinks=np.linspace(-1, 2, 2 * v.group))
+    with cuda_on_host(tmp_path):
+        got = prefill_problem.attend(PrefillKernel(cuda.cuda_factory), v, prompts, stretches, options)
+    assert error(got, prefill_problem.answers(v, prompts, stretches, options)) < TOLERANCE[v.dtype]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
-@pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS], ids=lambda v: v.label)
-def test_it_compiles_and_fits_the_registers(v: Variant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS, *PREFILL_VARIANTS], ids=lambda v: v.label)
+def test_it_compiles_and_fits_the_registers(v: Variant | PrefillVariant, tmp_path: Path) -> None:
     """As many registers as a block of the kernel's threads may have, or it would not start."""
     with cuda_on_host(tmp_path, run=False) as host:
-        DecodeKernels(cuda.cuda_factory)(*problem(v, random_rows(v, [5]), queries=_queries(v, 1)))
+        if isinstance(v, PrefillVariant):
+            given = prefill_problem.random_prompts(v, [5]), [prefill_problem.Stretch(0, 0, 5)]
+            PrefillKernel(cuda.cuda_factory)(*prefill_problem.problem(v, *given))
+        else:
+            DecodeKernels(cuda.cuda_factory)(*problem(v, random_rows(v, [5]), queries=_queries(v, 1)))
     for made, threads in zip(host.texts, host.threads, strict=True):
         source = tmp_path / f"{made.name}.cu"
         source.write_text(made.text)

@@ -1,5 +1,5 @@
 """The full matrix of prefill attention against float64. Slow on the simulator: minutes. On a GPU it runs with
-`-m metal`, as the other cases do (`conftest.py`).
+`-m metal` or `-m cuda`, as the other cases do (`conftest.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ Judge = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def judge(factory: KernelFactory, device: str, tolerance: dict[str, float]) -> Judge:
+def judge(factory: KernelFactory, tolerance: dict[str, float]) -> Judge:
     """Asserts that the kernel of a variant answers `STRETCHES`, scattered and in runs."""
-    if device == "cuda":
-        pytest.skip("the CUDA dialect has no simdgroup_matrix")
     kernel = PrefillKernel(factory)
 
     def judge(v: PrefillVariant, options: Options = NONE) -> None:

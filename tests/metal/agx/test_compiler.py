@@ -13,11 +13,12 @@ import pytest
 from cortexmlx.errors import KernelCompileError, ToolchainMissing
 from cortexmlx.metal.agx import compiler as agx
 from cortexmlx.metal.agx.compiler import Compiler, build_compiler, cache_folder, find_compiler
-from cortexmlx.metal.agx.kernels import mlx_kernels, our_kernels
+from cortexmlx.metal.agx.kernels import mlx_kernels, our_kernels, prefill_kernel
 from cortexmlx.metal.agx.listing import find_loops, read_blocks
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.agx.report import Result, read_result
 from cortexmlx.metal.cost.cycles import Kind
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import THREADS, VARIANTS, Variant
 from cortexmlx.metal.shape import DTYPES, Kernel
 
@@ -179,3 +180,14 @@ def decode(variant: Variant) -> Result:
     assert BUILT is not None
     workload = next(iter(our_kernels(variant)))
     return read_result(workload, BUILT.compile(workload.source))
+
+
+@real
+@pytest.mark.slow
+def test_no_prefill_kernel_spills_and_a_core_holds_its_threadgroup() -> None:
+    assert BUILT is not None
+    for variant in PREFILL_VARIANTS:
+        workload = prefill_kernel(variant)
+        statistics = read_result(workload, BUILT.compile(workload.source)).statistics
+        assert (statistics.spills, statistics.fills) == (0, 0), variant.label
+        assert statistics.resident_threads >= max(384, 2 * variant.threads), variant.label
