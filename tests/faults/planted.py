@@ -318,7 +318,6 @@ FAULTS = (
         "|| slice <= low - reach",
     ),
     Fault("a slice that is seen in part is left out", PREFILL, "slice + SLICE + reach > low", "slice + reach > low"),
-    Fault("what is not seen weighs before the first that is", PREFILL, ": -INFINITY;", ": LOWEST;"),
     Fault(
         "tokens in front of a piece's window are brought",
         PREFILL,
