@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
@@ -56,6 +57,20 @@ def test_every_number_of_query_heads(judge: Judge, group: int, dim: int, kernel:
         judge(v, tail_tokens=3)
 
 
+@pytest.mark.parametrize("forced", [None, Kernel.VECTOR], ids=["as the rules say", "vector"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_slopes_with_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str, forced: Kernel | None) -> None:
+    slopes, sinks = alibi_slopes(8), np.linspace(-2, 4, 8)
+    for options in (Options(slopes=slopes), Options(window=300, slopes=slopes, sinks=sinks)):
+        judge(Variant(dtype, dtype, dim, dim, 32, 4, forced=forced), options, tail_tokens=9)
+
+
+@pytest.mark.parametrize("group", (*range(1, 17), 24))
+def test_slopes_with_every_number_of_query_heads(judge: Judge, group: int) -> None:
+    judge(Variant("float16", "float16", 64, 64, 16, group), Options(slopes=alibi_slopes(2 * group)), tail_tokens=3)
+
+
 @pytest.mark.parametrize("key_dim", range(64, 257, 8))
 def test_every_head_dim_that_matrices_can_cut(judge: Judge, key_dim: int) -> None:
     """Keys and values of different dims: a lane's numbers come in every mixture of 8, 4, 2 and 1."""
@@ -74,8 +89,10 @@ def test_every_number_of_query_tokens(
         return
     rows, queries = several_queries(v, [8, 40, 257, 300, 520])
     for window in (None, 20):
-        got = attend(kernels, v, rows, Options(window=window), queries=queries, tail_tokens=5)
-        assert error(got, answers(v, rows, queries, Options(window=window))) < tolerance["float32"]
+        for slopes in (None, alibi_slopes(2 * group)):
+            options = Options(window=window, slopes=slopes)
+            got = attend(kernels, v, rows, options, queries=queries, tail_tokens=5)
+            assert error(got, answers(v, rows, queries, options)) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("block_size", (8, 16, 32, 64, 128))
