@@ -138,7 +138,8 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
         for token, query in enumerate(queries[-1], start=first):
             seen = slice(0 if window is None else max(0, token + 1 - window), token + 1)
             keys, values = (mine[:, seen] for mine in held)
-            wanted.append(_attention(query, keys, values, scale, softcap, sinks if variant.sinks else None))
+            extra = sinks if variant.sinks else None
+            wanted.append(_attention(query, keys, values, scale, softcap, extra, slopes=None))
         pieces.append(Piece(begin, begin + end - first, first, None, at.astype(np.int32)))
         begin += end - first
     work = prefill_list(pieces, variant.block_size, window, variant.tile)

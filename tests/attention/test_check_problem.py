@@ -117,7 +117,7 @@ def test_no_input_is_so_small_that_mlx_would_compile_another_kernel(group: int, 
 
 
 @pytest.mark.parametrize("window", [None, PREFILL_WINDOW])
-@pytest.mark.parametrize("v", SHAPES, ids=lambda v: v.label)
+@pytest.mark.parametrize("v", [v for v in SHAPES if not (v.alibi or v.latent)], ids=lambda v: v.label)
 def test_the_answer_of_prefill_is_attention_over_what_plan_and_tables_name(v: Variant, window: int | None) -> None:
     """Every query's tokens are read back out of the arrays that the kernel gets, and answered by the tests' judge."""
     shape = {name: getattr(v, name) for name in PrefillVariant.__dataclass_fields__}
