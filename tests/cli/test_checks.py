@@ -7,6 +7,7 @@ import importlib.metadata
 import pytest
 
 from cortexmlx.cli.checks import CHECKS, Verdict, all_checks
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
 from support.broken_kernels import COMPILE_ERROR, raising
 
@@ -81,10 +82,11 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
-    monkeypatch.setattr("cortexmlx.attention.check.VARIANTS", VARIANTS[:2])
+    monkeypatch.setattr("cortexmlx.attention.check.VARIANTS", VARIANTS[:1])
+    monkeypatch.setattr("cortexmlx.attention.check.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
     backend, *kernels = CHECKS["attention"]()
     assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 2
-    for check, variant in zip(kernels, VARIANTS, strict=False):
+    for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0]), strict=True):
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
         assert "\n" not in check.detail and "doctor --json" in check.advice
         assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"
