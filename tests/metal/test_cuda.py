@@ -20,7 +20,8 @@ import pytest
 from cortexmlx.metal import cuda, sim
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
-from cortexmlx.metal.rules import VARIANTS, Kernel, Variant
+from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.shape import Kernel
 from support import prefill_problem
 from support.cuda_host import CudaOnHost
 from support.paged_problem import TOLERANCE, Options, answers, attend, error, problem, random_rows, several_queries
