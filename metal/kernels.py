@@ -14,7 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.errors import MemoryRefused
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
+from cortexmlx.metal.sources import BIASES, SCALES, SLABS
 from cortexmlx.metal.work import STRUCTS
 
 _OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
@@ -52,6 +54,11 @@ class DecodeInputs:
     `factors` holds (scale, softcap); `sinks` and `slopes` are `[query_heads]` float32, anything if the variant has
     none.
 
+    Quantized keys and values are the three arrays of `mx.quantize` each: slabs and tails have the codes, 32-bit words
+    `[..., dim * bits / 32]`, and `scales` and `biases` those of (keys, values, tail_keys, tail_values), `[..., dim /
+    group]` in the KV dtype. The tail has all three, too, and not what they stand for: to quantize that once more need
+    not give the same bits, and a token must be the same before and after it moves to the arena.
+
     All are row-contiguous: the kernels read the memory of each by its shape. MLX would copy what is not, and say
     nothing: of a slab gigabytes, for every layer of every step. So it is told not to, and whoever fills this in sees
     to it.
@@ -67,12 +74,16 @@ class DecodeInputs:
     factors: mx.array
     sinks: mx.array
     slopes: mx.array
+    scales: tuple[mx.array, ...] = ()
+    biases: tuple[mx.array, ...] = ()
 
 
-_DECODE_INPUTS = [
-    *("queries", "arena_keys", "arena_values", "tail_keys", "tail_values"),
-    *("block_tables", "decode_plan", "score_factors", "head_slopes"),
-]
+LARGEST = 1 << 32
+"""Words of a layer's quantized keys, or values (16 GiB): the kernels find theirs by numbers of 32 bits, which the
+hardware adds to an address for nothing. Plain ones are found by 64 bits."""
+
+_INPUTS = ["queries", *SLABS, "block_tables", "decode_plan", "score_factors", "head_slopes"]
+_QUANTIZED_INPUTS = [*_INPUTS, *SCALES, *BIASES]
 
 
 class DecodeKernels:
@@ -80,15 +91,17 @@ class DecodeKernels:
 
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
-            kernel: factory(
-                name=f"cortex_{geometry.name}",
-                input_names=_DECODE_INPUTS,
+            (kernel, quantized): factory(
+                name=f"cortex_{geometry.name}" + ("_quantized" if quantized else ""),
+                input_names=_QUANTIZED_INPUTS if quantized else _INPUTS,
                 output_names=["partials"],
-                source=geometry.entry,
+                source=entry,
                 header=kernel_text(geometry.file),
                 ensure_row_contiguous=False,
             )
             for kernel, geometry in GEOMETRIES.items()
+            for quantized, entry in ((False, geometry.entry), (True, geometry.quantized_entry))
+            if entry is not None
         }
         self._reduce = factory(
             name="cortex_paged_reduce",
@@ -111,8 +124,13 @@ class DecodeKernels:
         """
         queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
         geometry = variant.geometry
+        if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
+            raise MemoryRefused(
+                f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "
+                "words that the kernels count: choose a smaller KV memory (--kv-memory)"
+            )
         partials: mx.array
-        (partials,) = self._decode[variant.kernel](
+        (partials,) = self._decode[variant.kernel, variant.kv_bits is not None](
             inputs=[
                 inputs.queries,
                 inputs.keys,
@@ -123,6 +141,8 @@ class DecodeKernels:
                 inputs.plan,
                 inputs.factors,
                 inputs.slopes,
+                *inputs.scales,
+                *inputs.biases,
             ],
             template=_templates(variant)[0],
             grid=(geometry.threads, kv_heads * geometry.threadgroups, items),
@@ -161,6 +181,7 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("VALUE_DIM", variant.value_dim),
         ("BLOCK_SIZE", variant.block_size),
         ("GROUP", variant.group),
+        *([("BITS", variant.kv_bits), ("QUANT_GROUP", variant.quant_group)] if variant.kv_bits else []),
         *variant.geometry.template,
     ]
     reduce = [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cortexmlx.kv.spec import ITEMSIZE
-from cortexmlx.metal.shape import Geometry, Kernel, Rule
+from cortexmlx.metal.shape import Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.sources import PLAIN, QUANTIZED
 from cortexmlx.metal.work import STRUCTS
 
 COLUMNS = 8
@@ -14,13 +15,8 @@ _UNKNOWN = 4
 """Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
 
 
-class MatrixGeometry(Geometry):
-    """Every simdgroup has the queries that are the columns of its matrices, and a part of the value."""
-
-    kernel = Kernel.MATRIX
-    name = "paged_matrix"
-    file = "paged_matrix.metal"
-    entry = f"""{STRUCTS}
+def _entry(sources: str) -> str:
+    return f"""{STRUCTS}
   constexpr int TILES = (GROUP * TOKENS + 7) / 8, SIMDGROUPS = TILES * SLICES * PARTS;
   constexpr int QUERY_NUMBERS = (KEY_DIM + 31) / 32 * 256;
   threadgroup T shared_queries[TILES * QUERY_NUMBERS];
@@ -32,21 +28,23 @@ class MatrixGeometry(Geometry):
   const device RowItems* of_rows = (const device RowItems*)decode_plan;
   const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
   const int64_t row = work.row;
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
-  const device int* block_table = block_tables + row * block_tables_shape[1];
-  paged_matrix<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
-      queries + row_head * (GROUP * TOKENS * KEY_DIM),
-      PagedHeads<KV, KEY_DIM>{{
-          arena_keys + first_slot * KEY_DIM, tail_keys + first_column * KEY_DIM, block_table, work.arena_tokens}},
-      PagedHeads<KV, VALUE_DIM>{{
-          arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
-          work.arena_tokens}},
-      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1],
-      head_slopes + kv_head * GROUP,
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;{sources}
+  paged_matrix<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
+      queries + row_head * (GROUP * TOKENS * KEY_DIM), keys, values, block_tables + row * block_tables_shape[1],
+      work.first, work.last, work.arena_tokens, of_rows[row].start, of_rows[row].end,
+      score_factors[0], score_factors[1], head_slopes + kv_head * GROUP,
       (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
+
+
+class MatrixGeometry(Geometry):
+    """Every simdgroup has the queries that are the columns of its matrices, and a part of the value."""
+
+    kernel = Kernel.MATRIX
+    name = "paged_matrix"
+    file = "paged_matrix.metal"
+    entry, quantized_entry = _entry(PLAIN), _entry(QUANTIZED)
     rules = (
         Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
         Rule(lambda s: s.group * s.query_tokens <= 16, "more than 16 queries need a third tile"),
@@ -60,10 +58,14 @@ class MatrixGeometry(Geometry):
             lambda s: (
                 min(s.key_dim, s.value_dim) >= 64
                 and max(s.key_dim, s.value_dim) <= 256
-                and max(s.key_dim * _bytes(s.dtype), s.value_dim * _bytes(s.kv_dtype)) <= 768
+                and max(s.key_dim * _bytes(s.dtype), s.value_dim * _value_bytes(s)) <= 768
             ),
             "a head_dim below 64 does not fill a load, and one above 256, or 192 in float32, does not fit the "
             "registers",
+        ),
+        Rule(
+            lambda s: s.quant_group is None or s.value_dim // _parts(s) % s.quant_group == 0,
+            "a part of a value must have whole quantization groups, whose numbers share their scale",
         ),
     )
 
@@ -80,17 +82,18 @@ class MatrixGeometry(Geometry):
     @property
     def parts(self) -> int:
         """Parts of a value, so that the output and what is being loaded fit the registers."""
-        shape = self.shape
-        most = 128 if _bytes(shape.kv_dtype) == 2 else 96
-        return 2 if shape.value_dim > most and shape.value_dim % 16 == 0 else 1
+        return _parts(self.shape)
 
     @property
     def cycles(self) -> float:
-        """For each simdgroup that shares a slice, used columns or not: 20 for places and the softmax, and for each
-        number of a key and of its part of a value a 64th of a product (20.9 cycles) and its share of the loads.
+        """For each simdgroup that shares a slice, used columns or not: 13 for places and the softmax, and for each
+        number of a key and of its part of a value a 64th of a product (20.9 cycles) and its share of the loads; of
+        quantized ones what it takes to make numbers of codes, too.
         """
-        numbers = self.shape.key_dim + self.shape.value_dim / self.parts
-        return self.tiles * self.parts * (20 + numbers * (0.385 if self.shape.kv_dtype == "bfloat16" else 0.36))
+        shape = self.shape
+        numbers = shape.key_dim + shape.value_dim / self.parts
+        each = 0.46 if shape.kv_bits else 0.4 if shape.kv_dtype == "bfloat16" else 0.37
+        return self.tiles * self.parts * (13 + numbers * each)
 
     @property
     def threadgroup_bytes(self) -> int:
@@ -109,6 +112,16 @@ class MatrixGeometry(Geometry):
             ("SOFTCAP", shape.softcap),
             ("ALIBI", shape.alibi),
         ]
+
+
+def _parts(shape: Shape) -> int:
+    most = 128 if _value_bytes(shape) == 2 else 96
+    return 2 if shape.value_dim > most and shape.value_dim % 16 == 0 else 1
+
+
+def _value_bytes(shape: Shape) -> int:
+    """Bytes of a number of a value in a register: codes are halves there."""
+    return 2 if shape.kv_bits else _bytes(shape.kv_dtype)
 
 
 def _bytes(dtype: str) -> int:

@@ -47,13 +47,13 @@ struct Share {
   }
 };
 
-// The dimension that number n of the lane `at` (0 .. LANES - 1) stands for.
-template <int DIM, int LANES>
+// The dimension that number n of the lane `at` (0 .. LANES - 1) stands for, of MOST neighbours at a time.
+template <int DIM, int LANES, int MOST = 8>
 inline int share_dimension(int n, int at) {
   constexpr int REST = Share<DIM, LANES>::REST;
-  const int in_chunk = n % 8;
-  const bool whole = n + 8 - in_chunk <= Share<DIM, LANES>::EACH;
-  const int neighbours = whole ? 8 : in_chunk < (REST & 4) ? 4 : in_chunk < (REST & 6) ? 2 : 1;
+  const int in_chunk = n % MOST;
+  const bool whole = n + MOST - in_chunk <= Share<DIM, LANES>::EACH;
+  const int neighbours = whole ? MOST : in_chunk < (REST & 4) ? 4 : in_chunk < (REST & 6) ? 2 : 1;
   return n / neighbours * neighbours * LANES + at * neighbours + n % neighbours;
 }
 
@@ -72,11 +72,11 @@ struct InThreadgroup {
   typedef const threadgroup vec<KV, 4>* Four;
 };
 
-// The numbers of a chunk, `count` of them; it begins at `chunk`.
+// The numbers of a chunk, `count` of them; it begins at base[first].
 template <int LANES, typename KV, typename Memory = InDevice<KV>>
-inline void load_chunk(typename Memory::One chunk, int count, int at, thread KV* numbers) {
+inline void load_chunk(typename Memory::One base, uint first, int count, int at, thread KV* numbers) {
   if (count & 12) {
-    const typename Memory::Four from = (typename Memory::Four)(chunk + at * (count & 12));
+    const typename Memory::Four from = (typename Memory::Four)(base + (first + uint(at * (count & 12))));
     const vec<KV, 4> loaded = from[0];
     UNROLL
     for (int i = 0; i < 4; i++) {
@@ -91,13 +91,18 @@ inline void load_chunk(typename Memory::One chunk, int count, int at, thread KV*
     }
   }
   if (count & 2) {
-    const vec<KV, 2> loaded = *(typename Memory::Two)(chunk + (count & 4) * LANES + at * 2);
+    const vec<KV, 2> loaded = *(typename Memory::Two)(base + (first + uint((count & 4) * LANES + at * 2)));
     numbers[count & 4] = loaded[0];
     numbers[(count & 4) + 1] = loaded[1];
   }
   if (count & 1) {
-    numbers[count & 6] = chunk[(count & 6) * LANES + at];
+    numbers[count & 6] = base[first + uint((count & 6) * LANES + at)];
   }
+}
+
+template <int LANES, typename KV, typename Memory = InDevice<KV>>
+inline void load_chunk(typename Memory::One chunk, int count, int at, thread KV* numbers) {
+  load_chunk<LANES, KV, Memory>(chunk, 0u, count, at, numbers);
 }
 
 // The keys or the values of a row and KV head.

@@ -1,6 +1,6 @@
 // Attention of one query token per row over its paged keys and values: the partial result of one partition.
 //
-//   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
+//   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset, plain or quantized
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, KEY_DIM]
 //   slopes                     [kv_heads * GROUP], of ALiBi
@@ -19,29 +19,22 @@
 // nor on whether it lies in the arena or in the tail.
 
 #include "paged_attention.h"
-
-template <typename KV, int DIM>
-struct HeadSource {
-  const device KV* arena;  // token at slot s: arena + s * DIM
-  const device KV* tail;   // token in column c: tail + c * DIM
-};
+#include "quantized.h"
 
 // This lane's numbers of the token at `place`.
-template <int DIM, typename KV>
+template <typename KV, int DIM>
 inline void load_token(
     const thread HeadSource<KV, DIM>& source, int place, uint lane, thread typename Held<KV>::type* numbers) {
-  const bool in_arena = place >= 0;
-  const device KV* slots = in_arena ? source.arena : source.tail;
-  load_head<DIM>(slots + int64_t(uint(in_arena ? place : ~place)) * DIM, lane, numbers);
+  load_head<DIM>(head_at(source, place), lane, numbers);
 }
 
 template <
-    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD, int SLICES,
-    bool SOFTCAP, bool ALIBI>
+    typename T, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD, int SLICES, bool SOFTCAP,
+    bool ALIBI, typename Keys, typename Values>
 inline void paged_decode(
     const device T* queries,  // [GROUP, KEY_DIM], of this row and KV head
-    const thread HeadSource<KV, KEY_DIM>& keys,
-    const thread HeadSource<KV, VALUE_DIM>& values,
+    const thread Keys& keys,
+    const thread Values& values,
     const device int* block_table,
     int first,
     int last,
@@ -105,10 +98,10 @@ inline void paged_decode(
       score[s] = 0.0f;
     }
     for (int step = from / AHEAD; step * AHEAD < to; step++) {
-      typename Held<KV>::type key[AHEAD][QK_PER_LANE];
+      typename Keys::Number key[AHEAD][QK_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<KEY_DIM>(keys, simd_broadcast(place, ushort(step * AHEAD + a)), lane, key[a]);
+        load_token(keys, simd_broadcast(place, ushort(step * AHEAD + a)), lane, key[a]);
       }
       float sum[AHEAD];
       UNROLL
@@ -195,10 +188,10 @@ inline void paged_decode(
 
     // Values: each token's weight goes from its lane to all lanes.
     for (int step = from / AHEAD; step * AHEAD < to; step++) {
-      typename Held<KV>::type value[AHEAD][V_PER_LANE];
+      typename Values::Number value[AHEAD][V_PER_LANE];
       UNROLL
       for (int a = 0; a < AHEAD; a++) {
-        load_token<VALUE_DIM>(values, simd_broadcast(place, ushort(step * AHEAD + a)), lane, value[a]);
+        load_token(values, simd_broadcast(place, ushort(step * AHEAD + a)), lane, value[a]);
       }
       const int first_lane_token = step % (SPAN / AHEAD) * AHEAD;  // of the lanes that weigh this step's tokens
       float of_step = weight[0];

@@ -1,7 +1,7 @@
 // Attention over one partition of a row's keys and values by products of 8 x 8 matrices: the partial results that
 // paged_decode.metal leaves, for 3 to 16 queries that share a KV head, and for several query tokens per row.
 //
-//   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
+//   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset, plain or quantized
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
 //   slopes                     [kv_heads * GROUP], of ALiBi
@@ -21,36 +21,44 @@
 // between lanes but the maxima of the columns.
 //
 // A sum of products may have its terms in any order, and the rows of O may stand in any. So a lane loads neighbouring
-// numbers of a head, up to 16 bytes at once, which go to as many matrices (`Share`).
+// numbers of a head, up to 16 bytes at once, which go to as many matrices (`Share`). Tokens, too: row r of S's matrix u is
+// token 4 r + u of the slice, so the four tokens of a lane's row lie side by side in one block, and the eight of its columns.
 //
 // A token that a query does not see weighs 0. A slice's tokens that the item has not are not read: others are in their
 // place, because 0 * NaN is NaN. What a token contributes, and when it is added, depends on its position alone.
 
-#include "matrix_tiles.h"
+#include "matrix_layout.h"
+#include "quantized.h"
 
-// A chunk of 32 keys by the same chunk of the queries, added to the scores.
-template <typename T, typename KV>
-inline void add_scores(
-    thread simdgroup_matrix<float, 8, 8>* score,  // [4], of 8 tokens each
-    const device KV* thread const* key,           // [4], of the token in the lane's row
-    int chunk,                                    // its first number
-    int count,
-    int at,
-    const threadgroup T* queries) {  // [8], the lane's two numbers of the matrices of the chunk
-  T query_numbers[8];
+// The lane's numbers of a chunk of the queries.
+template <typename T>
+inline void load_chunk_of_queries(const threadgroup T* queries, thread T* numbers) {
   UNROLL
   for (int i = 0; i < 8; i += 4) {
     const vec<T, 4> loaded = *(const threadgroup vec<T, 4>*)(queries + i);
     UNROLL
     for (int n = 0; n < 4; n++) {
-      query_numbers[i + n] = loaded[n];
+      numbers[i + n] = loaded[n];
     }
   }
+}
+
+// A chunk of 32 keys by the same chunk of the queries, added to the scores.
+template <typename T, typename KV>
+inline void add_chunk_of_scores(
+    thread simdgroup_matrix<float, 8, 8>* score,  // [4], of 8 tokens each
+    const thread Head<KV>* key,                   // [4], of the token in the lane's row
+    int chunk,                                    // its first number
+    int count,
+    int at,
+    const threadgroup T* queries) {  // [8], the lane's two numbers of the matrices of the chunk
+  T query_numbers[8];
+  load_chunk_of_queries(queries, query_numbers);
   UNROLL
   for (int u = 0; u < 4; u += 2) {  // two at a time, for fewer registers
     KV numbers[2][8];
-    load_chunk<4>(key[u] + chunk, count, at, numbers[0]);
-    load_chunk<4>(key[u + 1] + chunk, count, at, numbers[1]);
+    load_chunk<4>(key[u].base, key[u].first + uint(chunk), count, at, numbers[0]);
+    load_chunk<4>(key[u + 1].base, key[u + 1].first + uint(chunk), count, at, numbers[1]);
     UNROLL
     for (int n = 0; n < 8; n += 2) {
       if (n < count) {
@@ -69,18 +77,47 @@ inline void add_scores(
   }
 }
 
+// The scores of a slice: its keys by the queries of the tile.
+template <typename T, typename KV, int DIM>
+inline void add_scores(
+    thread simdgroup_matrix<float, 8, 8>* score,  // [4], of 8 tokens each
+    const thread HeadSource<KV, DIM>& all_keys,
+    const thread Neighbours& tokens,  // those of the lane's row
+    MatrixPlace lane,
+    const threadgroup T* queries,  // the lane's numbers of a chunk, 256 numbers behind them those of the next
+    const threadgroup float*) {
+  typedef Share<DIM, 4> KeyShare;
+  const HeadSource<KV, DIM> keys = from_slot(all_keys, tokens.slot);
+  Head<KV> key[4];
+  UNROLL
+  for (int u = 0; u < 4; u++) {
+    key[u] = head_of(keys, neighbour(tokens, u));
+  }
+  ROLLED
+  for (int n = 0; n + 8 <= KeyShare::EACH; n += 8) {
+    add_chunk_of_scores(score, key, n * 4, 8, lane.column / 2, queries + n / 8 * 256);
+  }
+  if (KeyShare::REST > 0) {
+    const int n = KeyShare::EACH - KeyShare::REST;
+    add_chunk_of_scores(score, key, n * 4, KeyShare::REST, lane.column / 2, queries + n / 8 * 256);
+  }
+}
+
+template <typename T, typename KV, int DIM>
+inline void sum_queries(const thread HeadSource<KV, DIM>&, const threadgroup T*, MatrixPlace, threadgroup float*) {}
+
 // A chunk of two tokens' values, weighed and added to the output.
 template <int PART_DIM, int CHUNK, typename KV>
-inline void add_values(
+inline void add_chunk_of_values(
     thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
-    const device KV* left,                      // of the tokens that are the lane's columns of the values
-    const device KV* right,
+    Head<KV> left,                              // of the tokens that are the lane's columns of the values
+    Head<KV> right,
     int at,
     const thread simdgroup_matrix<float, 8, 8>& weight) {
   constexpr int COUNT = Share<PART_DIM, 8>::count(CHUNK);
   KV numbers[2][8];
-  load_chunk<8>(left + CHUNK * 64, COUNT, at, numbers[0]);
-  load_chunk<8>(right + CHUNK * 64, COUNT, at, numbers[1]);
+  load_chunk<8>(left.base, left.first + CHUNK * 64, COUNT, at, numbers[0]);
+  load_chunk<8>(right.base, right.first + CHUNK * 64, COUNT, at, numbers[1]);
   UNROLL
   for (int n = 0; n < COUNT; n++) {
     simdgroup_matrix<KV, 8, 8> tokens;
@@ -90,8 +127,44 @@ inline void add_values(
   }
 }
 
+// What goes to the output beside its matrices: of plain values nothing.
+template <typename Values, int PART_DIM>
+struct Biases {};
+
+// Eight tokens' values, weighed and added to the output.
+template <int PART_DIM, typename KV, int DIM>
+inline void add_values(
+    thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
+    thread Biases<HeadSource<KV, DIM>, PART_DIM>&,
+    const thread HeadSource<KV, DIM>& values,
+    Neighbour left,  // the tokens that are the lane's columns of the values
+    Neighbour right,
+    Neighbour,
+    int part,
+    MatrixPlace lane,
+    const thread simdgroup_matrix<float, 8, 8>& weight) {
+  Head<KV> from_left = head_of(values, left), from_right = head_of(values, right);
+  from_left.first += part * PART_DIM;
+  from_right.first += part * PART_DIM;
+  add_chunk_of_values<PART_DIM, 0>(out, from_left, from_right, lane.row, weight);
+  add_chunk_of_values<PART_DIM, 1>(out, from_left, from_right, lane.row, weight);
+  add_chunk_of_values<PART_DIM, 2>(out, from_left, from_right, lane.row, weight);
+  add_chunk_of_values<PART_DIM, 3>(out, from_left, from_right, lane.row, weight);
+}
+
+template <typename KV, int DIM, int PART_DIM>
+inline void clear(thread Biases<HeadSource<KV, DIM>, PART_DIM>&) {}
+
+template <typename KV, int DIM, int PART_DIM>
+inline void rescale(thread Biases<HeadSource<KV, DIM>, PART_DIM>&, int, float) {}
+
+template <typename KV, int DIM, int PART_DIM>
+inline void add_biases(thread simdgroup_matrix<float, 8, 8>*, thread Biases<HeadSource<KV, DIM>, PART_DIM>&) {}
+
+#include "quantized_matrix.h"
+
 // A chunk of the outputs of all slices of a tile, added up in the order of the slices.
-template <int VALUE_DIM, int PART_DIM, int CHUNK, int SLICES>
+template <int VALUE_DIM, int PART_DIM, int NEIGHBOURS, int CHUNK, int SLICES>
 inline void merge_slices(
     thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
     const thread float* factor,                 // [2], for the lane's columns
@@ -108,7 +181,7 @@ inline void merge_slices(
   }
   UNROLL
   for (int n = 0; n < COUNT; n++) {
-    const int d = share_dimension<PART_DIM, 8>(CHUNK * 8 + n, place.row) - CHUNK * 64;
+    const int d = share_dimension<PART_DIM, 8, NEIGHBOURS>(CHUNK * 8 + n, place.row) - CHUNK * 64;
     UNROLL
     for (int e = 0; e < 2; e++) {
       outputs[(slice * 8 + place.column + e) * 72 + d + d / 8] = out[CHUNK * 8 + n].thread_elements()[e] * factor[e];
@@ -128,14 +201,16 @@ inline void merge_slices(
 }
 
 template <
-    typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICES,
-    int PARTS, bool SOFTCAP, bool ALIBI>
+    typename T, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICES, int PARTS, bool SOFTCAP,
+    bool ALIBI, typename Keys, typename Values>
 inline void paged_matrix(
     const device T* queries,  // [GROUP, TOKENS, KEY_DIM], of this row and KV head
-    const thread PagedHeads<KV, KEY_DIM>& keys,
-    const thread PagedHeads<KV, VALUE_DIM>& values,
+    const thread Keys& keys,
+    const thread Values& values,
+    const device int* block_table,
     int first,
     int last,
+    int arena_tokens,
     int start,  // the row's newest query sees its tokens start .. end, one before it start - 1 .. end - 1
     int end,
     float scale,
@@ -151,7 +226,6 @@ inline void paged_matrix(
   constexpr int QUERIES = GROUP * TOKENS;
   constexpr int PART_DIM = VALUE_DIM / PARTS;
   constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256;
-  using KeyShare = Share<KEY_DIM, 4>;  // of a key the four lanes of its row; of a value the eight of its column
   const int slice = int(simdgroup) % SLICES;
   const int part = int(simdgroup) / SLICES % PARTS;
   const int tile = int(simdgroup) / (SLICES * PARTS);
@@ -159,13 +233,15 @@ inline void paged_matrix(
 
   // Put the queries of the tile where its simdgroups share them: Q in matrices, a chunk of each lane's numbers together.
   threadgroup T* tile_queries = shared_queries + tile * QUERY_NUMBERS + int(lane) * 8;
-  for (int n = part * SLICES + slice; n < KeyShare::CHUNKS * 8; n += SLICES * PARTS) {  // of matrix n / 2 the number at column + n % 2
-    const int d = min(share_dimension<KEY_DIM, 4>(n / 2 * 2 + place.row % 2, place.row / 2), KEY_DIM - 1);
+  for (int n = part * SLICES + slice; n < Share<KEY_DIM, 4>::CHUNKS * 8; n += SLICES * PARTS) {  // of matrix n / 2 the number at column + n % 2
+    const int d = min(share_dimension<KEY_DIM, 4, 8>(Keys::neighbour(n / 2 * 2 + place.row % 2), place.row / 2), KEY_DIM - 1);
     const int query = tile * 8 + place.column + n % 2;
     const float number = float(queries[min(query, QUERIES - 1) * KEY_DIM + d]);
     tile_queries[n / 8 * 256 + n % 8] = T(query < QUERIES ? number : 0.0f);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* query_sums = outputs + simdgroup * (8 * 72);
+  sum_queries(keys, tile_queries, place, query_sums);
 
   // Start with nothing seen. Of what follows a lane has the queries of its two columns.
   simdgroup_matrix<float, 8, 8> out[PART_DIM / 8];
@@ -173,6 +249,8 @@ inline void paged_matrix(
   for (int m = 0; m < PART_DIM / 8; m++) {
     out[m] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
+  Biases<Values, PART_DIM> biases;
+  clear(biases);
   float max_score[2] = {LOWEST, LOWEST};
   float sum_exp_score[2] = {0.0f, 0.0f};
   int sees_from[2];
@@ -194,20 +272,12 @@ inline void paged_matrix(
   for (int begin = (first_slice + turn) * 32; begin < last; begin += SLICES * 32) {
     // Scores
     simdgroup_matrix<float, 8, 8> score[4];
-    const device KV* key[4];
+    const Neighbours row_tokens = neighbours_of<4, BLOCK_SIZE>(begin + place.row * 4, first, last, arena_tokens, block_table);
     UNROLL
     for (int u = 0; u < 4; u++) {
       score[u] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      key[u] = head_of<BLOCK_SIZE>(keys, clamp(begin + u * 8 + place.row, first, last - 1));
     }
-    ROLLED
-    for (int n = 0; n + 8 <= KeyShare::EACH; n += 8) {
-      add_scores(score, key, n * 4, 8, place.column / 2, tile_queries + n / 8 * 256);
-    }
-    if (KeyShare::REST > 0) {
-      const int n = KeyShare::EACH - KeyShare::REST;
-      add_scores(score, key, n * 4, KeyShare::REST, place.column / 2, tile_queries + n / 8 * 256);
-    }
+    add_scores(score, keys, row_tokens, place, tile_queries, query_sums);
 
     // Online softmax: raise the maximum, rescale what was summed under the old one, and weigh this slice's tokens.
     UNROLL
@@ -215,7 +285,7 @@ inline void paged_matrix(
       float new_max = max_score[e];
       UNROLL
       for (int u = 0; u < 4; u++) {
-        const int token = begin + u * 8 + place.row;
+        const int token = begin + place.row * 4 + u;
         float x = score[u].thread_elements()[e] * scale;
         if (SOFTCAP) {
           x = softcap * precise::tanh(x / softcap);
@@ -232,7 +302,7 @@ inline void paged_matrix(
       sum_exp_score[e] *= factor;
       UNROLL
       for (int u = 0; u < 4; u++) {
-        const int token = begin + u * 8 + place.row;
+        const int token = begin + place.row * 4 + u;
         const float weight = fast::exp(score[u].thread_elements()[e] - new_max);
         score[u].thread_elements()[e] = token >= sees_from[e] && token < sees_to[e] ? weight : 0.0f;
         sum_exp_score[e] += score[u].thread_elements()[e];
@@ -241,23 +311,25 @@ inline void paged_matrix(
       for (int m = 0; m < PART_DIM / 8; m++) {
         out[m].thread_elements()[e] *= factor;
       }
+      rescale(biases, e, factor);
     }
 
     // Values: what were scores are weights now. A lane reads the two tokens that are the columns of its numbers of V.
+    const Neighbours column_tokens =
+        neighbours_of<8, BLOCK_SIZE>(begin + place.column * 4, first, last, arena_tokens, block_table);
+    const Values slice_values = from_slot(values, column_tokens.slot);
     ROLLED
     for (int u = 0; u < 4; u++) {
-      const int token = begin + u * 8 + place.column;
-      const device KV* left = head_of<BLOCK_SIZE>(values, clamp(token, first, last - 1)) + part * PART_DIM;
-      const device KV* right = head_of<BLOCK_SIZE>(values, clamp(token + 1, first, last - 1)) + part * PART_DIM;
-      add_values<PART_DIM, 0>(out, left, right, place.row, score[0]);
-      add_values<PART_DIM, 1>(out, left, right, place.row, score[0]);
-      add_values<PART_DIM, 2>(out, left, right, place.row, score[0]);
-      add_values<PART_DIM, 3>(out, left, right, place.row, score[0]);
+      const Neighbour left = neighbour(column_tokens, u), right = neighbour(column_tokens, u + 4);
+      const Neighbour of_row = neighbour(row_tokens, u);
+      add_values<PART_DIM>(out, biases, slice_values, left, right, of_row, part, place, score[0]);
       score[0] = score[1];
       score[1] = score[2];
       score[2] = score[3];
     }
   }
+
+  add_biases(out, biases);
 
   // Add up the slices: every simdgroup of the tile brings its output under the tile's common maximum.
   UNROLL
@@ -291,12 +363,12 @@ inline void paged_matrix(
       tile_partials[place.column + e].sum_exp_score = sum;
     }
   }
-  merge_slices<VALUE_DIM, PART_DIM, 0, SLICES>(
+  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 0, SLICES>(
       out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, 1, SLICES>(
+  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 1, SLICES>(
       out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, 2, SLICES>(
+  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 2, SLICES>(
       out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, 3, SLICES>(
+  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 3, SLICES>(
       out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from cortexmlx.metal.matrix import MatrixGeometry
-from cortexmlx.metal.shape import DTYPES, Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.shape import DTYPES, QUANTIZATIONS, Geometry, Kernel, Rule, Shape
 from cortexmlx.metal.vector import VectorGeometry
 from cortexmlx.metal.wide import WideGeometry
 
@@ -23,9 +23,18 @@ REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
 """The kernels of a partition."""
 
-EVERY_KERNEL = Rule(
-    lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"
+EVERY_KERNEL: tuple[Rule, ...] = (
+    Rule(lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"),
+    Rule(
+        lambda s: (s.kv_bits, s.quant_group) in QUANTIZATIONS,
+        "quantized keys and values have 8 or 4 bits, in groups of 32 or 64",
+    ),
+    Rule(
+        lambda s: s.quant_group is None or s.key_dim % s.quant_group == s.value_dim % s.quant_group == 0,
+        "a head_dim must be a multiple of the quantization group, so that no group has numbers of two heads",
+    ),
 )
+"""What each kernel asks."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,8 @@ class Variant(Shape):
 
 def refusal(variant: Variant) -> str | None:
     """Why the kernels do not serve a variant, or None if they do."""
-    if not EVERY_KERNEL.holds(variant):
-        return EVERY_KERNEL.reason
+    if reason := next((rule.reason for rule in EVERY_KERNEL if not rule.holds(variant)), None):
+        return reason
     geometry = variant.geometry
     if reason := geometry.why_not(variant):
         return reason
@@ -94,6 +103,21 @@ VARIANTS: tuple[Variant, ...] = (
     *(Variant(t, t, 576, 512, 32, 16, latent=True) for t in ("float16", "bfloat16", "float32")),
     Variant("bfloat16", "bfloat16", 576, 512, 32, 128, latent=True),
     Variant("float16", "float16", 320, 256, 32, 20, latent=True),
+    *(
+        Variant(t, t, d, d, 32, g, kv_bits=bits, quant_group=of)
+        for t, d, g, bits, of in (
+            ("float16", 64, 1, 8, 64),
+            ("float16", 64, 4, 8, 64),
+            ("bfloat16", 64, 4, 4, 32),
+            ("float16", 128, 2, 4, 64),
+            ("float16", 128, 8, 8, 64),
+            ("float16", 128, 8, 4, 64),
+            ("bfloat16", 128, 4, 8, 32),
+            ("float32", 128, 4, 4, 64),
+            ("float16", 256, 4, 8, 64),
+            ("bfloat16", 256, 1, 4, 32),
+        )
+    ),
 )
 """The variants that are checked as such: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
 integration. Every head_dim and dtype on both kernels where both have shapes, groups, block sizes and options."""

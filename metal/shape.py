@@ -13,6 +13,9 @@ from cortexmlx.kv.spec import ITEMSIZE
 
 DTYPES = ("float32", "float16", "bfloat16")
 
+QUANTIZATIONS = ((None, None), (8, 32), (8, 64), (4, 32), (4, 64))
+"""How keys and values may be quantized: (bits, numbers of a group)."""
+
 PARTITION = 256
 """Tokens of a partition: an absolute range of positions that one threadgroup attends to (`Geometry.partition`).
 
@@ -43,7 +46,8 @@ class Shape:
     and the result, `kv_dtype` that of keys and values; `softcap`, `sinks` and `alibi` (slopes) say whether they are
     used. The queries are a row's newest `query_tokens` tokens, of which each sees what was before it and itself. With
     `latent` a value is the first `value_dim` numbers of its key (latent attention), and there are no values beside the
-    keys.
+    keys. Keys and values may be quantized to `kv_bits` bits in groups of `quant_group` along their dims, with scales
+    and biases in `kv_dtype`.
 
     The sliding window is no part of it: a window is where a row's first work item begins.
     """
@@ -59,6 +63,8 @@ class Shape:
     alibi: bool = False
     query_tokens: int = 1
     latent: bool = False
+    kv_bits: int | None = None
+    quant_group: int | None = None
 
     @property
     def token_numbers(self) -> int:
@@ -71,11 +77,21 @@ class Shape:
         return self.value_dim + 2
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token in a KV head, scales and biases included."""
+        numbers, item = self.token_numbers, ITEMSIZE[self.kv_dtype]
+        if self.kv_bits is None or self.quant_group is None:
+            return numbers * item
+        return numbers * self.kv_bits // 8 + numbers // self.quant_group * 2 * item
+
+    @property
     def label(self) -> str:
         """The shape in a line of a table or a log."""
         dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
         dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
         extras = "".join(f", {name}" for name in ("latent", "softcap", "sinks", "alibi") if getattr(self, name))
+        if self.kv_bits is not None:
+            dtype += f", {self.kv_bits}-bit KV in groups of {self.quant_group}"
         tokens = f", {self.query_tokens} tokens" if self.query_tokens > 1 else ""
         return f"{dtype}, head_dim {dims}, {self.group} per KV head{tokens}, blocks of {self.block_size}{extras}"
 
@@ -94,13 +110,15 @@ class Geometry(ABC):
     simdgroups share the tokens, for each of `tiles` tiles of `tile` queries and each of `parts` parts of a value.
 
     `name`, `file` and `entry` are the kernel's: its entry is the few lines between MLX's generated signature and the
-    file's function. It serves the shapes for which all of its `rules` hold.
+    file's function, and there is another for quantized keys and values. It serves the shapes for which all of its
+    `rules` hold.
     """
 
     kernel: ClassVar[Kernel]
     name: ClassVar[str]
     file: ClassVar[str]
     entry: ClassVar[str]
+    quantized_entry: ClassVar[str | None] = None
     rules: ClassVar[tuple[Rule, ...]]
     slice_tokens: ClassVar[int] = 32
     """Tokens that a simdgroup meets at a time: the softmax, among others, is done once for so many."""

@@ -55,17 +55,21 @@ def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
 
 def _decode_inputs(variant: Variant) -> DecodeInputs:
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
+    stored = mx.uint32 if variant.kv_bits else kv_dtype
+    apart = (mx.zeros(SMALL, kv_dtype),) * (4 if variant.kv_bits else 0)
     return DecodeInputs(
         queries=mx.zeros((1, variant.group, variant.query_tokens, variant.key_dim), dtype),
-        keys=mx.zeros((1, variant.block_size, variant.key_dim), kv_dtype),
-        values=None if variant.latent else mx.zeros((1, variant.block_size, variant.value_dim), kv_dtype),
-        tail_keys=mx.zeros((1, 1, 1, variant.key_dim), kv_dtype),
-        tail_values=None if variant.latent else mx.zeros((1, 1, 1, variant.value_dim), kv_dtype),
+        keys=mx.zeros((1, variant.block_size, variant.key_dim), stored),
+        values=None if variant.latent else mx.zeros((1, variant.block_size, variant.value_dim), stored),
+        tail_keys=mx.zeros((1, 1, 1, variant.key_dim), stored),
+        tail_values=None if variant.latent else mx.zeros((1, 1, 1, variant.value_dim), stored),
         tables=mx.zeros((1, SMALL), mx.int32),
         plan=mx.zeros(SMALL, mx.int32),
         factors=mx.zeros(2),
         sinks=mx.zeros(SMALL),
         slopes=mx.zeros(SMALL),
+        scales=apart,
+        biases=apart,
     )
 
 

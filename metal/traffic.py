@@ -16,9 +16,8 @@ from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.mlx_decode import Shape, one_pass
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sim.report import LaunchReport
+from cortexmlx.metal.sources import BIASES, SCALES, SLABS
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
-
-_SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ def measure(
     beside: bool = False,
 ) -> Traffic:
     """One row of `tokens` tokens, the last `tail_tokens` of them in the tail; `beside` measures MLX's kernel too."""
-    dtype = getattr(mx, variant.kv_dtype)
     decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
-    needed = min(tokens, window or tokens) * kv_heads * variant.token_numbers * dtype.size
-    buffers = [decode.buffers[name] for name in _SLABS]
+    needed = min(tokens, window or tokens) * kv_heads * variant.bytes_per_token
+    buffers = [b for name, b in decode.buffers.items() if name in (*SLABS, *SCALES, *BIASES)]
     segments = sum(b.simd_segments for b in buffers)
     return Traffic(
         distinct=sum(b.group_distinct_read for b in buffers) / needed,
@@ -67,18 +65,30 @@ def launches(
     blocks = -(-arena_tokens // variant.block_size)
     dtype = getattr(mx, variant.kv_dtype)
     slots, heads = max(blocks, 1) * variant.block_size, kv_heads * variant.group
+    dims = (variant.key_dim, variant.value_dim)
+    keys, values, tail_keys, tail_values = (
+        mx.ones((*heads_and_tokens, dim), dtype)
+        for heads_and_tokens in ((kv_heads, slots), (1, kv_heads, 16))
+        for dim in dims
+    )
+    slabs, scales, biases = [keys, values, tail_keys, tail_values], [], []
+    if variant.kv_bits is not None and variant.quant_group is not None:
+        each = [mx.quantize(numbers, group_size=variant.quant_group, bits=variant.kv_bits) for numbers in slabs]
+        slabs, scales, biases = ([parts[n] for parts in each] for n in range(3))
     work = work_list(np.array([arena_tokens], np.int32), tail_tokens, window, variant.geometry.partition)
     inputs = DecodeInputs(
         mx.ones((1, heads, 1, variant.key_dim), getattr(mx, variant.dtype)),
-        mx.ones((kv_heads, slots, variant.key_dim), dtype),
-        None if variant.latent else mx.ones((kv_heads, slots, variant.value_dim), dtype),
-        mx.ones((1, kv_heads, 16, variant.key_dim), dtype),
-        None if variant.latent else mx.ones((1, kv_heads, 16, variant.value_dim), dtype),
+        slabs[0],
+        None if variant.latent else slabs[1],
+        slabs[2],
+        None if variant.latent else slabs[3],
         mx.array(padded_tables(np.arange(max(blocks, 1), dtype=np.int32)[None, ::-1])),
         mx.array(work.plan),
         mx.array([1.0, 0.0]),
         mx.zeros(max(SMALL, heads)),
         mx.zeros(max(SMALL, heads)),
+        tuple(scales),
+        tuple(biases),
     )
     with sim.recording() as recorded:
         DecodeKernels(sim.metal_kernel)(variant, work.items, inputs)

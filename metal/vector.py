@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from cortexmlx.metal.shape import Geometry, Kernel, Rule
+from cortexmlx.metal.sources import PLAIN, QUANTIZED
 from cortexmlx.metal.work import STRUCTS
 
 REGISTERS = 64
@@ -18,13 +19,8 @@ def lane_numbers(dim: int) -> int:
     return -(-(dim // pack) // 32) * pack
 
 
-class VectorGeometry(Geometry):
-    """Every lane holds its numbers of `tile` query heads, and loads those of `ahead` tokens at a time."""
-
-    kernel = Kernel.VECTOR
-    name = "paged_decode"
-    file = "paged_decode.metal"
-    entry = f"""{STRUCTS}
+def _entry(sources: str) -> str:
+    return f"""{STRUCTS}
   constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
   threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
   threadgroup float max_scores[SIMDGROUPS * TILE];
@@ -34,19 +30,23 @@ class VectorGeometry(Geometry):
   const device RowItems* of_rows = (const device RowItems*)decode_plan;
   const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
   const int64_t row = work.row;
-  const int64_t slots = arena_keys_shape[1], columns = tail_keys_shape[2];
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
-  paged_decode<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
-      queries + row_head * GROUP * KEY_DIM,
-      HeadSource<KV, KEY_DIM>{{arena_keys + kv_head * slots * KEY_DIM, tail_keys + row_head * columns * KEY_DIM}},
-      HeadSource<KV, VALUE_DIM>{{
-          arena_values + kv_head * slots * VALUE_DIM, tail_values + row_head * columns * VALUE_DIM}},
-      block_tables + row * block_tables_shape[1],
+  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;{sources}
+  paged_decode<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
+      queries + row_head * GROUP * KEY_DIM, keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].end - 1, score_factors[0], score_factors[1],
       head_slopes + kv_head * GROUP,
       (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
+
+
+class VectorGeometry(Geometry):
+    """Every lane holds its numbers of `tile` query heads, and loads those of `ahead` tokens at a time."""
+
+    kernel = Kernel.VECTOR
+    name = "paged_decode"
+    file = "paged_decode.metal"
+    entry, quantized_entry = _entry(PLAIN), _entry(QUANTIZED)
     rules = (
         Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
         Rule(
@@ -79,7 +79,8 @@ class VectorGeometry(Geometry):
     def _registers(self, tile: int, ahead: int) -> float:
         """Floats for the queries, outputs and scores of a tile, and for the tokens loaded: halves stay halves."""
         shape = self.shape
-        of_query, of_token = (0.5 if dtype == "float16" else 1.0 for dtype in (shape.dtype, shape.kv_dtype))
+        of_query = 0.5 if shape.dtype == "float16" else 1.0
+        of_token = 0.5 if shape.kv_dtype == "float16" and not shape.kv_bits else 1.0
         key, value = lane_numbers(shape.key_dim), lane_numbers(shape.value_dim)
         return tile * (key * of_query + value + 1) + ahead * max(key, value) * of_token
 
@@ -95,11 +96,13 @@ class VectorGeometry(Geometry):
     @property
     def cycles(self) -> float:
         """For each tile a product for each query and number of a lane, and what each query's sums, weight and softmax
-        take; the bfloat16 that a lane loads are shifted; 31 for places and addresses, and 60 for a step of `ahead`.
+        take; the bfloat16 that a lane loads are shifted, and of codes numbers are made; 31 for places and addresses,
+        and 60 for a step of `ahead`.
         """
         numbers = lane_numbers(self.shape.key_dim) + lane_numbers(self.shape.value_dim)
         shifts = numbers if self.shape.kv_dtype == "bfloat16" else 0
-        return self.tiles * (self.tile * (numbers + 4.2) + shifts + 31 + 60 / self.ahead)
+        codes = 16 + 4.2 * numbers if self.shape.kv_bits else 0
+        return self.tiles * (self.tile * (numbers + 4.2) + shifts + codes + 31 + 60 / self.ahead)
 
     @property
     def threadgroup_bytes(self) -> int:

@@ -57,6 +57,7 @@ class WideGeometry(Geometry):
             lambda s: s.key_dim <= 576 and s.value_dim <= 512,
             "a key of more than 576 numbers, or a value of more than 512, does not fit the registers of a threadgroup",
         ),
+        Rule(lambda s: s.kv_bits is None, "the wide kernel reads no quantized keys and values"),
         Rule(
             lambda s: not s.alibi, "no model adds ALiBi's slopes to the scores of wide heads, and the kernel does not"
         ),

@@ -59,20 +59,31 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
-    def laid_out(dim: int) -> tuple[list[Floats], Floats, Floats]:
-        """What each row holds `[kv_heads, tokens, dim]`, in a slab and in the tails."""
+    def laid_out(held: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """What each row holds `[kv_heads, tokens, numbers]`, in a slab and in the tails."""
+        dim = held[0].shape[2]
         slab = np.full((_KV_HEADS, (tables.max() + 1) * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
-        held = [draw(_KV_HEADS, length + TAIL_TOKENS, dim) for length in LENGTHS]
         for row, (mine, length) in enumerate(zip(held, LENGTHS, strict=True)):
             slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = mine[:, :length], mine[:, length:]
-        return held, slab, tails
+        return slab, tails
 
-    keys, slab_keys, tail_keys = laid_out(variant.key_dim)
+    def stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
+        """Each row's keys or values, and the slabs and tails that say so: one of each, or where they are quantized
+        three, of codes, scales and biases.
+        """
+        lengths = [length + TAIL_TOKENS for length in LENGTHS]
+        if variant.kv_bits is None or variant.quant_group is None:
+            plain = [_draw(random, _KV_HEADS, length, dim) for length in lengths]
+            return plain, [laid_out(plain)]
+        each = [_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in lengths]
+        parts = zip(*(parts for _, parts in each), strict=True)
+        return [meant for meant, _ in each], [laid_out(part) for part in parts]
+
+    keys, stored_keys = stored(variant.key_dim)
+    values, stored_values = stored(0 if variant.latent else variant.value_dim)
     if variant.latent:
-        values, slab_values, tail_values = [k[..., : variant.value_dim] for k in keys], None, None
-    else:
-        values, slab_values, tail_values = laid_out(variant.value_dim)
+        values = [k[..., : variant.value_dim] for k in keys]
     seen = slice(None if window is None else -window, None)
     scale, softcap = map(float, factors)
     wanted = [
@@ -91,18 +102,28 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
     def per_head(numbers: Floats) -> mx.array:
         return mx.array(np.pad(numbers, (0, max(0, SMALL - heads))))
 
+    def slab(numbers: Floats) -> mx.array:
+        return _on_device(numbers, variant.kv_dtype) if variant.kv_bits is None else mx.array(numbers.view(np.uint32))
+
+    keys_at, values_at = stored_keys[0], None if variant.latent else stored_values[0]
+    apart = [
+        tuple(_on_device(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
+        for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
+    ]
     work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, window, variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_on_device(queries[:, :, None], variant.dtype),
-        keys=_on_device(slab_keys, variant.kv_dtype),
-        values=None if slab_values is None else _on_device(slab_values, variant.kv_dtype),
-        tail_keys=_on_device(tail_keys, variant.kv_dtype),
-        tail_values=None if tail_values is None else _on_device(tail_values, variant.kv_dtype),
+        keys=slab(keys_at[0]),
+        values=None if values_at is None else slab(values_at[0]),
+        tail_keys=slab(keys_at[1]),
+        tail_values=None if values_at is None else slab(values_at[1]),
         tables=mx.array(padded_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
         sinks=per_head(sinks),
         slopes=per_head(slopes),
+        scales=apart[0] if apart else (),
+        biases=apart[1] if apart else (),
     )
     return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
 
@@ -155,6 +176,22 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
     return PrefillProblem(inputs, work.items, np.stack(wanted)[:, :, None])
 
 
+def _quantized(
+    random: np.random.Generator, tokens: int, dim: int, bits: int, group: int
+) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+    """Keys or values of a row `[kv_heads, tokens, dim]` between -2 and 3, and the codes (words of 32 bits, as floats of
+    the same bits), scales and biases that stand for them exactly, in every dtype.
+    """
+    codes = random.integers(0, 1 << bits, (_KV_HEADS, tokens, dim), np.uint32)
+    groups = (_KV_HEADS, tokens, dim // group)
+    scales = (random.integers(2, 5, groups) / (1 << bits)).astype(np.float32)
+    biases = (random.integers(-16, -7, groups) / 8).astype(np.float32)
+    in_words = codes.reshape(_KV_HEADS, tokens, -1, 32 // bits) << np.arange(0, 32, bits, dtype=np.uint32)
+    words = np.bitwise_or.reduce(in_words, axis=-1).view(np.float32)
+    meant = np.repeat(scales, group, axis=2) * codes.astype(np.float32) + np.repeat(biases, group, axis=2)
+    return meant, (words, scales, biases)
+
+
 def concealed(inputs: Inputs) -> Inputs:
     """The same memory behind other arrays: slabs that show every second slot of memory twice as long, which begins with
     what the given ones hold. Who reads the memory by their shapes finds the same as before, and a copy something else.
@@ -165,8 +202,17 @@ def concealed(inputs: Inputs) -> Inputs:
         numbers = slab.reshape(-1)
         return mx.concatenate([numbers, mx.zeros_like(numbers)]).reshape(heads, 2 * slots, dim)[:, ::2]
 
-    values = None if inputs.values is None else behind(inputs.values)
-    return replace(inputs, keys=behind(inputs.keys), values=values)
+    apart = {}
+    if isinstance(inputs, DecodeInputs):
+        apart = {
+            name: (*map(behind, a[:2]), *a[2:]) for name, a in (("scales", inputs.scales), ("biases", inputs.biases))
+        }
+    return replace(
+        inputs,
+        keys=behind(inputs.keys),
+        values=None if inputs.values is None else behind(inputs.values),
+        **apart,
+    )
 
 
 def _draw(random: np.random.Generator, *shape: int) -> Floats:

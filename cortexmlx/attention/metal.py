@@ -103,7 +103,9 @@ class MetalAttention:
         softcap: float | None = None,
         slopes: mx.array | None = None,
     ) -> mx.array:
-        """See `paged_attention`."""
+        """See `paged_attention`. The engine quantizes no slab yet: one that is goes to the reference path."""
+        if kv.quantization is not None:
+            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
         rows, parts = kv.step.rows, []
         if rows:
             variant = self._variant(queries, kv, sinks, softcap, slopes)

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.quantization import Quantization
 from cortexmlx.kv.step import GroupStep
 
 _T = TypeVar("_T")
@@ -57,7 +58,8 @@ class PagedKV:
     """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
 
     `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are
-    live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes with `step`.
+    live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes with `step`. With a
+    `quantization` the slab and the tail are of six arrays each (`kv/quantization.py`).
     """
 
     arena: KVArena
@@ -68,6 +70,7 @@ class PagedKV:
     dtype: mx.Dtype
     attend: Attend
     derived: Derived = field(default_factory=Derived)
+    quantization: Quantization | None = None
 
     def astype(self, _: mx.Dtype) -> PagedKV:
         """Models cast keys to the query's dtype; the backends do that themselves."""

@@ -4,6 +4,7 @@ judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie: the slab is reshaped (free) to matrices
 `[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
 row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
+Blocks of quantized keys and values are multiplied in place, too (`quantized.py`); what a piece sees is dequantized.
 
 Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
 that the layer's window shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
@@ -20,6 +21,7 @@ from functools import partial
 import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.quantized import block_products, plain
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.allocator import KVHandle
@@ -59,6 +61,8 @@ def attend_rows(
     """
     rows, ones = kv.step.rows, ReferenceStep.of(kv).ones
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
+    if kv.quantization is not None:
+        return _attend_rows(queries[:rows], kv, softmax)
     if _rounds_coarsely(queries, kv) and not softmax.of_no_model:
         return _attend_rows_as_mlx(queries[:rows], kv, softmax)
     if rows == 1 and kv.step.runs[0] is not None:
@@ -130,35 +134,40 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     """Many rows, one query each: blocks by `gather_mm`, the tail by an ordinary product, one softmax over both."""
-    keys, values = kv.arena.blocks_of(kv.layer)
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     rows, query_heads, _, dim = queries.shape
     group = query_heads // heads
-    index = ReferenceStep.of(kv).row_index(heads, keys.shape[0] // heads)
+    index = ReferenceStep.of(kv).row_index(heads, kv.arena.slots // kv.arena.block_size)
     blocks, block_size = kv.step.tables.shape[1], kv.arena.block_size
     span = blocks * block_size
 
     q = softmax.scaled(queries).reshape(rows, heads, group, dim)
-    scores = _block_products(q.reshape(-1, group, dim), keys.swapaxes(-1, -2), index.row_head, index.block)
+    scores = _block_products(q.reshape(-1, group, dim), kv, index.row_head, index.block, values=False)
     scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
     if kv.tail is not None:
-        tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
+        tail_keys, tail_values = plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
     scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
     weights, total = softmax.weights(scores, (heads, group, 1))
     spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
-    out = _block_products(spread.reshape(-1, group, block_size), values, index.each, index.block)
+    out = _block_products(spread.reshape(-1, group, block_size), kv, index.each, index.block, values=True)
     out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
     return divided(out, total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 
-def _block_products(left: mx.array, blocks: mx.array, which_left: mx.array, which_block: mx.array) -> mx.array:
-    """`left[which_left] @ blocks[which_block]` without a copy of the blocks; MLX's CPU build can do that in float32
-    only. Of two dtypes MLX would convert the whole slab.
+def _block_products(
+    left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
+) -> mx.array:
+    """`left[which_left]` by blocks of the slab, by their keys transposed or by their `values`, without a copy of the
+    blocks; MLX's CPU build can do that with plain ones in float32 only. Of two dtypes MLX would convert the whole slab.
     """
+    if kv.quantization is not None:
+        return block_products(left, kv, which_left, which_block, values=values)
+    blocks = kv.arena.blocks_of(kv.layer)[values]
+    blocks = blocks if values else blocks.swapaxes(-1, -2)
     if left.dtype == blocks.dtype and (left.dtype == mx.float32 or mx.default_device() != mx.cpu):
         return mx.gather_mm(left, blocks, which_left, which_block)
     return left[which_left] @ blocks[which_block]
@@ -224,6 +233,6 @@ def _piece_kv(kv: PagedKV, piece: Piece, oldest: int) -> Slab:
     """What a piece looks at, from the token `oldest` on."""
     if piece.run is not None:
         view = kv.arena.view(kv.layer, piece.run, piece.tokens)
-        return tuple(a[:, oldest:] for a in view) if oldest else view
+        return plain(kv, tuple(a[:, oldest:] for a in view) if oldest else view)
     slots = ReferenceStep.of(kv).slots(piece)
-    return tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer))
+    return plain(kv, tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer)))

@@ -19,7 +19,7 @@ from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels, pref
 from cortexmlx.metal.agx.report import heading, read_result, row
 from cortexmlx.metal.cost.choice import shapes
 from cortexmlx.metal.cost.kernels import candidates
-from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES
+from cortexmlx.metal.cost.sheet import QUANTIZED, SHAPES, WIDE_SHAPES
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.shape import DTYPES
@@ -75,7 +75,7 @@ def _built(agreed: bool) -> Compiler:
 def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
     """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
     seen: set[str] = set()
-    compared = (*SHAPES, *WIDE_SHAPES, *(shapes(*DTYPES) if every else ()))
+    compared = (*SHAPES, *WIDE_SHAPES, *QUANTIZED, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
     prefill = map(prefill_kernel, PREFILL_VARIANTS)
     for workload in (w for kernels in (*map(our_kernels, ours), prefill, mlx_kernels()) for w in kernels):

@@ -102,6 +102,12 @@ CONVERTED_OF(uint)
 CONVERTED_OF(short)
 CONVERTED_OF(ushort)
 
+// The same bits as another type.
+template <typename To, typename From>
+inline To as_type(From x) {
+  return __builtin_astype(x, To);
+}
+
 template <typename U>
 struct Limits;
 template <>

@@ -35,8 +35,8 @@ class Workload:
     source: str
     threads: int
     heads: int | None = None
-    key_bytes: int | None = None
-    value_bytes: int | None = None
+    key_bytes: float | None = None
+    value_bytes: float | None = None
     slice_tokens: int | None = None
 
 
@@ -44,13 +44,9 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     """The decode and the reduce kernel of a variant, from the text that MLX would compile."""
     decode, reduce = kernel_texts(variant)
     geometry = variant.geometry
-    item = ITEMSIZE[variant.kv_dtype]
     shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # of the keys: each part loads its share
     dims = variant.key_dim // shared, 0 if variant.latent else variant.value_dim // geometry.parts
-    # For matrices a simdgroup's lanes share each token; what is left of a byte is left out.
-    key_bytes, value_bytes = (
-        lane_numbers(dim) * item if variant.kernel is Kernel.VECTOR else dim * item // 32 for dim in dims
-    )
+    key_bytes, value_bytes = (_lane_bytes(variant, dim) for dim in dims)
     yield Workload(
         variant.label,
         geometry.name,
@@ -74,6 +70,19 @@ def prefill_kernel(variant: PrefillVariant) -> Workload:
     """The prefill kernel of a variant. Its loops do no fixed share of a token, so nothing is counted in them."""
     [text] = kernel_texts(variant)
     return Workload(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
+
+
+def _lane_bytes(variant: Variant, dim: int) -> float:
+    """What a lane loads of a token's key or value of `dim` numbers. For matrices the lanes of a simdgroup share each
+    token, and what is left of a byte is left out; scales and biases are loaded by the four lanes that have its row.
+    """
+    item, bits = ITEMSIZE[variant.kv_dtype], variant.kv_bits
+    if bits is None or variant.quant_group is None:
+        return lane_numbers(dim) * item if variant.kernel is Kernel.VECTOR else dim * item // 32
+    if variant.kernel is Kernel.MATRIX:
+        return (dim * bits / 8 + dim // variant.quant_group * 2 * item * 4) / 32
+    pack = min(lane_numbers(dim), 4)
+    return lane_numbers(dim) // pack * (max(pack * bits // 8, 2) + 2 * item)  # a byte takes a register of 16 bits
 
 
 def _unit(kernel: KernelText, threads: int) -> str:

@@ -78,10 +78,10 @@ def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, floa
             return [(inside[0], inside[0].loaded / workload.key_bytes), (outer, workload.slice_tokens)]
         if len(inside) == 1:
             return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]
-        if len(inside) == 2:
-            keys, values = inside
+        if len(inside) in (2, 3):  # each of two loops over keys has half of the tokens
+            *keys, values = inside
             return [
-                (keys, _tokens(keys, workload.key_bytes)),
+                *((loop, _tokens(loop, workload.key_bytes) * len(keys)) for loop in keys),
                 (values, _tokens(values, workload.value_bytes)),
                 (outer, workload.slice_tokens),
             ]
@@ -94,7 +94,7 @@ def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, floa
     return [(largest, workload.slice_tokens)]
 
 
-def _tokens(loop: Loop, needed: int) -> int:
+def _tokens(loop: Loop, needed: float) -> float:
     tokens, rest = divmod(loop.loaded, needed)
     if rest or not tokens:
         raise UnknownListing(f"a turn of a loop loads {loop.loaded} bytes, which is no multiple of a token's {needed}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cortexmlx.metal.cost import choice, goals
 from cortexmlx.metal.cost.compiled import keep
-from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES, sheet
+from cortexmlx.metal.cost.sheet import QUANTIZED, SHAPES, WIDE_SHAPES, sheet
 from cortexmlx.metal.rules import VARIANTS
 
 
@@ -24,7 +24,7 @@ def main() -> None:
         print(f"{len(record.kernels)} kernels compiled by {record.compiler}")
         return
     lines = choice.table() if options.choice else goals.table() if options.goals else None
-    for line in lines or sheet(VARIANTS if options.all else (*SHAPES, *WIDE_SHAPES)):
+    for line in lines or sheet(VARIANTS if options.all else (*SHAPES, *WIDE_SHAPES, *QUANTIZED)):
         print(line, flush=True)
 
 

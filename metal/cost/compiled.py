@@ -106,9 +106,10 @@ def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float
 
 def texts() -> dict[str, str]:
     """Digests of the texts that are compiled: ours, and MLX's header as installed."""
-    ours = VectorGeometry.entry + kernel_text("paged_decode.metal")
-    matrix = MatrixGeometry.entry + kernel_text("paged_matrix.metal")
-    wide = WideGeometry.entry + kernel_text("paged_wide.metal")
+    ours, matrix, wide = (
+        g.entry + (g.quantized_entry or "") + kernel_text(g.file)
+        for g in (VectorGeometry, MatrixGeometry, WideGeometry)
+    )
     theirs = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     all_ours = ((_text_of(OURS), ours), (_text_of(MATRIX), matrix), (_text_of(WIDE), wide))
     named = (*all_ours, (_text_of("sdpa_vector"), theirs))

@@ -34,18 +34,23 @@ class Counted:
         return self.loaded / self.live_bytes
 
 
-def count(report: LaunchReport, slabs: Iterable[str], tokens: float, row_bytes: float) -> Counted:
+def count(
+    report: LaunchReport, slabs: Iterable[str], tokens: float, row_bytes: float, apart: Iterable[str] = ()
+) -> Counted:
     """Counts of a launch for `tokens` tokens times KV heads.
 
     Args:
         report: a launch that was recorded with coalescing, which counts accesses of simdgroups.
         slabs: the names of the buffers that hold keys and values.
         row_bytes: bytes of a key or value of a token, the mean of the two.
+        apart: buffers that hold a part of them in loads of their own: scales and biases.
     """
     names = set(slabs)
-    loaded = sum(report.buffers[name].bytes_read for name in names)
+    apart = set(apart)
+    wide = sum(report.buffers[name].bytes_read for name in names)
+    loaded = wide + sum(report.buffers[name].bytes_read for name in apart)
     # Neighbouring loads of a lane are merged by every GPU compiler; the simulator's may leave them apart.
-    row_loads = loaded / min(row_bytes, 32 * LANE_BYTES)
+    row_loads = wide / min(row_bytes, 32 * LANE_BYTES)
     others = sum(b.simd_accesses for b in report.buffers.values() if b.name not in names and not _uniform(b))
     in_group = report.threadgroup_bytes_read + report.threadgroup_bytes_written
     simdgroups = report.threads / report.threadgroups / 32

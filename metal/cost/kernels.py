@@ -18,6 +18,7 @@ from cortexmlx.metal.cost.cycles import Kind, Work, together
 from cortexmlx.metal.mlx_decode import HELD, Shape
 from cortexmlx.metal.rules import GEOMETRIES, Variant, refusal
 from cortexmlx.metal.shape import Kernel
+from cortexmlx.metal.sources import BIASES, SCALES, SLABS
 from cortexmlx.metal.traffic import launches
 
 BLOCK_TOKENS = 128
@@ -25,7 +26,6 @@ BLOCK_TOKENS = 128
 
 _BLOCKS = 4
 _PARTITIONS = 2
-_SLABS = ("arena_keys", "arena_values", "tail_keys", "tail_values")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def paged(variant: Variant) -> Cost:
     geometry = variant.geometry
     tokens = _PARTITIONS * geometry.partition
     decode, _ = launches(variant, tokens)
-    row_bytes = variant.token_numbers * ITEMSIZE[variant.kv_dtype] / 2
-    counted = count(decode, _SLABS, tokens, row_bytes)
+    apart = (*SCALES, *BIASES) if variant.kv_bits else ()
+    counted = count(decode, SLABS, tokens, variant.bytes_per_token / 2, apart)
     heads = min(geometry.tile, variant.group) * geometry.tiles * geometry.parts
     if variant.kernel is Kernel.MATRIX:
         name, text = MATRIX, arithmetic.paged_matrix(variant)
@@ -108,7 +108,8 @@ def beside(variant: Variant) -> Iterator[Cost]:
     """Our kernel, our other one, and those of MLX that would do the same."""
     yield from map(paged, candidates(variant))
     dim = variant.key_dim
-    if dim == variant.value_dim and dim in (64, 96, 128, 192, 256) and not (variant.softcap or variant.alibi):
+    plain = variant.kv_bits is None and not (variant.softcap or variant.alibi)
+    if plain and dim == variant.value_dim and dim in (64, 96, 128, 192, 256):
         yield mlx("sdpa_vector", variant.kv_dtype, dim, variant.group)
         yield mlx("sdpa_vector_2pass_1", variant.kv_dtype, dim, variant.group)
         if variant.group == 8 and dim in HELD and mlx_decode.has_two_pass_gqa():

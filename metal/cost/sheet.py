@@ -22,6 +22,14 @@ WIDE_SHAPES = (
 )
 """Heads of 512, and latent attention."""
 
+QUANTIZED = tuple(
+    Variant("float16", "float16", dim, dim, 32, group, kv_bits=bits, quant_group=64)
+    for bits in (8, 4)
+    for dim in (64, 128)
+    for group in (1, 2, 4, 8)
+)
+"""The same with quantized keys and values."""
+
 SHOWN = ("M2 Max", "M4 Max", "M5")
 _COMPUTING = (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)
 _TRANSCENDENTAL = (Kind.EXPONENT, Kind.RECIPROCAL, Kind.RECIPROCAL_ROOT)
@@ -128,7 +136,7 @@ def ranking() -> tuple[int, int, int]:
     return outcome.count(1), outcome.count(0), outcome.count(-1)
 
 
-def sheet(variants: Iterable[Variant] = SHAPES) -> Iterator[str]:
+def sheet(variants: Iterable[Variant] = (*SHAPES, *WIDE_SHAPES, *QUANTIZED)) -> Iterator[str]:
     """The whole sheet, line by line."""
     yield from costs(variants)
     yield from compiler()

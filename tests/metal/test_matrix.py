@@ -47,7 +47,8 @@ def test_what_the_vector_kernel_serves_instead_says_why(change: dict[str, Any], 
 
 
 def test_every_rule_for_the_matrix_kernel_has_a_shape_that_breaks_it_alone() -> None:
-    broken = [{"latent": True}, {"group": 17}, {"key_dim": 68}, {"value_dim": 48}]
+    halves: dict[str, Any] = {"kv_bits": 8, "quant_group": 64, "value_dim": 192}
+    broken: list[dict[str, Any]] = [{"latent": True}, {"group": 17}, {"key_dim": 68}, {"value_dim": 48}, halves]
     for rule, change in zip(MatrixGeometry.rules, broken, strict=True):
         v = replace(Variant("float16", "float16", 128, 128, 32, 4), **change)
         assert [r for r in MatrixGeometry.rules if not r.holds(v)] == [rule]

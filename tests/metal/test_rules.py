@@ -43,6 +43,12 @@ def test_what_is_served_keeps_every_limit(dtype: str, kv_dtype: str, key_dim: in
         ({"key_dim": 18}, "a multiple of 4"),
         ({"group": 120}, "480 threads in a threadgroup, more than 448"),
         ({"query_tokens": 5}, "several query tokens"),
+        ({"kv_bits": 3, "quant_group": 64}, "8 or 4 bits"),
+        ({"kv_bits": 8, "quant_group": 16}, "groups of 32 or 64"),
+        ({"kv_bits": 8}, "groups of 32 or 64"),
+        ({"quant_group": 64}, "8 or 4 bits"),
+        ({"kv_bits": 8, "quant_group": 64, "key_dim": 96}, "a multiple of the quantization group"),
+        ({"kv_bits": 4, "quant_group": 32, "value_dim": 80}, "a multiple of the quantization group"),
     ],
 )
 def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
@@ -56,6 +62,17 @@ def test_a_variant_is_found_by_its_fields_and_by_no_other() -> None:
     assert {v: "it"}[replace(v)] == "it" and hash(v) == hash(replace(v))
     others = [replace(v, forced=Kernel.MATRIX), replace(v, group=8), replace(v, sinks=True), replace(v, latent=True)]
     assert len({hash(other) for other in (v, *others)}) == 5
+
+
+@pytest.mark.parametrize(("bits", "of"), [(8, 32), (8, 64), (4, 32), (4, 64)])
+def test_quantized_keys_and_values_are_served_where_groups_fit(bits: int, of: int) -> None:
+    for dtype in DTYPES:
+        for dim in (64, 96, 128, 192, 256):
+            v = Variant(dtype, dtype, dim, dim, 32, 4, kv_bits=bits, quant_group=of)
+            assert (refusal(v) is None) == (dim % of == 0)
+            assert f"{bits}-bit KV in groups of {of}" in v.label
+            cut = dim == 192 and of == 64  # in halves of 96
+            assert dim % of or (v.kernel is Kernel.VECTOR) == (cut or (dtype == "float32" and dim == 256))
 
 
 def test_a_forced_kernel_says_what_it_does_not_serve() -> None:

@@ -1,0 +1,36 @@
+"""Where a kernel of a partition finds keys and values: its inputs by name, and the lines of an entry that say where
+those of a row and KV head begin. The kernels themselves are the same text for plain and for quantized ones.
+"""
+
+from __future__ import annotations
+
+_KINDS = ("keys", "values")
+_PARTS = ("", "_scales", "_biases")
+
+SLABS = tuple(f"{place}_{kind}" for place in ("arena", "tail") for kind in _KINDS)
+"""Inputs: slabs `[kv_heads, slots, dim]` and tails `[rows, kv_heads, columns, dim]`; of quantized ones the codes, in
+words of 32 bits."""
+
+SCALES, BIASES = (tuple(f"{name}{part}" for name in SLABS) for part in _PARTS[1:])
+"""Inputs for quantized ones: the same of scales and of biases, one for each group."""
+
+_BEGIN = """
+  const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];"""
+
+
+def _quantized(kind: str, dim: str) -> str:
+    arrays = ", ".join(f"{{arena_{kind}{part}, tail_{kind}{part}}}" for part in _PARTS)
+    return f"""
+  const QuantizedSource<KV, {dim}, BITS, QUANT_GROUP> {kind} = {{
+      {arrays}, uint(first_slot), uint(first_column)}};"""
+
+
+PLAIN = _BEGIN + "".join(
+    f"""
+  const HeadSource<KV, {dim}> {kind} = {{arena_{kind} + first_slot * {dim}, tail_{kind} + first_column * {dim}}};"""
+    for kind, dim in zip(_KINDS, ("KEY_DIM", "VALUE_DIM"), strict=True)
+)
+"""Lines of an entry that declare `keys` and `values`, from `kv_head` and `row_head`."""
+
+QUANTIZED = _BEGIN + _quantized("keys", "KEY_DIM") + _quantized("values", "VALUE_DIM")
+"""The same for quantized ones, of BITS bits in groups of QUANT_GROUP."""

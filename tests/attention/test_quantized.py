@@ -1,0 +1,151 @@
+"""The reference backend on quantized keys and values, against attention in float64 over what their codes stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.quantized import plain
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.quantization import Quantization
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, Piece
+
+BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
+TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
+
+
+class _Arena(KVArena):
+    """An arena whose one layer has a slab that is given."""
+
+    def __init__(self, slab: Slab) -> None:
+        super().__init__([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0,))], BLOCKS, BLOCK)
+        self._slabs[0] = slab
+
+
+def _meant(form: Quantization, parts: Any) -> np.ndarray:
+    """What the codes of `[..., words]` stand for, in float64."""
+    words, scales, biases = (np.array(p.astype(mx.float32)) if p.dtype != mx.uint32 else np.array(p) for p in parts)
+    codes = (words[..., None] >> np.arange(0, 32, form.bits, dtype=np.uint32)) & np.uint32((1 << form.bits) - 1)
+    codes = codes.reshape(*words.shape[:-1], -1)
+    scales, biases = (np.repeat(a.astype(np.float64), form.group, axis=-1) for a in (scales, biases))
+    return np.asarray(scales * codes + biases)
+
+
+def _attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float, cap: float | None) -> np.ndarray:
+    """One query per head `[query_heads, dim]` over keys and values `[kv_heads, tokens, dim]`."""
+    out = []
+    for head, query in enumerate(q.astype(np.float64)):
+        scores = keys[head // GROUP] @ query * scale
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        weights = np.exp(scores - scores.max())
+        out.append(weights @ values[head // GROUP] / weights.sum())
+    return np.stack(out)
+
+
+class _Problem:
+    """Two rows in scattered blocks with a tail, and a prefill piece; what belongs to none of them is NaN."""
+
+    def __init__(self, form: Quantization, dtype: str, window: int | None, *, run: bool) -> None:
+        self.form, self.window, self.scale = form, window, 0.125
+        random, self.dtype = np.random.default_rng(3), getattr(mx, dtype)
+        slots = (BLOCKS + 2) * BLOCK
+
+        def draw(*shape: int) -> mx.array:
+            return mx.array(random.standard_normal(shape).astype(np.float32)).astype(self.dtype)
+
+        slab = list(form.quantize(draw(HEADS, slots, DIM), draw(HEADS, slots, DIM)))
+        tail = list(form.quantize(draw(2, HEADS, TAIL_COLUMNS, DIM), draw(2, HEADS, TAIL_COLUMNS, DIM)))
+        self.tables = [[7, 2, 19], [5]]
+        self.lengths, self.tail_tokens = [19, 8], 0 if run else 5
+        piece = np.arange(8 * 10, 8 * 12 + 4) if run else np.array([*range(8, 16), *range(24, 32), *range(88, 92)])
+        used = np.concatenate([np.array(b) * BLOCK + i for b in (7, 2, 19, 5) for i in range(BLOCK)], axis=None)
+        unused = np.setdiff1d(np.arange(slots), np.concatenate([used, piece]))
+        dead = np.array(
+            [19 * BLOCK + i for i in range(3, BLOCK)]
+        )  # behind the first row's last token: blocks are zeroed
+        for i in (1, 2, 4, 5):
+            slab[i][:, mx.array(unused)] = float("nan")
+            slab[i][:, mx.array(dead)] = 0
+            tail[i][:, :, self.tail_tokens :] = float("nan")
+        self.slab, self.tail, self.piece = slab, tail, piece
+        rows = 2
+        table = np.full((rows, 3), BLOCKS, np.int32)
+        for i in (1, 2, 4, 5):
+            slab[i][:, BLOCKS * BLOCK : (BLOCKS + 1) * BLOCK] = 0  # the null block
+        for row, blocks in enumerate(self.tables):
+            table[row, : len(blocks)] = blocks
+        handle = KVHandle(10, 3) if run else None
+        pieces = (Piece(rows, rows + 6, len(piece) - 6, handle, None if run else piece.astype(np.int32)),)
+        step = GroupStep(table, np.array(self.lengths, np.int32), (None, None), pieces, window)
+        mx.eval(slab, tail)
+        self.queries = draw(rows + 6, HEADS * GROUP, 1, DIM)
+        self.kv = PagedKV(
+            _Arena(tuple(slab)),
+            0,
+            step,
+            tuple(tail) if self.tail_tokens else None,
+            self.tail_tokens,
+            self.dtype,
+            reference.attend,
+            quantization=form,
+        )
+
+    def wanted(self, cap: float | None) -> np.ndarray:
+        keys, values = _meant(self.form, self.slab[:3]), _meant(self.form, self.slab[3:])
+        tail_keys, tail_values = _meant(self.form, self.tail[:3]), _meant(self.form, self.tail[3:])
+        queries = np.array(self.queries.astype(mx.float32))[:, :, 0]
+        out, n = [], self.tail_tokens
+        for row, (blocks, length) in enumerate(zip(self.tables, self.lengths, strict=True)):
+            slots = np.concatenate([np.arange(b * BLOCK, (b + 1) * BLOCK) for b in blocks])[:length]
+            k = np.concatenate([keys[:, slots], tail_keys[row, :, :n]], axis=1)
+            v = np.concatenate([values[:, slots], tail_values[row, :, :n]], axis=1)
+            first = 0 if self.window is None else max(0, k.shape[1] - self.window)
+            out.append(_attention(queries[row], k[:, first:], v[:, first:], self.scale, cap))
+        for i in range(6):
+            seen = self.piece[: len(self.piece) - 5 + i]
+            seen = seen if self.window is None else seen[-self.window :]
+            out.append(_attention(queries[2 + i], keys[:, seen], values[:, seen], self.scale, cap))
+        return np.stack(out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("bits", "of"), [(8, 64), (8, 32), (4, 64), (4, 32)])
+@pytest.mark.parametrize("window", [None, 7])
+def test_rows_tails_and_pieces_are_attention_over_what_codes_stand_for(
+    dtype: str, bits: int, of: int, window: int | None
+) -> None:
+    for run in (False, True):
+        for cap in (None, 2.0):
+            problem = _Problem(Quantization(bits, of), dtype, window, run=run)
+            got = reference.attend(problem.queries, problem.kv, scale=problem.scale, softcap=cap)
+            assert got.dtype == problem.dtype
+            difference = np.abs(np.array(got.astype(mx.float32))[:, :, 0] - problem.wanted(cap)).max()
+            assert difference < TOLERANCE[dtype]
+
+
+def test_no_slab_is_dequantized_for_single_tokens() -> None:
+    """The step's memory does not grow with the slab."""
+    problem = _Problem(Quantization(8, 64), "float32", None, run=False)
+    wide = tuple(mx.concatenate([a, mx.zeros((HEADS, 200_000, a.shape[2]), a.dtype)], axis=1) for a in problem.slab)
+    mx.eval(wide)
+    problem.kv.arena = _Arena(wide)
+    problem.kv.arena.blocks = BLOCKS + 200_000 // BLOCK
+    problem.kv.step = GroupStep(problem.kv.step.tables, problem.kv.step.lengths, (None, None), (), None)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(reference.attend(problem.queries[:2], problem.kv, scale=0.125))
+    assert mx.get_peak_memory() - before < wide[0].nbytes / 8
+
+
+def test_plain_arrays_stay_what_they_are() -> None:
+    problem = _Problem(Quantization(8, 64), "float32", None, run=False)
+    arrays = (mx.zeros(3), mx.zeros(4))
+    problem.kv.quantization = None
+    assert plain(problem.kv, arrays) is arrays

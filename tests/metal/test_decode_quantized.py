@@ -1,0 +1,166 @@
+"""The decode kernels on quantized keys and values, against attention in float64 over what the codes stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.errors import MemoryRefused
+from cortexmlx.metal import sim
+from cortexmlx.metal.kernels import LARGEST, DecodeKernels
+from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.shape import Kernel
+from support.paged_problem import Options, answer, answers, error, rounded
+from support.quantized_problem import (
+    attend_quantized,
+    dequantized,
+    quantized_problem,
+    quantized_row,
+    quantized_rows,
+    variant,
+)
+
+KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64)}
+"""A small variant of each kernel of a partition."""
+
+
+@pytest.fixture(params=list(KERNELS))
+def v(request: pytest.FixtureRequest) -> Variant:
+    """A variant that runs on the kernel that it is named for."""
+    chosen = KERNELS[request.param]
+    assert chosen.kernel.value == request.param and refusal(chosen) is None
+    return chosen
+
+
+def test_what_codes_stand_for_is_what_mlx_says() -> None:
+    for v in (variant(bits=8), variant(bits=4, quant_group=64, dim=64)):
+        (row,) = quantized_rows(v, [50])
+        parts = [mx.array(a) for a in row.key_parts]
+        mlx = np.array(mx.dequantize(*parts, group_size=v.quant_group, bits=v.kv_bits))
+        np.testing.assert_allclose(dequantized(v, row.key_parts), mlx, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        variant(group=1, dim=64, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
+        variant(group=2, dim=128, bits=4, quant_group=64, dtype="bfloat16", kv_dtype="bfloat16"),
+        variant(group=2, dim=96, bits=4),
+        variant(group=8, dim=128, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
+        variant(group=4, dim=64, bits=4, quant_group=64),
+        variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16"),
+        variant(group=3, dim=128, bits=8, value_dim=64, block_size=16),
+    ],
+    ids=lambda v: v.label,
+)
+def test_bits_groups_dims_and_dtypes(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+    rows = quantized_rows(v, [300, 17, 65])
+    with sim.options(poison=True):
+        got = attend_quantized(kernels, v, rows, tail_tokens=5)
+    assert error(got, answer(v, rows)) < tolerance[v.dtype]
+
+
+@pytest.mark.parametrize("window", [1, 12, 300])
+def test_sliding_windows(kernels: DecodeKernels, tolerance: dict[str, float], window: int, v: Variant) -> None:
+    rows = quantized_rows(v, [3, 8, 20, 257, 600])
+    got = attend_quantized(kernels, v, rows, Options(window=window), tail_tokens=3)
+    assert error(got, answer(v, rows, Options(window=window))) < tolerance["float32"]
+
+
+def test_a_token_is_bitwise_the_same_in_the_tail_and_in_the_arena(
+    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
+) -> None:
+    for tail_tokens in (1, 16):
+        rows = quantized_rows(v, [p + tail_tokens for p in (0, 1, 7, 8, 30, 31, 32, 250, 255, 256)], seed=tail_tokens)
+        got = attend_quantized(kernels, v, rows, tail_tokens=tail_tokens)
+        assert error(got, answer(v, rows)) < tolerance["float32"]
+        assert np.array_equal(got, attend_quantized(kernels, v, rows)), "its codes are the same bits"
+
+
+def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: DecodeKernels, v: Variant) -> None:
+    v = replace(v, dtype="float16", kv_dtype="float16", kv_bits=4)
+    rows = quantized_rows(v, [300, 1, 40, 256])
+    alone = [attend_quantized(kernels, v, [row], seed=i)[0] for i, row in enumerate(rows)]
+    for turn in range(len(rows)):
+        order = [(i + turn) % len(rows) for i in range(len(rows))]
+        together = attend_quantized(kernels, v, [rows[i] for i in order], seed=turn, tail_tokens=min(turn, 1))
+        for place, i in enumerate(order):
+            assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_partial_results_are_of_single_precision(
+    kernels: DecodeKernels, tolerance: dict[str, float], softcap: float | None, v: Variant
+) -> None:
+    """Codes, scales and biases are exact in halves, and nothing else is rounded to 16 bits."""
+    v = replace(v, dtype="float16", kv_dtype="float16")
+    rows, options = quantized_rows(v, [40, 256]), Options(softcap=softcap)
+    partials = np.array(kernels.decode(*quantized_problem(v, rows, options)), np.float64)
+    assert error(partials[..., :-2] / partials[..., -1:], answer(v, rows, options)) < tolerance["float32"]
+
+
+def test_numbers_far_from_zero_keep_what_their_codes_say(kernels: DecodeKernels, v: Variant) -> None:
+    """A bias of 50 steps of a scale's range cancels in no sum: the scores are of differences of a hundredth."""
+    (row,) = quantized_rows(v, [200])
+    parts = (row.key_parts[0], row.key_parts[1] / 64, row.key_parts[2] / 64 + 4.0)
+    values = (row.value_parts[0], row.value_parts[1], row.value_parts[2] + 50.0)
+    moved = replace(row, keys=dequantized(v, parts), values=dequantized(v, values), key_parts=parts, value_parts=values)
+    assert error(attend_quantized(kernels, v, [moved]), answer(v, [moved])) < 1e-4
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_each_of_several_query_tokens_sees_what_was_before_it(
+    kernels: DecodeKernels, tolerance: dict[str, float], window: int | None
+) -> None:
+    v = replace(KERNELS["matrix"], group=2, query_tokens=4, kv_bits=4)
+    assert v.kernel is Kernel.MATRIX and refusal(v) is None
+    rows = quantized_rows(v, [8, 33, 100, 257, 300])
+    queries = rounded(np.random.default_rng(1).standard_normal((5, 4, 4, v.key_dim)), v.dtype)
+    with sim.options(poison=True):
+        got = attend_quantized(kernels, v, rows, Options(window=window), queries=queries, tail_tokens=6)
+    assert error(got, answers(v, rows, queries, Options(window=window))) < tolerance[v.dtype]
+
+
+def test_sinks_and_rows_without_tokens(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+    rows = quantized_rows(v, [0, 5, 300])
+    options = Options(sinks=np.linspace(-3, 4, 2 * v.group).astype(np.float32))
+    got = attend_quantized(kernels, v, rows, options)
+    assert error(got, answer(v, rows, options)) < tolerance["float32"] and not got[0].any()
+
+
+def test_more_words_than_are_counted_are_refused() -> None:
+    v = KERNELS["vector"]
+    configured, items, inputs = quantized_problem(v, quantized_rows(v, [3]))
+    slots = LARGEST // 8 + 8
+    huge = sim.SparseArray((1, slots, 8), mx.uint32)
+    with pytest.raises(MemoryRefused, match="4294967296"):
+        DecodeKernels(sim.metal_kernel)(configured, items, replace(inputs, keys=huge))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", [None, Kernel.VECTOR], ids=["as the rules say", "vector"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize(("bits", "of"), [(8, 32), (8, 64), (4, 32), (4, 64)])
+def test_the_matrix_of_quantizations(
+    kernels: DecodeKernels, tolerance: dict[str, float], bits: int, of: int, dim: int, dtype: str, forced: Kernel | None
+) -> None:
+    if dim % of:
+        return
+    for group in (1, 4, 8):
+        v = Variant(dtype, dtype, dim, dim, 32, group, kv_bits=bits, quant_group=of, forced=forced)
+        rows = quantized_rows(v, [10, 40, 42, 264, 266, 522])
+        for window in (None, 300):
+            got = attend_quantized(kernels, v, rows, Options(window=window), tail_tokens=9)
+            assert error(got, answer(v, rows, Options(window=window))) < tolerance[dtype]
+
+
+def test_quantizing_once_more_need_not_give_the_same_codes() -> None:
+    """Why a tail keeps codes: what they stand for, quantized again, is another key here and there."""
+    v = variant(dim=64, bits=4, dtype="float16", kv_dtype="float16")
+    (row,) = quantized_rows(v, [2000])
+    again = quantized_row(v, row)
+    assert not all(np.array_equal(a, b) for a, b in zip(row.key_parts, again.key_parts, strict=True))
