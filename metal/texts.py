@@ -7,6 +7,7 @@ each variant is that text in a file of its own, which `xcrun metal -c` compiles 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from cortexmlx.metal.work import SMALL
 CHECKED: tuple[Variant | PrefillVariant, ...] = (*VARIANTS, *PREFILL_VARIANTS)
 """The variants of every kernel that are checked as such."""
 
+_LONGEST_NAME = 200
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
@@ -108,8 +110,13 @@ def preamble() -> str:
 
 
 def file_name(kernel: KernelText) -> str:
-    """The file of a kernel: its name in Metal, which has all its template arguments and input types."""
-    return kernel.name.removeprefix("custom_kernel_") + ".metal"
+    """The file of a kernel: its name in Metal, which has all its template arguments and input types. What a file's name
+    has no room for is a digest.
+    """
+    name = kernel.name.removeprefix("custom_kernel_")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return name + ".metal"
 
 
 def metal_file(kernel: KernelText) -> str:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.check import Approval, check_variant
 from cortexmlx.attention.metal_prefill import MetalPrefill
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.selfcheck.check import Approval, check_variant
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep

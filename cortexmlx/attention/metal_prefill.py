@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from cortexmlx.attention.check import Approval, check_prefill
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.selfcheck.check import Approval, check_prefill
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours

@@ -21,9 +21,9 @@ import numpy as np
 
 from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.memory import obtainable
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.machine import obtainable
 
 Slab = tuple[mx.array, ...]
 

@@ -11,11 +11,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.check import check_variant
+from cortexmlx.attention.selfcheck.check import check_variant
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sim.toolchain import find_compiler, mlx_headers
-from cortexmlx.metal.texts import CHECKED, kernel_texts, main, metal_file, preamble
+from cortexmlx.metal.texts import CHECKED, file_name, kernel_texts, main, metal_file, preamble
 
 SINKS = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, sinks=True)
 WIDE = Variant("float32", "float16", 192, 128, 8, 1, softcap=True)
@@ -52,8 +52,7 @@ def test_every_variant_has_its_two_kernels_and_each_is_written_once(
     folder = tmp_path / "new" / "texts"
     assert main([str(folder)]) == 0
     names = {path.stem for path in folder.iterdir()}
-    wanted = {k.name for v in CHECKED for k in kernel_texts(v)}
-    assert names == {name.removeprefix("custom_kernel_") for name in wanted} and len(names) > len(CHECKED)
+    assert names == {Path(file_name(k)).stem for v in CHECKED for k in kernel_texts(v)} and len(names) > len(CHECKED)
     assert capsys.readouterr().out == f"{len(names)} kernels of {len(CHECKED)} variants in {folder}\n"
     assert main([]) == 2 and "FOLDER" in capsys.readouterr().err
 
@@ -92,3 +91,9 @@ def test_it_runs_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cortexmlx.metal.texts", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and any(tmp_path.iterdir()), done.stderr
+
+
+def test_a_file_system_takes_the_name_of_every_kernel_and_no_two_are_one() -> None:
+    texts = {kernel.name: file_name(kernel) for variant in CHECKED for kernel in kernel_texts(variant)}
+    assert max(map(len, texts.values())) <= 255 < max(map(len, texts)), "what a file system takes, and what there is"
+    assert len({*texts.values()}) == len(texts) > 50

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.attention.check_problem import (
+from cortexmlx.attention.selfcheck.problem import (
     PREFILL_WINDOW,
     WINDOW,
     PrefillProblem,

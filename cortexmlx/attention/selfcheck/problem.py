@@ -202,17 +202,14 @@ def concealed(inputs: Inputs) -> Inputs:
         numbers = slab.reshape(-1)
         return mx.concatenate([numbers, mx.zeros_like(numbers)]).reshape(heads, 2 * slots, dim)[:, ::2]
 
-    apart = {}
-    if isinstance(inputs, DecodeInputs):
-        apart = {
-            name: (*map(behind, a[:2]), *a[2:]) for name, a in (("scales", inputs.scales), ("biases", inputs.biases))
-        }
-    return replace(
-        inputs,
-        keys=behind(inputs.keys),
-        values=None if inputs.values is None else behind(inputs.values),
-        **apart,
-    )
+    def of_arena(arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        return (*map(behind, arrays[:2]), *arrays[2:])  # the others are the tail's
+
+    keys = behind(inputs.keys)
+    if isinstance(inputs, PrefillInputs):
+        return replace(inputs, keys=keys, values=behind(inputs.values))
+    values = None if inputs.values is None else behind(inputs.values)
+    return replace(inputs, keys=keys, values=values, scales=of_arena(inputs.scales), biases=of_arena(inputs.biases))
 
 
 def _draw(random: np.random.Generator, *shape: int) -> Floats:

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from cortexmlx.kv.memory import obtainable
+from cortexmlx.machine import obtainable
 
 PROGRAM = """
 import json, resource, sys
-from cortexmlx.kv.memory import obtainable
+from cortexmlx.machine import obtainable
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
