@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.quantization import Quantization
+from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.step import GroupStep
 
 _T = TypeVar("_T")
@@ -59,7 +58,7 @@ class PagedKV:
 
     `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are
     live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes with `step`. With a
-    `quantization` the slab and the tail are of six arrays each (`kv/quantization.py`).
+    `quantization` the slab and the tail are of six arrays each (`Quantization`).
     """
 
     arena: KVArena

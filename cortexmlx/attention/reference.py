@@ -4,7 +4,7 @@ judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie: the slab is reshaped (free) to matrices
 `[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
 row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
-Blocks of quantized keys and values are multiplied in place, too (`quantized.py`); what a piece sees is dequantized.
+Blocks of quantized keys and values are multiplied in place, too by `mx.gather_qmm`; what a piece sees is dequantized.
 
 Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
 that the layer's window shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
@@ -21,11 +21,10 @@ from functools import partial
 import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.quantized import block_products, plain
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.arena import Slab
+from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.step import Piece
 
 STRETCH = 64
@@ -145,7 +144,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     scores = _block_products(q.reshape(-1, group, dim), kv, index.row_head, index.block, values=False)
     scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
     if kv.tail is not None:
-        tail_keys, tail_values = plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
+        tail_keys, tail_values = _plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
     scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
@@ -158,6 +157,33 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     return divided(out, total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 
+def _quantized_products(
+    left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
+) -> mx.array:
+    """`left[which_left]` by the blocks of the layer's slab that `which_block` names (head h block b is h * all + b): by
+    their keys transposed, or by their `values`.
+    """
+    form = kv.quantization
+    assert form is not None
+    codes, scales, biases = kv.arena.blocks_of(kv.layer)[PARTS * values :][:PARTS]
+    return mx.gather_qmm(
+        left,
+        codes,
+        scales,
+        biases,
+        lhs_indices=which_left,
+        rhs_indices=which_block,
+        transpose=not values,
+        group_size=form.group,
+        bits=form.bits,
+    )
+
+
+def _plain(kv: PagedKV, arrays: Slab) -> Slab:
+    """Keys and values of a slab, a view or a tail as numbers: of a quantized layer what the codes stand for."""
+    return arrays if kv.quantization is None else kv.quantization.dequantize(arrays)
+
+
 def _block_products(
     left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
 ) -> mx.array:
@@ -165,7 +191,7 @@ def _block_products(
     blocks; MLX's CPU build can do that with plain ones in float32 only. Of two dtypes MLX would convert the whole slab.
     """
     if kv.quantization is not None:
-        return block_products(left, kv, which_left, which_block, values=values)
+        return _quantized_products(left, kv, which_left, which_block, values=values)
     blocks = kv.arena.blocks_of(kv.layer)[values]
     blocks = blocks if values else blocks.swapaxes(-1, -2)
     if left.dtype == blocks.dtype and (left.dtype == mx.float32 or mx.default_device() != mx.cpu):
@@ -233,6 +259,6 @@ def _piece_kv(kv: PagedKV, piece: Piece, oldest: int) -> Slab:
     """What a piece looks at, from the token `oldest` on."""
     if piece.run is not None:
         view = kv.arena.view(kv.layer, piece.run, piece.tokens)
-        return plain(kv, tuple(a[:, oldest:] for a in view) if oldest else view)
+        return _plain(kv, tuple(a[:, oldest:] for a in view) if oldest else view)
     slots = ReferenceStep.of(kv).slots(piece)
-    return plain(kv, tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer)))
+    return _plain(kv, tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer)))

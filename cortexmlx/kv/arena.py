@@ -15,6 +15,7 @@ to it. The last block is scratch: its last slot takes writes that belong to nobo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -26,6 +27,34 @@ from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.machine import obtainable
 
 Slab = tuple[mx.array, ...]
+
+PARTS = 3
+"""Arrays that say what keys, or values, are: codes, scales, biases."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`: `bits` of a code, 8 or 4,
+    and the `group` of numbers along a head that share a scale.
+
+    A quantized slab is a `Slab` of six arrays: of keys the codes `[kv_heads, slots, dim * bits / 32]` uint32, scales and
+    biases `[kv_heads, slots, dim / group]`, and the same of values. A tail is six such arrays `[rows, kv_heads, W, ...]`.
+    It keeps codes, too, because what they stand for, quantized once more, need not be the same bits: so a token is the
+    same before and after it moves to the arena.
+    """
+
+    bits: int
+    group: int
+
+    def quantize(self, *numbers: mx.array) -> tuple[mx.array, ...]:
+        """Codes, scales and biases of each array `[..., dim]`, one after the other."""
+        return tuple(part for array in numbers for part in mx.quantize(array, group_size=self.group, bits=self.bits))
+
+    def dequantize(self, parts: Sequence[mx.array]) -> tuple[mx.array, ...]:
+        """What `quantize` gave for some arrays, as numbers again `[..., dim]`, in the dtype of the scales."""
+        each = zip(parts[::PARTS], parts[1::PARTS], parts[2::PARTS], strict=True)
+        return tuple(mx.dequantize(c, s, b, group_size=self.group, bits=self.bits) for c, s, b in each)
+
 
 _SPARE = 256 << 20
 """The arena takes bytes only if as many again, up to so many, are left for the steps: logits, activations, copies."""

@@ -52,7 +52,6 @@ TESTED_WITH = {
     "metal/sim/judge/steel.py": "tests/sim/test_judges.py",
     "metal/sim/judge/table.py": "tests/sim/test_judges.py",
     "metal/sim/messages.py": "tests/sim/test_faults.py",
-    "metal/sources.py": "tests/metal/test_decode_quantized.py",
 }
 """Modules that have no test file of their own, each with the file that judges it: plain data, what only puts others
 together, and what shows only in the work of its neighbours.

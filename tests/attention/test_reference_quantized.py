@@ -10,10 +10,8 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.quantized import plain
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.quantization import Quantization
+from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 
@@ -142,10 +140,3 @@ def test_no_slab_is_dequantized_for_single_tokens() -> None:
     before = mx.get_active_memory()
     mx.eval(reference.attend(problem.queries[:2], problem.kv, scale=0.125))
     assert mx.get_peak_memory() - before < wide[0].nbytes / 8
-
-
-def test_plain_arrays_stay_what_they_are() -> None:
-    problem = _Problem(Quantization(8, 64), "float32", None, run=False)
-    arrays = (mx.zeros(3), mx.zeros(4))
-    problem.kv.quantization = None
-    assert plain(problem.kv, arrays) is arrays

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.quantization import PARTS, Quantization
+from cortexmlx.kv.arena import PARTS, Quantization
 
 
 @pytest.mark.parametrize("bits", [8, 4])
