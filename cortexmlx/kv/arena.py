@@ -34,13 +34,13 @@ PARTS = 3
 
 @dataclass(frozen=True)
 class Quantization:
-    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`: `bits` of a code, 8 or 4,
-    and the `group` of numbers along a head that share a scale.
+    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`: `bits` of a code, 8 or
+    4, and the `group` of numbers along a head that share a scale.
 
-    A quantized slab is a `Slab` of six arrays: of keys the codes `[kv_heads, slots, dim * bits / 32]` uint32, scales and
-    biases `[kv_heads, slots, dim / group]`, and the same of values. A tail is six such arrays `[rows, kv_heads, W, ...]`.
-    It keeps codes, too, because what they stand for, quantized once more, need not be the same bits: so a token is the
-    same before and after it moves to the arena.
+    A quantized slab is a `Slab` of six arrays: of keys the codes `[kv_heads, slots, dim * bits / 32]` uint32, scales
+    and biases `[kv_heads, slots, dim / group]`, and the same of values. A tail is six such arrays `[rows, kv_heads, W,
+    ...]`. It keeps codes, too, because what they stand for, quantized once more, need not be the same bits: so a token
+    is the same before and after it moves to the arena.
     """
 
     bits: int
