@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
 MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
+LAYOUT, SOURCES = "metal/matrix_layout.h", "metal/sources.py"
+QUANTIZED, QUANTIZED_MATRIX = "metal/quantized.h", "metal/quantized_matrix.h"
 WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/paged_prefill.metal", "metal/prefill.py"
@@ -48,19 +50,19 @@ FAULTS = (
     Fault("the common maximum of slices starts at 0", DECODE, "float common_max = LOWEST;", "float common_max = 0.0f;"),
     Fault("the common maximum of partitions starts at 0", REDUCE, "? sink : LOWEST", "? sink : 0.0f"),
     Fault("an epsilon in the denominator", REDUCE, "sum / denominator :", "sum / (denominator + 1e-5f) :"),
-    Fault("32-bit offsets in a slab", DECODE, "~place)) * DIM", "~place) * DIM)"),
-    Fault("32-bit offsets of heads", VECTOR_ENTRY, "const int64_t slots =", "const unsigned slots ="),
+    Fault("32-bit offsets in a slab", SHARED, "~place)) * DIM", "~place) * DIM)"),
+    Fault("32-bit offsets of heads", SOURCES, "const int64_t first_slot =", "const unsigned first_slot ="),
     Fault(
         "tail strides swapped",
-        VECTOR_ENTRY,
-        "tail_keys + row_head * columns",
-        "tail_keys + (kv_head * rows + row) * columns",
+        SOURCES,
+        "first_column = row_head *",
+        "first_column = (kv_head * rows + row) *",
     ),
     Fault(
         "the head stride of values is that of keys",
-        VECTOR_ENTRY,
-        "kv_head * slots * VALUE_DIM",
-        "kv_head * slots * KEY_DIM",
+        SOURCES,
+        "first_slot * {dim}",
+        "first_slot * KEY_DIM",
     ),
     Fault("the sum is not rescaled", DECODE, "    sum_exp_score *= factor;\n", ""),
     Fault("the output is not rescaled", DECODE, "out[h][n] *= head_factor;", ""),
@@ -176,17 +178,19 @@ FAULTS = (
     ),
     Fault("a column's sum leaves out four rows", MATRIX, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
     Fault("the last numbers of a head are taken for others", TILES, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
-    Fault("odd numbers of a head come from its start", TILES, "chunk[(count & 6) * LANES + at]", "chunk[at]"),
+    Fault(
+        "odd numbers of a head come from its start",
+        TILES,
+        "base[first + uint((count & 6) * LANES + at)]",
+        "base[first + uint(at)]",
+    ),
     Fault("a table is read for no token", TILES, "max(min(token, heads.arena_tokens - 1), 0)", "token"),
     Fault("the first token of the tail is the arena's", TILES, "return column < 0 ?", "return column <= 0 ?"),
     Fault("offsets of 32 bits for matrices", TILES, "uint64_t(block) * BLOCK_SIZE", "uint32_t(block) * BLOCK_SIZE"),
-    Fault(
-        "keys that are not there are read",
-        MATRIX,
-        "clamp(begin + u * 8 + place.row, first, last - 1)",
-        "begin + u * 8 + place.row",
-    ),
-    Fault("values that are not there are read", MATRIX, "clamp(token + 1, first, last - 1)", "min(token + 1, last)"),
+    Fault("neighbours that are not there are read", LAYOUT, "clamp(n, tokens.first, tokens.last)", "n"),
+    Fault("the token behind the last is read", LAYOUT, "min(last - 1 - begin,", "min(last - begin,"),
+    Fault("a slice without tokens is looked up", LAYOUT, "clamp(token, first, last - 1) & ~", "token & ~"),
+    Fault("the first token of the tail is a neighbour in the arena", LAYOUT, "token.column < 0;", "token.column <= 0;"),
     Fault(
         "tokens before the first weigh",
         MATRIX,
@@ -203,7 +207,12 @@ FAULTS = (
         "const int query = tile * 8 + place.column + n % 2;",
         "const int query = place.column + n % 2;",
     ),
-    Fault("no barrier after the queries", MATRIX, "  " + _BARRIER + "\n  // Start with", "\n  // Start with"),
+    Fault(
+        "no barrier after the queries",
+        MATRIX,
+        "  " + _BARRIER + "  threadgroup float* query_sums",
+        "  threadgroup float* query_sums",
+    ),
     Fault(
         "no barrier before slices of matrices are merged",
         MATRIX,
@@ -216,8 +225,8 @@ FAULTS = (
     Fault(
         "both parts of a value are the first",
         MATRIX,
-        "first, last - 1)) + part * PART_DIM;\n      const",
-        "first, last - 1));\n      const",
+        "from_left.first += part * PART_DIM;",
+        "",
     ),
     Fault(
         "a slice's maximum is not the tile's",
@@ -336,6 +345,26 @@ FAULTS = (
     Fault("32-bit offsets of a piece", PREFILL, "heads + slot * DIM + d", "heads + uint(slot) * DIM + d"),
     Fault(
         "the KV head of another group", PREFILL_ENTRY, "first_head / (query_heads / kv_heads)", "first_head % kv_heads"
+    ),
+    Fault("a code keeps the power that it is written behind", QUANTIZED, "-float(1 << BITS)", "0.0f"),
+    Fault(
+        "codes of the tail with scales of the arena",
+        QUANTIZED,
+        "? source.scales.arena : source.scales.tail",
+        "? source.scales.arena : source.scales.arena",
+    ),
+    Fault("the group of a pack is the first", QUANTIZED, "uint(pack * PACK / GROUP)", "0u"),
+    Fault("codes of matrices in the order of memory", QUANTIZED, "n % 2 * (16 / BITS)", "n % 2"),
+    Fault("sums of queries leave out the last chunk", QUANTIZED_MATRIX, "n < GROUP / 4", "n < GROUP / 4 - 8"),
+    Fault("biases are weighed under the old maximum", QUANTIZED_MATRIX, "biases.sums[g][e] *= factor;", ""),
+    Fault(
+        "a row's biases are not those of its column",
+        QUANTIZED_MATRIX,
+        "sum_over_rows(biases.sums[g][e])",
+        "biases.sums[g][e]",
+    ),
+    Fault(
+        "a part of a value has the scales of the first", QUANTIZED_MATRIX, "scales.first + first +", "scales.first +"
     ),
     Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, piece.tokens)", "begin + tile"),
 )
