@@ -152,7 +152,7 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
 def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
     factory: Any, says: list[str], tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step runs on the reference path, and the whole reason is in `stats()`."""
+    """Every step runs on the reference path, and the whole reason is in `stats()`, for each kernel."""
 
     def choose(name: str) -> Backend:
         attention = MetalAttention(factory)
@@ -166,9 +166,12 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         assert [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]] == wanted
         stats = engine.stats()
-    [note] = stats.attention_notes
-    assert note.startswith("float32, head_dim ") and all(line in note for line in says)
-    assert stats.attention_backend.startswith(f"metal; reference for {note.splitlines()[0]}")
+    prefill, decode = stats.attention_notes
+    assert "prefill kernel" in prefill.splitlines()[0] and "prefill kernel" not in decode
+    assert all(line.replace("decode", "prefill") in prefill and line in decode for line in says)
+    assert all(note.startswith("float32, head_dim ") for note in stats.attention_notes)
+    assert stats.attention_backend.startswith(f"metal; reference for {prefill.splitlines()[0]}")
+    assert decode.splitlines()[0] in stats.attention_backend
     assert "\n" not in stats.attention_backend
 
 
