@@ -95,10 +95,9 @@ _CUTS = ((8, 32), (8, 16), (4, 32), (4, 16))
 RULES: tuple[Rule, ...] = (
     *EVERY_KERNEL,
     Rule(
-        lambda s: not s.alibi and not s.latent,
-        "slopes, and values that lie in their keys, are not in the prefill kernel",
+        lambda s: not (s.alibi or s.latent or s.kv_bits),
+        "slopes, values that lie in their keys and quantized ones are not in the prefill kernel",
     ),
-    Rule(lambda s: s.kv_bits is None, "quantized keys and values are not in the prefill kernel"),
     Rule(lambda s: s.key_dim % 8 == 0 and s.value_dim % 8 == 0, "head_dim must be cut into matrices of 8 rows"),
     Rule(lambda s: s.value_dim <= DIMS, f"the output of more than {DIMS} dimensions does not fit the registers"),
 )

@@ -168,7 +168,7 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
         stats = engine.stats()
     prefill, decode = stats.attention_notes
     assert "prefill kernel" in prefill.splitlines()[0] and "prefill kernel" not in decode
-    assert all(line.replace("decode", "prefill") in prefill and line in decode for line in says)
+    assert all(line.replace("its decode", "its prefill") in prefill and line in decode for line in says)
     assert all(note.startswith("float32, head_dim ") for note in stats.attention_notes)
     assert stats.attention_backend.startswith(f"metal; reference for {prefill.splitlines()[0]}")
     assert decode.splitlines()[0] in stats.attention_backend

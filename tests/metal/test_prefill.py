@@ -150,6 +150,8 @@ def test_a_refusal_says_why() -> None:
     assert "registers" in (refusal(variant(dim=264)) or "")
     assert "float16 and bfloat16" in (refusal(variant(dtype="int8")) or "")
     assert "bytes of threadgroup memory" in (refusal(variant(dim=256)) or "")
+    for other in ({"alibi": True}, {"latent": True}, {"kv_bits": 8, "quant_group": 32}):
+        assert "not in the prefill kernel" in (refusal(variant(**other)) or "")
 
 
 @pytest.mark.parametrize(
