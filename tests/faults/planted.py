@@ -151,10 +151,15 @@ FAULTS = (
     ),
     Fault("rows find their neighbour's items", WORK, "np.cumsum(counts) - counts", "np.cumsum(counts) - counts[0]"),
     Fault("windows start at partition 0", WORK, "first_part = start // partition", "first_part = start * 0"),
-    Fault("small plans are not padded", WORK, "max(0, SMALL - len(plan))", "0"),
+    Fault("small plans are not padded", WORK, "max(0, SMALL - len(numbers))", "0"),
     Fault("small tables are not padded", WORK, "max(0, -(-SMALL // rows) - blocks)", "0"),
-    Fault("the plan of the window's first step is kept", BACKEND, "known.tail_tokens == tail_tokens", "known.items"),
-    Fault("old sinks are kept", BACKEND, "known is None or known[0] is not sinks", "known is None"),
+    Fault(
+        "the plan of the window's first step is kept",
+        BACKEND,
+        "(known.tail_tokens, known.partition) == (tail_tokens, partition)",
+        "known",
+    ),
+    Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
     Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),", "queries,"),
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
     Fault(
@@ -172,11 +177,11 @@ FAULTS = (
     Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(
         "a column's maximum leaves out four rows",
-        MATRIX,
+        TILES,
         "return max(x, simd_shuffle_xor(x, ushort(16)));",
         "return x;",
     ),
-    Fault("a column's sum leaves out four rows", MATRIX, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
+    Fault("a column's sum leaves out four rows", TILES, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
     Fault("the last numbers of a head are taken for others", TILES, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
     Fault(
         "odd numbers of a head come from its start",
@@ -297,8 +302,8 @@ FAULTS = (
     Fault(
         "slopes are not for pieces",
         BACKEND,
-        "(queries, kv, scale, sinks, softcap, slopes)]",
-        "(queries, kv, scale, sinks, softcap, None)]",
+        "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)",
+        "reference.attend_pieces(queries, kv, scale, sinks, softcap, None)",
     ),
     Fault("slopes are no part of a variant's key", BACKEND, ", slopes is not None)", ", False)"),
     Fault(
