@@ -12,6 +12,7 @@ WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
+CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
 BACKEND = "cortexmlx/attention/metal.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -167,6 +168,13 @@ FAULTS = (
         CALLS,
         "header=kernel_text(geometry.file),\n                ensure_row_contiguous=False",
         "header=kernel_text(geometry.file),\n                ensure_row_contiguous=True",
+    ),
+    Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
+    Fault(
+        "partitions differ with the number of query tokens",
+        SHAPE,
+        "2 * 4 * self.shape.group * self",
+        "2 * 4 * self.shape.query_tokens * self.shape.group * self",
     ),
     Fault(
         "partitions depend on the batch",
