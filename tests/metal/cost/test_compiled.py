@@ -25,7 +25,7 @@ from cortexmlx.metal.cost.compiled import (
 )
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.cost.kernels import candidates
-from cortexmlx.metal.cost.sheet import SHAPES
+from cortexmlx.metal.cost.sheet import SHAPES, WIDE_SHAPES
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import VectorGeometry
 
@@ -122,7 +122,8 @@ def _kept() -> Record:
 def test_the_kept_record_has_every_shape_of_the_sheet() -> None:
     record = _kept()
     both = [candidate for variant in SHAPES for candidate in candidates(variant)]
-    assert len(both) == 2 * len(SHAPES) and all(record.find(v.geometry.name, v.label) for v in both)
+    assert len(both) == 2 * len(SHAPES)
+    assert all(record.find(v.geometry.name, v.label) for v in (*both, *WIDE_SHAPES))
     kernels = ("sdpa_vector", "sdpa_vector_2pass_1", "sdpa_vector_2pass_1_gqa")
     assert all(record.find(kernel, f"float16, head_dim {dim}") for kernel in kernels for dim in (64, 128))
 

@@ -14,6 +14,7 @@ from cortexmlx.metal.cost.published import MEASURED, TWO_PASS
 from cortexmlx.metal.cost.sheet import (
     EPILOGUE,
     SHAPES,
+    WIDE_SHAPES,
     calibration,
     chips,
     comparable,
@@ -37,7 +38,11 @@ def test_the_readme_shows_what_the_command_prints_of_chips_and_measurements() ->
 
 
 @OTHER_MLX
-@pytest.mark.parametrize("shapes", [SHAPES[3:4], pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "shapes",
+    [SHAPES[3:4], *(pytest.param(shapes, marks=pytest.mark.slow) for shapes in (SHAPES, WIDE_SHAPES))],
+    ids=["one", "all", "wide"],
+)
 def test_the_readme_shows_what_the_command_prints_of_kernels(shapes: tuple[object, ...]) -> None:
     lines = list(costs(shapes))
     assert len(lines) > 2 + len(shapes)
