@@ -64,3 +64,10 @@ def test_each_live_number_is_read_once_in_every_shape(group: int, dim: int) -> N
         traffic = measure(v, tokens, tail_tokens=16, window=window)
         assert 1.0 <= traffic.distinct <= LIMIT
         assert traffic.loaded <= LIMIT * v.geometry.tiles * v.geometry.parts
+
+
+@pytest.mark.parametrize(("bits", "group", "forced"), [(8, 8, None), (4, 1, Kernel.VECTOR)])
+def test_codes_scales_and_biases_are_read_once_per_kv_head(bits: int, group: int, forced: Kernel | None) -> None:
+    v = Variant("float16", "float16", 64, 64, 32, group, kv_bits=bits, quant_group=64, forced=forced)
+    assert v.bytes_per_token == 2 * (64 * bits // 8 + 2 * 2)
+    assert 1.0 <= measure(v, 300, tail_tokens=7, kv_heads=2).distinct <= LIMIT
