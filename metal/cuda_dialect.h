@@ -9,6 +9,7 @@ using cuda::std::int64_t;
 using cuda::std::uint64_t;
 using uint = unsigned int;
 using ushort = unsigned short;
+using uchar = unsigned char;
 
 template <typename T, int N>
 struct alignas(N * sizeof(T)) vec {
@@ -16,6 +17,16 @@ struct alignas(N * sizeof(T)) vec {
   __device__ T& operator[](int i) { return at[i]; }
   __device__ const T& operator[](int i) const { return at[i]; }
 };
+
+#define half2 vec<half, 2>  // CUDA's own has no numbered elements
+
+template <typename To, typename From>
+__device__ __forceinline__ To as_type(From x) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To y;
+  memcpy(&y, &x, sizeof(y));
+  return y;
+}
 
 __device__ __forceinline__ float simd_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -77,6 +88,7 @@ __device__ __forceinline__ void simdgroup_multiply_accumulate(
 
 enum class mem_flags { mem_threadgroup };
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
+__device__ __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
 namespace fast {
 __device__ __forceinline__ float exp(float x) { return __expf(x); }

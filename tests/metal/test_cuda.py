@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from cortexmlx.attention.selfcheck.problem import make_problem
 from cortexmlx.metal import cuda, sim
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
@@ -24,7 +25,9 @@ from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
 from support import prefill_problem
 from support.cuda_host import CudaOnHost
-from support.paged_problem import TOLERANCE, Options, answers, attend, error, problem, random_rows, several_queries
+from support.paged_problem import TOLERANCE, Options, answer, answers, attend, error, random_rows, several_queries
+from support.quantized_problem import attend_quantized, quantized_rows
+from support.quantized_problem import variant as quantized_variant
 
 NVCC = shutil.which("nvcc")
 BLOCK_REGISTERS = 65536
@@ -124,6 +127,24 @@ def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "v",
     [
+        quantized_variant(dtype="float16", kv_dtype="float16", bits=4),
+        quantized_variant(group=3, dim=64),
+        pytest.param(quantized_variant(dim=128, quant_group=64, kv_dtype="bfloat16"), marks=pytest.mark.slow),
+        pytest.param(quantized_variant(group=8, dim=128, bits=4, dtype="bfloat16"), marks=pytest.mark.slow),
+    ],
+    ids=lambda v: v.label,
+)
+def test_the_text_of_quantized_keys_and_values_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
+    rows, options = quantized_rows(v, [9, 300]), Options(window=270)
+    with cuda_on_host(tmp_path) as host:
+        got = attend_quantized(DecodeKernels(cuda.cuda_factory), v, rows, options, tail_tokens=5)
+    assert "quantized" in host.texts[0].name
+    assert error(got, answer(v, rows, options)) < TOLERANCE[v.dtype]
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
         prefill_problem.variant(dim=24, dtype="float16"),
         pytest.param(PrefillVariant("bfloat16", "float32", 72, 80, 16, 4), marks=pytest.mark.slow),
         pytest.param(PrefillVariant("float16", "float16", 256, 128, 32, 1), marks=pytest.mark.slow),
@@ -149,7 +170,8 @@ def test_it_compiles_and_fits_the_registers(v: Variant | PrefillVariant, tmp_pat
             given = prefill_problem.random_prompts(v, [5]), [prefill_problem.Stretch(0, 0, 5)]
             PrefillKernel(cuda.cuda_factory)(*prefill_problem.problem(v, *given))
         else:
-            DecodeKernels(cuda.cuda_factory)(*problem(v, random_rows(v, [5]), queries=_queries(v, 1)))
+            given = make_problem(v, None)
+            DecodeKernels(cuda.cuda_factory)(v, given.items, given.inputs)
     for made, threads in zip(host.texts, host.threads, strict=True):
         source = tmp_path / f"{made.name}.cu"
         source.write_text(made.text)

@@ -59,6 +59,7 @@ def test_every_rule_has_a_shape_that_breaks_it_alone() -> None:
     broken = [
         {"latent": False, "key_dim": 256, "value_dim": 256},
         {"latent": False, "key_dim": 640},
+        {"kv_bits": 8, "quant_group": 64},
         {"alibi": True},
         {"key_dim": 480},
         {"key_dim": 528},

@@ -104,6 +104,8 @@ inline void __syncthreads() {
   }
 }
 
+inline void __syncwarp() { host::exchange(0, 0); }
+
 template <typename T>
 T __shfl_sync(unsigned, T x, int lane) {
   return host::exchange(x, unsigned(lane));

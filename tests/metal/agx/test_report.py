@@ -133,7 +133,7 @@ def test_a_third_loop_that_loads_is_not_guessed_at() -> None:
     listing = PAGED.replace(
         "   r2 = exp2 r2\n} -> block4", "   r2 = device_load u0:u1, r2, x, #0, slot 0\n} -> block3 block4"
     )
-    with pytest.raises(UnknownListing, match="3 loops load"):
+    with pytest.raises(UnknownListing, match="loads 4 bytes, which is no multiple"):
         read_result(WORKLOAD, Output(listing, STATISTICS))
 
 
