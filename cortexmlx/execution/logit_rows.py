@@ -50,12 +50,22 @@ class LogitRows:
         return logits
 
 
-class _PickRows(nn.Module):  # type: ignore[misc]
+class _Wrapped(nn.Module):  # type: ignore[misc]
+    """Stands in the place of a norm, and has what the norm has: some models read its weight."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self["norm"] = norm
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name in self else getattr(self["norm"], name)
+
+
+class _PickRows(_Wrapped):
     """A norm that, at the last of its `calls` in a pass, first drops the rows nobody asked for."""
 
     def __init__(self, norm: nn.Module, calls: int) -> None:
-        super().__init__()
-        self.norm = norm
+        super().__init__(norm)
         self._calls = calls
         self._left = 0
         self._picked: list[mx.array] = []  # in a list, which is no parameter
@@ -73,12 +83,11 @@ class _PickRows(nn.Module):  # type: ignore[misc]
         return out
 
 
-class _Noted(nn.Module):  # type: ignore[misc]
+class _Noted(_Wrapped):
     """A norm that notes each of its calls."""
 
     def __init__(self, norm: nn.Module, note: Callable[[], None]) -> None:
-        super().__init__()
-        self.norm = norm
+        super().__init__(norm)
         self._note = note
 
     def __call__(self, *inputs: Any, **others: Any) -> Any:
@@ -90,22 +99,23 @@ def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
     """Wrap the norm that runs last, or return None: nothing is wrapped then."""
     for path, module in model.named_modules():
         if isinstance(module, _PickRows):  # of a runner that had the model before
-            _replace(model, path, module.norm)
+            _place(model, path)(module.norm)
     norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
+    places = {path: _place(model, path) for path in norms}  # before any is wrapped: there are norms in norms
     tokens = mx.zeros((_TOKENS, 1), mx.int32)
     order = [_ATTENTION]
     for path, norm in norms.items():
-        _replace(model, path, _Noted(norm, partial(order.append, path)))
+        places[path](_Noted(norm, partial(order.append, path)))
     try:
         lazy_pass(model, tokens, partial(order.append, _ATTENTION))
     finally:
         for path, norm in norms.items():
-            _replace(model, path, norm)
+            places[path](norm)
     last = order[-1]
     if last == _ATTENTION:
         return None
     pick = _PickRows(norms[last], order.count(last))
-    _replace(model, last, pick)
+    places[last](pick)
     pick.pick(mx.array(_ROWS))
     try:
         fits = lazy_pass(model, tokens, _nothing).shape[:2] == (len(_ROWS), 1)
@@ -113,7 +123,7 @@ def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
         fits = False
     pick.pick(None)
     if not fits:
-        _replace(model, last, norms[last])
+        places[last](norms[last])
     return pick if fits else None
 
 
@@ -121,13 +131,10 @@ def _nothing() -> None:
     pass
 
 
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module in the place that `named_modules` calls `path`."""
+def _place(model: nn.Module, path: str) -> Callable[[nn.Module], None]:
+    """Puts a module in the place that `named_modules` calls `path` now."""
     *way, name = path.split(".")
     parent: Any = model
     for step in way:
         parent = parent[int(step)] if isinstance(parent, list) else parent[step]
-    if isinstance(parent, list):
-        parent[int(name)] = module
-    else:
-        setattr(parent, name, module)
+    return partial(parent.__setitem__, int(name) if isinstance(parent, list) else name)

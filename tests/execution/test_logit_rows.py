@@ -40,8 +40,10 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     "gemma3": {"text_config": CONFIGS["gemma3_text"], "vocab_size": CONFIGS["llama"]["vocab_size"]},
     "gpt_neox": CONFIGS["llama"]
     | {"layer_norm_eps": 1e-5, "use_parallel_residual": True, "rotary_emb_base": 10_000, "rotary_pct": 0.5},
+    "stablelm": CONFIGS["llama"]
+    | {"layer_norm_eps": 1e-5, "use_qkv_bias": False, "partial_rotary_factor": 0.5, "qk_layernorm": True},
 }
-"""Models whose last norm has another name, or lies deeper."""
+"""Models whose last norm has another name, or lies deeper, or that keep norms in norms and read only their weights."""
 
 
 @pytest.mark.parametrize(
