@@ -78,9 +78,10 @@ class DecodeInputs:
     biases: tuple[mx.array, ...] = ()
 
 
-LARGEST = 1 << 32
-"""Words of a layer's quantized keys, or values (16 GiB): the kernels find theirs by numbers of 32 bits, which the
-hardware adds to an address for nothing. Plain ones are found by 64 bits."""
+LARGEST = 1 << 30
+"""Words of a layer's quantized keys, or values (4 GiB): the kernels find theirs by numbers of 32 bits, which the
+hardware adds to an address for nothing, and which count bytes where a lane loads two codes of 4 bits. Plain ones are
+found by 64 bits."""
 
 _INPUTS = ["queries", *SLABS, "block_tables", "decode_plan", "score_factors", "head_slopes"]
 _QUANTIZED_INPUTS = [*_INPUTS, *SCALES, *BIASES]

@@ -13,7 +13,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import LARGEST, DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.paged_problem import Options, answer, answers, error, rounded
+from support.paged_problem import TOLERANCE, Options, answer, answers, error, rounded
 from support.quantized_problem import (
     attend_quantized,
     dequantized,
@@ -131,13 +131,46 @@ def test_sinks_and_rows_without_tokens(kernels: DecodeKernels, tolerance: dict[s
     assert error(got, answer(v, rows, options)) < tolerance["float32"] and not got[0].any()
 
 
-def test_more_words_than_are_counted_are_refused() -> None:
+@pytest.mark.parametrize("slab", ["keys", "values"])
+def test_more_words_than_are_counted_are_refused(slab: str) -> None:
     v = KERNELS["vector"]
     configured, items, inputs = quantized_problem(v, quantized_rows(v, [3]))
     slots = LARGEST // 8 + 8
     huge = sim.SparseArray((1, slots, 8), mx.uint32)
-    with pytest.raises(MemoryRefused, match="4294967296"):
-        DecodeKernels(sim.metal_kernel)(configured, items, replace(inputs, keys=huge))
+    with pytest.raises(MemoryRefused, match=str(LARGEST)):
+        DecodeKernels(sim.metal_kernel)(configured, items, replace(inputs, **{slab: huge}))
+
+
+@pytest.mark.parametrize("forced", [Kernel.VECTOR, Kernel.MATRIX], ids=lambda kernel: kernel.value)
+def test_the_last_slots_of_as_many_words_as_are_counted(forced: Kernel) -> None:
+    """Slabs of all the words that are not refused, all zero but for the row's blocks at their ends. Of 64 numbers of 4
+    bits a lane of the vector kernel loads bytes, of which 32 bits count the fewest words.
+    """
+    v = variant(group=3, dim=64, bits=4, forced=forced)
+    assert refusal(v) is None
+    (row,) = quantized_rows(v, [21])
+    configured, items, inputs = quantized_problem(v, [row])
+    slots = LARGEST // 2 // 8
+    blocks = slots // v.block_size - np.array([1, 3, 2, *range(4, 9)])
+
+    def slab(numbers: np.ndarray, dtype: mx.Dtype) -> sim.SparseArray:
+        made = sim.SparseArray((2, slots, numbers.shape[-1]), dtype)
+        for b, block in enumerate(blocks[:3]):
+            for h in range(2):
+                part = numbers[h, b * v.block_size :][: v.block_size]
+                made.put((h, int(block) * v.block_size, 0), mx.array(part))
+        return made
+
+    (keys, *of_keys), (values, *of_values) = (
+        [slab(a, t) for a, t in zip(parts, (mx.uint32, mx.float32, mx.float32), strict=True)]
+        for parts in (row.key_parts, row.value_parts)
+    )
+    scales = (of_keys[0], of_values[0], *inputs.scales[2:])
+    biases = (of_keys[1], of_values[1], *inputs.biases[2:])
+    tables = mx.array(blocks[None].astype(np.int32))
+    given = replace(inputs, keys=keys, values=values, scales=scales, biases=biases, tables=tables)
+    got = np.array(DecodeKernels(sim.metal_kernel)(configured, items, given))[:, :, 0]
+    assert error(got, answer(v, [row])) < TOLERANCE["float32"]
 
 
 @pytest.mark.slow
