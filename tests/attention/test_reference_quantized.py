@@ -128,6 +128,16 @@ def test_rows_tails_and_pieces_are_attention_over_what_codes_stand_for(
             assert difference < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_lone_row_in_a_run_is_what_its_codes_stand_for(dtype: str) -> None:
+    """Of plain numbers such a row is read as a view of its run."""
+    problem = _Problem(Quantization(4, 32), dtype, None, run=True)
+    whole = problem.kv.step
+    problem.kv.step = GroupStep(whole.tables[1:], whole.lengths[1:], (KVHandle(5, 1),), (), None)
+    got = np.array(reference.attend(problem.queries[1:2], problem.kv, scale=problem.scale).astype(mx.float32))
+    assert np.abs(got[0, :, 0] - problem.wanted(None)[1]).max() < TOLERANCE[dtype]
+
+
 def test_no_slab_is_dequantized_for_single_tokens() -> None:
     """The step's memory does not grow with the slab."""
     problem = _Problem(Quantization(8, 64), "float32", None, run=False)
