@@ -55,6 +55,13 @@ def test_pieces_alone_are_attended_to_in_one_launch(window: int | None) -> None:
     assert first is second, "the work list goes to the device once for all layers"
 
 
+def test_layers_with_other_tiles_have_lists_of_their_own() -> None:
+    """What is kept for a step is kept for each tile: a kernel of shorter tiles would leave out most of a longer one."""
+    layer = Layer()
+    step = layer.derived.get(PrefillStep, layer.step)
+    assert [step.work(BLOCK, tile).items for tile in (32, 8, 32)] == [2, 4, 2]
+
+
 def test_queries_that_are_views_are_read_as_views() -> None:
     attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer()
     layer.queries = mx.concatenate([layer.queries, layer.queries + 1.0], axis=1)[:, :HEADS]
