@@ -14,6 +14,7 @@ from typing import Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
+from cortexmlx.models.messages import one_line
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Skeleton:
 def build(config: Mapping[str, Any]) -> Skeleton:
     """Build the model that `config` (the contents of config.json) describes. Nothing of its size is allocated.
 
-    Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it.
+    Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it, or its code
+    fails with it.
     """
     from cortexmlx.cpu import blas
 
@@ -52,8 +54,13 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     dtype = _dtype(config)
     model.set_dtype(getattr(mx, dtype))
     parameters = parameter_count(model)
-    _quantize(model, config)
-    vocab_size, groups = _caches(model, dtype)
+    try:
+        _quantize(model, config)
+        vocab_size, groups = _caches(model, dtype)
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error)}"
+        kind = config["model_type"]
+        raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
     refusal = _refusal(model)
     stored = weight_bytes(model)
     model.set_dtype(mx.float32)
@@ -80,7 +87,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
         raise ModelUnsupported(f"mlx-lm says of {kind!r}: {missing}")
     try:
         model_class, args_class = mlx_lm_utils()._get_classes(config)
-    except ValueError:
+    except (ValueError, AttributeError):  # no module of that name, or none of a model
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
         ) from None
@@ -96,9 +103,10 @@ def _lazy_model(config: dict[str, Any]) -> Any:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    text = config.get("text_config") or {}
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else {}
     named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
-    return named if named in ITEMSIZE else "bfloat16"
+    return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"
 
 
 def _quantize(model: Any, config: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
@@ -9,6 +11,7 @@ from cortexmlx.cli.skeleton import build
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+from support.tiny import CONFIGS
 
 
 def test_a_model_of_published_size_is_counted_exactly_and_nothing_is_allocated() -> None:
@@ -48,6 +51,28 @@ def test_what_the_engine_refuses_is_said_with_its_reason() -> None:
         build({"model_type": "olmo"})
 
 
-def test_an_unknown_architecture_is_not_guessed() -> None:
-    with pytest.raises(ModelUnsupported, match="mlx-lm has no architecture"):
-        build({"model_type": "no_such_thing"})
+@pytest.mark.parametrize("kind", ["no_such_thing", "base"])
+def test_an_unknown_architecture_is_not_guessed(kind: str) -> None:
+    """Nor is a module of mlx-lm's that is no model."""
+    with pytest.raises(ModelUnsupported, match=f"mlx-lm has no architecture '{kind}'"):
+        build({"model_type": kind})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_key_value_heads": 3},
+        {"quantization": {"group_size": 0, "bits": 4}},
+        {"quantization": {"group_size": 32, "bits": 7}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": None},
+    ],
+    ids=["heads", "groups", "bits", "no positions"],
+)
+def test_what_mlx_lm_cannot_compute_is_said_in_a_line(odd: dict[str, Any]) -> None:
+    with pytest.raises(ModelUnsupported, match="mlx-lm's code for 'qwen3' fails with this configuration"):
+        build(CONFIGS["qwen3"] | odd)
+
+
+def test_a_dtype_that_is_none_is_as_if_it_were_not_there() -> None:
+    for odd in ({"torch_dtype": ["float16"]}, {"torch_dtype": None, "text_config": "none"}):
+        assert build(CONFIGS["qwen3"] | odd).dtype == "bfloat16"
