@@ -151,3 +151,26 @@ def test_a_pass_that_fails_picks_nothing_in_the_next() -> None:
     with pytest.raises(ValueError, match="must be integral"):
         logit_rows.run(TOKENS.astype(mx.float32), [], rows_of(1))
     assert model(TOKENS).shape[0] == 4
+
+
+class Strict(Model):
+    """A model that insists on a logit for each token, and says so in its own way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        out = self.body(tokens)
+        if out.shape[0] != tokens.shape[0]:
+            raise self._error
+        logits: mx.array = self.head(out)
+        return logits
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("rows"), TypeError("rows")], ids=repr)
+def test_a_model_that_refuses_fewer_rows_keeps_its_norm(error: Exception) -> None:
+    model = Strict(error)
+    logits = LogitRows(model, no_attention).run(TOKENS, [], rows_of(2))
+    np.testing.assert_allclose(np.array(logits), np.array(model(TOKENS)[:, 0])[[2]], atol=1e-6)
+    assert isinstance(model.body.closing, nn.RMSNorm)
