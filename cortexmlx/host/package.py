@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 _NAME = "mlx_lm"
 _RUNNING = "_init_is_running"
@@ -80,6 +80,17 @@ def mlx_lm_utils() -> Any:
         return importlib.import_module(f"{_NAME}.utils")
 
 
+class _OfThisThread(io.StringIO):
+    """Keeps what the thread that made it writes; what other threads write meanwhile goes where it would have gone."""
+
+    def __init__(self, others: TextIO) -> None:
+        super().__init__()
+        self._others, self._thread = others, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return super().write(text) if threading.get_ident() == self._thread else self._others.write(text)
+
+
 def missing_package(model_type: str) -> str | None:
     """What mlx-lm's module of an architecture says that it lacks, or None. Such a module prints that and ends the
     process (`olmo`); here it does neither.
@@ -87,7 +98,7 @@ def missing_package(model_type: str) -> str | None:
     name = mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:
         return None
-    said = io.StringIO()
+    said = _OfThisThread(sys.stdout)
     try:
         with without_side_effects(), redirect_stdout(said):
             importlib.import_module(f"{_NAME}.models.{name}")

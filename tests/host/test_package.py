@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+
+from cortexmlx.host.package import missing_package, mlx_lm_utils
 from support.folders import write_folder
 from support.gguf_models import metadata, write_model
 
@@ -84,3 +88,19 @@ except AttributeError:
 
 def test_an_imported_mlx_lm_is_left_alone() -> None:
     run("import mlx_lm; from cortexmlx.host.package import enter_mlx_lm; enter_mlx_lm(); assert mlx_lm.load")
+
+
+def test_what_other_threads_print_while_a_module_is_imported_is_not_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def imported(_: str) -> None:
+        other = threading.Thread(target=print, args=("of another thread",))
+        other.start()
+        other.join()
+        print("install it")
+        raise SystemExit
+
+    mlx_lm_utils()
+    monkeypatch.setattr("cortexmlx.host.package.importlib.import_module", imported)
+    assert missing_package("no_such_thing") == "install it"
+    assert capsys.readouterr().out == "of another thread\n"
