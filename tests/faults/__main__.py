@@ -23,14 +23,23 @@ from tests.faults.planted import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
+    "kv/test_step.py",
+    "attention/test_alibi.py",
+    "attention/test_softmax.py",
+    "attention/test_reference_step.py",
+    "attention/test_reference_quantized.py",
     "metal/test_work.py",
     "metal/test_rules.py",
+    "metal/test_matrix.py",
+    "metal/test_sources.py",
     "metal/test_kernels.py",
     "metal/test_decode.py",
     "metal/test_decode_tokens.py",
     "metal/test_wide.py",
     "metal/test_decode_wide.py",
     "metal/test_decode_alibi.py",
+    "metal/test_decode_quantized.py",
+    "metal/test_decode_blocks.py",
     "metal/test_reduce.py",
     "metal/test_prefill.py",
     "attention/test_metal.py",
