@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from support.core_driver import assert_nothing_lost
-from support.programs import start
+from support.programs import ended, start
 from support.tiny import tokens_of
 
 LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
@@ -38,7 +38,7 @@ LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
 )
 def test_a_program_ends_with_its_own_exit_code(program: str, code: int, last: str, tiny: Any) -> None:
     process = start(program, tiny("llama"))
-    _, errors = process.communicate(timeout=60)
+    _, errors = ended(process)
     assert process.returncode == code, errors
     assert last in (errors.strip().splitlines() or [""])[-1]
     assert code == 1 or not errors
@@ -61,7 +61,7 @@ while e.stats().rows_running: time.sleep(0.01)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = ended(process)
     assert (process.returncode, output, errors) == (0, "5\n", "")
 
 

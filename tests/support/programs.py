@@ -29,8 +29,15 @@ def start(program: str, model: Path) -> subprocess.Popen[str]:
 def outcome(program: str, model: Path) -> tuple[int, str, str]:
     """Exit code, output and errors of a program that ends within two minutes."""
     process = start(program, model)
+    output, errors = ended(process, 120)
+    return process.returncode, output, errors
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
+    """What a program still prints, to output and to errors, until it ends. One that does not in time is killed: it
+    would take a core from all that is tested after it.
+    """
     try:
-        output, errors = process.communicate(timeout=120)
+        return process.communicate(timeout=seconds)
     finally:
         process.kill()
-    return process.returncode, output, errors
