@@ -91,8 +91,9 @@ def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:
 
 
 def test_slopes_of_decoding_rows_and_of_pieces(kernels: MetalAttention) -> None:
-    """A layer's slopes are not taken for its sinks, nor for those of another call."""
+    """A layer's slopes are not taken for its sinks, nor for those of another call, nor for none."""
     slopes, sinks = mx.array([0.5, 0.1, 0.03, 0.0]), mx.array([0.5, -2.0, 3.0, 0.0])
+    _agree(Step([30, 5]), kernels, 4)
     _agree(Step([30, 5]), kernels, 4, slopes=slopes)
     _agree(Step([30, 5]), kernels, 4, slopes=slopes * 2, sinks=sinks)
     pieces = (Piece(2, 9, 5, KVHandle(2, 2), None),)
