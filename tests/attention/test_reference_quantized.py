@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.metal import sim
 
 BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
@@ -136,6 +138,18 @@ def test_a_lone_row_in_a_run_is_what_its_codes_stand_for(dtype: str) -> None:
     problem.kv.step = GroupStep(whole.tables[1:], whole.lengths[1:], (KVHandle(5, 1),), (), None)
     got = np.array(reference.attend(problem.queries[1:2], problem.kv, scale=problem.scale).astype(mx.float32))
     assert np.abs(got[0, :, 0] - problem.wanted(None)[1]).max() < TOLERANCE[dtype]
+
+
+def test_the_metal_backend_leaves_rows_and_pieces_of_codes_to_it() -> None:
+    """To kernels of plain numbers the codes would be such."""
+    attention = MetalAttention(sim.metal_kernel, check=False)
+    for cap in (None, 2.0):
+        problem = _Problem(Quantization(8, 64), "float32", None, run=False)
+        got, wanted = (
+            np.array(backend(problem.queries, problem.kv, scale=problem.scale, softcap=cap))
+            for backend in (attention.attend, reference.attend)
+        )
+        assert np.array_equal(got, wanted) and attention.kernels() == attention.notes() == ()
 
 
 def test_no_slab_is_dequantized_for_single_tokens() -> None:
