@@ -26,8 +26,8 @@ class BlockPool:
         table.blocks.append(block)
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
-        """Bring a table to `need` blocks, or to `want` if one run holds them: the last run grows in place where it
-        can, or runs are added. As many blocks as are needed must be free.
+        """Bring a table to `need` blocks, or to `want` if the last run that is needed holds the others, too: the
+        table's last run grows in place where it can, or runs are added. As many blocks as are needed must be free.
         """
         have = len(table.blocks)
         while have < need:

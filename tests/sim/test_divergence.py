@@ -158,7 +158,7 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 UNHURRIED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@settings(max_examples=6, deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
+@settings(max_examples=4, deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
 @given(whole)
 def test_random_programs_run_as_in_a_simdgroup(made):
     helpers, programs, checked = made
