@@ -145,7 +145,7 @@ def throw_at(thread):
 """
 
 
-@pytest.mark.parametrize("pause", [0.1, 0.002])
+@pytest.mark.parametrize("pause", [pytest.param(0.1, marks=pytest.mark.slow), 0.002])
 def test_an_engine_answers_after_interrupts_at_random_moments(tiny: Any, pause: float) -> None:
     """Thrown while it computes, waits, recovers; whoever waits gets the right tokens or a CortexError."""
     program = f"""{STORM}

@@ -67,7 +67,7 @@ def joining(engine: Engine, starter: Any, which: Sequence[int]) -> list[Sequence
     return answers
 
 
-@pytest.mark.parametrize(("max_rows", "block_size"), [(3, 32), (8, 8)])
+@pytest.mark.parametrize(("max_rows", "block_size"), [(3, 32), pytest.param(8, 8, marks=pytest.mark.slow)])
 def test_a_few_prompts_together(starter: Any, theirs: Any, max_rows: int, block_size: int) -> None:
     with Engine("smollm2", kv_memory="300MB", max_rows=max_rows, block_size=block_size) as engine:
         assert differences(starter, A_FEW, joining(engine, starter, A_FEW), theirs) == []

@@ -49,9 +49,15 @@ def test_what_codes_stand_for_is_what_mlx_says() -> None:
         variant(group=1, dim=64, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
         variant(group=2, dim=128, bits=4, quant_group=64, dtype="bfloat16", kv_dtype="bfloat16"),
         variant(group=2, dim=96, bits=4),
-        variant(group=8, dim=128, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
+        pytest.param(
+            variant(group=8, dim=128, bits=8, quant_group=64, dtype="float16", kv_dtype="float16", block_size=32),
+            marks=pytest.mark.slow,
+        ),
         variant(group=4, dim=64, bits=4, quant_group=64),
-        variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16", forced=Kernel.MATRIX),
+        pytest.param(
+            variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16", forced=Kernel.MATRIX),
+            marks=pytest.mark.slow,
+        ),
         variant(group=3, dim=128, bits=8, value_dim=64, block_size=16),
         # A lane of the vector kernel has two neighbours of a head of 64: a load of 16 bits, or of 8.
         variant(group=2, dim=64, bits=8, forced=Kernel.VECTOR),

@@ -29,6 +29,7 @@ def check(v: Variant) -> None:
         assert GEOMETRIES[kernel](v).cycles == pytest.approx(cycles, rel=0.1), f"{v.label}, {kernel}"
 
 
+@pytest.mark.slow
 def test_the_cheaper_kernel_serves_on_both_sides_of_the_boundary() -> None:
     assert [v.kernel for v in BOUNDARY] == [Kernel.MATRIX, Kernel.VECTOR]
     for v in BOUNDARY:
