@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from cortexmlx.kv.spec import ITEMSIZE
-from cortexmlx.metal.shape import Geometry, Kernel, Rule, Shape
-from cortexmlx.metal.sources import PLAIN, QUANTIZED
+from cortexmlx.metal.shape import Geometry, Kernel, Rule, Shape, item_bytes
+from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
 COLUMNS = 8
 """Columns of a matrix: the queries that a simdgroup has."""
 MATRIX_ROW = 72
 """Floats that 64 numbers of an output take in threadgroup memory: gaps let the lanes write to different banks."""
-_UNKNOWN = 4
-"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
 
 
 def _entry(sources: str) -> str:
@@ -23,12 +20,7 @@ def _entry(sources: str) -> str:
   threadgroup float outputs[SIMDGROUPS * 8 * 72];
   threadgroup float max_scores[SIMDGROUPS * 8];
   threadgroup float sum_exp_scores[SIMDGROUPS * 8];
-  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device RowItems* of_rows = (const device RowItems*)decode_plan;
-  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
-  const int64_t row = work.row;
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;{sources}
+{WORK}{sources}
   paged_matrix<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
       queries + row_head * (GROUP * TOKENS * KEY_DIM), keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].start, of_rows[row].end,
@@ -58,7 +50,7 @@ class MatrixGeometry(Geometry):
             lambda s: (
                 min(s.key_dim, s.value_dim) >= 64
                 and max(s.key_dim, s.value_dim) <= 256
-                and max(s.key_dim * _bytes(s.dtype), s.value_dim * _value_bytes(s)) <= 768
+                and max(s.key_dim * item_bytes(s.dtype), s.value_dim * _value_bytes(s)) <= 768
             ),
             "a head_dim below 64 does not fill a load, and one above 256, or 192 in float32, does not fit the "
             "registers",
@@ -98,7 +90,7 @@ class MatrixGeometry(Geometry):
     @property
     def threadgroup_bytes(self) -> int:
         """The queries of every tile; a row of every simdgroup's output, and the maximum and total of its queries."""
-        queries = self.tiles * COLUMNS * -(-self.shape.key_dim // 32) * 32 * _bytes(self.shape.dtype)
+        queries = self.tiles * COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
         return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
 
     @property
@@ -121,8 +113,4 @@ def _parts(shape: Shape) -> int:
 
 def _value_bytes(shape: Shape) -> int:
     """Bytes of a number of a value in a register: codes are halves there."""
-    return 2 if shape.kv_bits else _bytes(shape.kv_dtype)
-
-
-def _bytes(dtype: str) -> int:
-    return ITEMSIZE.get(dtype, _UNKNOWN)
+    return 2 if shape.kv_bits else item_bytes(shape.kv_dtype)

@@ -8,10 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.kernels import KernelFactory, kernel_text
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
-from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape
+from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes
 from cortexmlx.metal.work import PREFILL_STRUCT
 
 COLUMNS = 8
@@ -19,8 +18,6 @@ COLUMNS = 8
 DIMS = 256
 """Dimensions of a value at most: a lane has a quarter of it as floats of the output, and with more than 64 no registers
 for the rest."""
-_UNKNOWN = 4
-"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
 
 ENTRY = f"""{PREFILL_STRUCT}
   constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256, LONGER = KEY_DIM > VALUE_DIM ? KEY_DIM : VALUE_DIM;
@@ -84,8 +81,8 @@ class PrefillVariant(Shape):
         return f"{super().label}, prefill kernel"
 
     def _bytes(self, simdgroups: int, tokens: int) -> int:
-        queries = simdgroups * COLUMNS * -(-self.key_dim // 32) * 32 * ITEMSIZE.get(self.dtype, _UNKNOWN)
-        row = -(-max(self.key_dim, self.value_dim) * ITEMSIZE.get(self.kv_dtype, _UNKNOWN) // 32) | 1
+        queries = simdgroups * COLUMNS * -(-self.key_dim // 32) * 32 * item_bytes(self.dtype)
+        row = -(-max(self.key_dim, self.value_dim) * item_bytes(self.kv_dtype) // 32) | 1
         return queries + tokens * row * 32
 
 

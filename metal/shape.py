@@ -25,8 +25,11 @@ percent of what is read. The same for all batches, so that a row's sums are alwa
 
 SIMDGROUP = 32
 """Threads of a simdgroup."""
-_UNKNOWN = 4
-"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of a number; 4 of a dtype that the kernels do not know, which a rule of its own refuses."""
+    return ITEMSIZE.get(dtype, 4)
 
 
 class Kernel(Enum):
@@ -163,7 +166,7 @@ class Geometry(ABC):
         share them that their partial results, written and read again, would be more than a tenth of what is read.
         """
         partials = 2 * 4 * self.shape.group * self.shape.partial_floats
-        read = PARTITION * self.shape.token_numbers * ITEMSIZE.get(self.shape.kv_dtype, _UNKNOWN)
+        read = PARTITION * self.shape.token_numbers * item_bytes(self.shape.kv_dtype)
         return PARTITION if 10 * partials <= read else 2 * PARTITION
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from cortexmlx.metal.shape import Geometry, Kernel, Rule
-from cortexmlx.metal.sources import PLAIN, QUANTIZED
+from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
 REGISTERS = 64
@@ -25,12 +25,7 @@ def _entry(sources: str) -> str:
   threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
   threadgroup float max_scores[SIMDGROUPS * TILE];
   threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
-  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
-  const device RowItems* of_rows = (const device RowItems*)decode_plan;
-  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
-  const int64_t row = work.row;
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;{sources}
+{WORK}{sources}
   paged_decode<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
       queries + row_head * GROUP * KEY_DIM, keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].end - 1, score_factors[0], score_factors[1],

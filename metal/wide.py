@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.matrix import COLUMNS
-from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item_bytes
 from cortexmlx.metal.work import STRUCTS
 
 SLICE = 16
 """Tokens of a slice: a part's numbers of so many latent keys fit the registers beside its part of the output."""
 _GAP = 4
 """Floats between the scores of two queries in threadgroup memory, so that lanes write to different banks."""
-_UNKNOWN = 4
-"""Bytes of a number whose dtype the kernels do not know: another rule refuses it."""
 
 
 class WideGeometry(Geometry):
@@ -113,7 +110,7 @@ class WideGeometry(Geometry):
         shape, parts = self.shape, self.parts
         rest = 4 if shape.latent and shape.key_dim > shape.value_dim else 0
         chunks = -(-(shape.value_dim if shape.latent else shape.key_dim) // parts // 32)
-        queries = parts * SIMDGROUP * (chunks * 8 + rest) * ITEMSIZE.get(shape.dtype, _UNKNOWN)
+        queries = parts * SIMDGROUP * (chunks * 8 + rest) * item_bytes(shape.dtype)
         return queries + 4 * 2 * parts * COLUMNS * (SLICE + _GAP)
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from support.paged_problem import (
     answers,
     attend,
     error,
-    lay_out,
+    far_slabs,
     random_rows,
     rounded,
     several_queries,
@@ -194,17 +193,6 @@ def test_partial_results_are_of_single_precision(
 def test_offsets_beyond_32_bits(v: Variant) -> None:
     """Slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends."""
     (row,) = random_rows(v, [70])
-    slots = 4_800_000_000 // v.key_dim // v.block_size * v.block_size
-    keys = sim.SparseArray((2, slots, v.key_dim), mx.float16)
-    values = sim.SparseArray((2, slots, v.value_dim), mx.float16)
-    last = slots // v.block_size
-    table = np.array([[last - 1, last - 3, last - 2]], np.int32)
-    for b, block in enumerate(table[0]):
-        part = slice(b * v.block_size, min((b + 1) * v.block_size, row.tokens))
-        for h in range(2):
-            keys.put((h, int(block) * v.block_size, 0), mx.array(row.keys[h, part]))
-            if not v.latent:
-                values.put((h, int(block) * v.block_size, 0), mx.array(row.values[h, part]))
-    layout = replace(lay_out(v, [row]), tables=table)
-    got = attend(DecodeKernels(sim.metal_kernel), v, [row], layout=layout, arena=(keys, values))
+    layout, arena = far_slabs(v, row)
+    got = attend(DecodeKernels(sim.metal_kernel), v, [row], layout=layout, arena=arena)
     assert error(got, answer(v, [row])) < TOLERANCE["float16"]

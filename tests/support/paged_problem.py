@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import padded_tables, work_list
@@ -226,3 +227,21 @@ def answers(v: Variant, rows: Sequence[Row], queries: np.ndarray, options: Optio
         ]
         each.append(answer(v, before, options))
     return np.stack(each, axis=2)
+
+
+def far_slabs(v: Variant, row: Row) -> tuple[Layout, tuple[sim.SparseArray, sim.SparseArray]]:
+    """A row in slabs of 4.8 thousand million numbers per head, all zero but for the row's blocks at their ends: the
+    layout and the slabs that `attend` takes.
+    """
+    slots = 4_800_000_000 // v.key_dim // v.block_size * v.block_size
+    keys = sim.SparseArray((2, slots, v.key_dim), mx.float16)
+    values = sim.SparseArray((2, slots, v.value_dim), mx.float16)
+    last = slots // v.block_size
+    table = np.array([[last - 1, last - 3, last - 2]], np.int32)
+    for b, block in enumerate(table[0]):
+        part = slice(b * v.block_size, min((b + 1) * v.block_size, row.tokens))
+        for h in range(2):
+            keys.put((h, int(block) * v.block_size, 0), mx.array(row.keys[h, part]))
+            if not v.latent:
+                values.put((h, int(block) * v.block_size, 0), mx.array(row.values[h, part]))
+    return replace(lay_out(v, [row]), tables=table), (keys, values)
