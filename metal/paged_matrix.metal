@@ -1,5 +1,5 @@
 // Attention over one partition of a row's keys and values by products of 8 x 8 matrices: the partial results that
-// paged_decode.metal leaves, for 3 to 16 queries that share a KV head, and for several query tokens per row.
+// paged_decode.metal leaves, for up to 16 queries that share a KV head, and for several query tokens per row.
 //
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset, plain or quantized
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
