@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache as PlainCache
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache
 
 from cortexmlx.attention import patches
-from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, install
+from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import KVSpec
 
@@ -32,13 +32,14 @@ class _ProbeCache(LayerCache):
 
 
 def probe(model: nn.Module) -> list[KVSpec]:
-    """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated.
+    """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated: a spec
+    for each leaf (`own_caches`).
 
     Raises ModelUnsupported when a layer keeps something else than keys and values, or attends past the seam.
     """
     install()
     patches.install(model)
-    windows = [_window(model, cache) for cache in make_prompt_cache(model)]
+    windows = [_window(model, cache) for cache in own_caches(model)]
     seen: dict[int, ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array) -> ProbeKV:
@@ -47,7 +48,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(windows))]
     try:
-        model(mx.zeros((2, 1), mx.int32), cache=caches)
+        model(mx.zeros((2, 1), mx.int32), cache=arranged(model, caches))
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{_kind(model)}: {error}") from None
     except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
@@ -90,8 +91,8 @@ def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) 
         attended()
         return ProbeKV(keys, values)
 
-    caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(make_prompt_cache(model)))]
-    logits: mx.array = model(tokens, cache=caches)
+    caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(own_caches(model)))]
+    logits: mx.array = model(tokens, cache=arranged(model, caches))
     return logits
 
 

@@ -7,18 +7,39 @@ by one that recognises a handle and calls `paged_attention`, and calls the origi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_function
 
+_Leaf = TypeVar("_Leaf")
+
+
+def own_caches(model: nn.Module) -> list[Any]:
+    """The caches that mlx-lm makes for the model's layers. Of a layer that has several, each is there: a *leaf*."""
+    return [leaf for cache in make_prompt_cache(model) for leaf in (cache.caches if _several(cache) else (cache,))]
+
+
+def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
+    """A cache for each of the model's layers out of one for each leaf: a tuple where the layer has several."""
+    rest = iter(leaves)
+    return [
+        tuple(next(rest) for _ in cache.caches) if _several(cache) else next(rest) for cache in make_prompt_cache(model)
+    ]
+
+
+def _several(cache: Any) -> bool:
+    return isinstance(cache, CacheList)
+
 
 class LayerCache:
-    """One layer's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
+    """One leaf's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
     the handle.
     """
 

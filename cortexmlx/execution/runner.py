@@ -13,7 +13,7 @@ import numpy as np
 
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.attention.seam import LayerCache
+from cortexmlx.attention.seam import LayerCache, arranged
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
@@ -60,6 +60,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._attend = attend
         self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
+        self._arranged = arranged(model, self._caches)
         self._logit_rows = LogitRows(model, lazy_pass)
         self._angles = share_angles(model)
         swiglu.install()
@@ -168,7 +169,7 @@ class ModelRunner:
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         with swiglu.by_powers_of_two():
-            return self._logit_rows.run(tokens[:, None], self._caches, plan.logit_rows)
+            return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array) -> PagedKV:
         """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention

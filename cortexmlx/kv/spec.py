@@ -53,7 +53,7 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """The layers that share one spec, and so one set of block tables. `layers` index the model's cache list."""
+    """The layers that share one spec, and so one set of block tables. `layers` index leaves of the model's caches."""
 
     spec: KVSpec
     layers: Sequence[int]

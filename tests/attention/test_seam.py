@@ -7,10 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models.cache import CacheList, RotatingKVCache
+from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.seam import install
+from cortexmlx.attention.seam import arranged, install, own_caches
 from support.core_driver import Driver
 from support.tiny import CONFIGS, tokens_of
 
@@ -63,3 +66,16 @@ def test_installing_again_wraps_nothing_twice() -> None:
     before = base.scaled_dot_product_attention, llama.scaled_dot_product_attention
     install()
     assert (base.scaled_dot_product_attention, llama.scaled_dot_product_attention) == before
+
+
+class _TwoCaches(nn.Module):
+    """A model whose first layer has two caches, and whose second has one."""
+
+    def make_cache(self) -> list[Any]:
+        return [CacheList(PlainCache(), RotatingKVCache(5)), PlainCache()]
+
+
+def test_a_layer_may_have_several_caches() -> None:
+    model = _TwoCaches()
+    assert [type(leaf) for leaf in own_caches(model)] == [PlainCache, RotatingKVCache, PlainCache]
+    assert arranged(model, "abc") == [("a", "b"), "c"]
