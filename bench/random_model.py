@@ -1,4 +1,5 @@
-"""A small llama with random weights, for machines without a model: the figures show the engine's own cost."""
+"""A small model with random weights, for machines without a model: the figures show the engine's own cost. A llama if
+nothing else is asked for."""
 
 from __future__ import annotations
 
@@ -31,13 +32,14 @@ def write_random_model(folder: Path, config: dict[str, object] | None = None) ->
     blas.preload()
     import mlx.core as mx
     from mlx.utils import tree_flatten
-    from mlx_lm.models import llama
+    from mlx_lm.utils import _get_classes
 
     settings = {**CONFIG, **(config or {})}
     path = folder / NAME
     path.mkdir(parents=True)
     mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(settings))
+    model_class, args_class = _get_classes(settings)
+    model = model_class(args_class.from_dict(settings))
     mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (path / "config.json").write_text(json.dumps(settings))
     _write_tokenizer(path)

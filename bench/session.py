@@ -69,13 +69,20 @@ def measure_rows(
 def compare_with_mlx_lm(
     plan: Plan, suites: Sequence[str], only: str | None, prompt: int, generate: int, block_size: int
 ) -> Report:
-    """The comparisons of the suites "basic" and "serving"; `only` keeps cases with that text in their name.
-
-    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest if no case is left.
-    """
+    """The comparisons of the suites "basic" and "serving": see `compare_sections`."""
     shape = Shape(prompt=prompt or Shape.prompt, generate=generate or Shape.generate)
     sections = basic_sections(shape) if "basic" in suites else []
     sections += serving_sections() if "serving" in suites else []
+    return compare_sections(plan, sections, shape, only, block_size)
+
+
+def compare_sections(
+    plan: Plan, sections: Sequence[Section], shape: Shape, only: str | None, block_size: int
+) -> Report:
+    """The comparisons of some sections, in sizes of `shape`; `only` keeps cases with that text in their name.
+
+    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest if no case is left.
+    """
     row = max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size
     tokens = max(ROWS * row, shape.prompt + block_size)
     found: list[Comparison] = []
