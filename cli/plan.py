@@ -127,6 +127,7 @@ def json_figures(figures: Plan) -> dict[str, Any]:
             "k_dim": group["spec"]["key_dim"],
             "v_dim": group["spec"]["value_dim"],
             "window": group["spec"]["window"],
+            "chunked": group["spec"]["chunked"],
             "row_bytes": group["spec"]["row_bytes"] * len(group["layers"]),
         }
         for group in groups

@@ -64,7 +64,8 @@ def kv_lines(groups: tuple[LayerGroup, ...], per_token: int, itemsize: int) -> I
 
 def _formula(group: LayerGroup, itemsize: int) -> str:
     spec = group.spec
-    window = f", window {spec.window:,}" if spec.window else ""
+    kind = "chunks of" if spec.chunked else "window"
+    window = f", {kind} {spec.window:,}" if spec.window else ""
     heads = f"{spec.kv_heads} head{'s' * (spec.kv_heads != 1)}"
     return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {itemsize} bytes{window}"
 

@@ -161,8 +161,9 @@ def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
         return
     keys = getattr(cache, "keys", None)
     if keys is not None:
-        window = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
-        yield KVSpec(keys.shape[1], keys.shape[-1], cache.values.shape[-1], dtype, window)
+        window, chunk = getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)
+        chunked = chunk is not None
+        yield KVSpec(keys.shape[1], keys.shape[-1], cache.values.shape[-1], dtype, window or chunk, chunked=chunked)
         return
     state = [array for array in getattr(cache, "cache", []) if array is not None]
     if state:

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.kv.reach import Reach
 from cortexmlx.metal.kernels import KernelFactory, kernel_text
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
 from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes
@@ -195,12 +196,13 @@ NARROW = 128
 of a piece of n tokens MLX computes n + window scores for a query: of 512, 5 times what a window of 128 shows."""
 
 
-def why_ours(variant: PrefillVariant, window: int | None, *, matrix_units: bool) -> str | None:
+def why_ours(variant: PrefillVariant, reach: Reach, *, matrix_units: bool) -> str | None:
     """Why the kernel serves a layer's pieces and not MLX's attention, as what that would do; or None, and MLX's does.
 
     It says the same for all pieces of a layer. If it asked how long they are or how their blocks lie, an answer would
     depend on who else is there. `matrix_units` says whether MLX's products have units of their own (M5 and later),
-    which a kernel of `simdgroup_matrix` has not. Slopes are not in it: theirs is the reference path.
+    which a kernel of `simdgroup_matrix` has not. Slopes are not in it: theirs is the reference path. Chunks hide
+    something only of a piece that goes on in the next one, so they do not count as a window.
     """
     if variant.alibi:
         return None
@@ -208,7 +210,7 @@ def why_ours(variant: PrefillVariant, window: int | None, *, matrix_units: bool)
         return "its attention has no soft cap, and would write every score"
     if variant.dtype != variant.kv_dtype:
         return "it would convert all keys and values"
-    if window is not None and (window <= NARROW or not matrix_units):
+    if reach.tokens is not None and not reach.chunked and (reach.tokens <= NARROW or not matrix_units):
         return "it would compute what the window hides, and mask it"
     fused = variant.key_dim == variant.value_dim and variant.key_dim in FUSED
     if not fused and not matrix_units:

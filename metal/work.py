@@ -4,12 +4,14 @@ padded block tables. NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import Piece
 
 SMALL = 8
@@ -50,17 +52,25 @@ class WorkList:
 
 
 def work_list(
-    arena_tokens: IntArray, tail_tokens: int, window: int | None, partition: int, query_tokens: int = 1
+    arena_tokens: IntArray, tail_tokens: int, reach: Reach, partition: int, query_tokens: int = 1
 ) -> WorkList:
     """Cut every row's visible tokens at the multiples of `partition`.
 
-    `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. With a
-    `window` a token sees only the newest `window` tokens up to itself; what the newest `query_tokens` tokens of a row
-    see is in its items. A row that sees nothing has one empty item.
+    `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. What the
+    newest `query_tokens` tokens of a row see, each within `reach`, is in its items. A row that sees nothing has one
+    empty item.
+
+    Raises:
+        KVBlockError: several query tokens and chunks: the kernels move what a query sees along with the query.
     """
+    if reach.chunked and query_tokens > 1:
+        raise KVBlockError(
+            f"the {query_tokens} newest tokens of a row may lie in two chunks, which the decode kernels cannot tell "
+            "apart: give layers with chunks one query token"
+        )
     rows = len(arena_tokens)
     end = arena_tokens.astype(np.int64) + tail_tokens
-    sees_from = np.zeros_like(end) if window is None else end - window
+    sees_from = reach.oldest(np.maximum(end - 1, 0))
     start = np.maximum(sees_from - (query_tokens - 1), 0)
     first_part = start // partition
     counts = np.maximum(-(-end // partition) - first_part, 1)
@@ -83,7 +93,7 @@ def padded_tables(tables: IntArray) -> IntArray:
 
 
 EVERYTHING = 1 << 30
-"""The reach of a query without a window: more tokens than a row has."""
+"""The `reach` of a query without a window: more tokens than a row has."""
 
 
 @dataclass(frozen=True)
@@ -97,24 +107,38 @@ class PrefillList:
     tables: IntArray
 
 
-def prefill_list(pieces: Sequence[Piece], block_size: int, window: int | None, tile: int) -> PrefillList:
+def prefill_list(pieces: Sequence[Piece], block_size: int, reach: Reach, tile: int) -> PrefillList:
     """Cut every piece at the multiples of `tile` of its row's tokens. The items that see most come first, so that the
     last to be begun are short.
+
+    A chunk, which must be of whole blocks, is to the kernel a row of its own, whose tokens are counted from its start.
     """
     items, tables, blocks = [], [], 0
     for piece in pieces:
-        begin = np.arange(piece.first // tile * tile, piece.tokens, tile)
-        made = np.empty(len(begin), PREFILL_ITEM)
-        made["begin"], made["end"] = np.maximum(begin, piece.first), np.minimum(begin + tile, piece.tokens)
-        made["blocks"], made["origin"] = blocks, piece.begin - pieces[0].begin - piece.first
-        items.append(made)
+        for start, end in _seen_apart(piece, reach):
+            first, last = max(piece.first - start, 0), end - start
+            begin = np.arange(first // tile * tile, last, tile)
+            made = np.empty(len(begin), PREFILL_ITEM)
+            made["begin"], made["end"] = np.maximum(begin, first), np.minimum(begin + tile, last)
+            made["blocks"] = blocks + start // block_size
+            made["origin"] = piece.begin - pieces[0].begin - piece.first + start
+            items.append(made)
         tables.append(_blocks(piece, block_size))
         blocks += len(tables[-1])
     every = np.concatenate(items)
-    every["reach"] = EVERYTHING if window is None else window
+    every["reach"] = EVERYTHING if reach.tokens is None or reach.chunked else reach.tokens
     sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
     plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
     return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
+
+
+def _seen_apart(piece: Piece, reach: Reach) -> Iterator[tuple[int, int]]:
+    """The stretches `first, end` of its row that a piece's queries see one without the other: chunks, or one of all."""
+    if reach.tokens is None or not reach.chunked:
+        yield 0, piece.tokens
+        return
+    for start in range(reach.oldest(piece.first), piece.tokens, reach.tokens):
+        yield start, min(start + reach.tokens, piece.tokens)
 
 
 def _blocks(piece: Piece, block_size: int) -> IntArray:

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, check_prefill
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours
@@ -33,7 +34,7 @@ class PrefillStep:
     def work(self, block_size: int, tile: int) -> _Work:
         """The list for tiles of `tile` tokens."""
         if (block_size, tile) not in self._lists:
-            work = prefill_list(self._step.pieces, block_size, self._step.window, tile)
+            work = prefill_list(self._step.pieces, block_size, self._step.reach, tile)
             self._lists[block_size, tile] = _Work(work.items, mx.array(work.plan), mx.array(work.tables))
         return self._lists[block_size, tile]
 
@@ -45,7 +46,7 @@ class MetalPrefill:
         self._kernel = PrefillKernel(factory)
         self._approval = approval
         self._matrix_units = matrix_units
-        self._approved: dict[PrefillVariant, bool] = {}
+        self._approved: dict[tuple[PrefillVariant, bool], bool] = {}
 
     @property
     def served(self) -> bool:
@@ -56,14 +57,16 @@ class MetalPrefill:
         """Ask for every approval again."""
         self._approved.clear()
 
-    def serves(self, variant: PrefillVariant, window: int | None) -> bool:
+    def serves(self, variant: PrefillVariant, reach: Reach) -> bool:
         """Whether the kernel serves a layer; else MLX's attention does."""
-        if why_ours(variant, window, matrix_units=self._matrix_units) is None:
+        if why_ours(variant, reach, matrix_units=self._matrix_units) is None:
             return False
-        if variant not in self._approved:
-            check = self._approval.of(variant, refusal(variant), lambda: check_prefill(self._kernel, variant))
-            self._approved[variant] = check
-        return self._approved[variant]
+        whole = not reach.chunked or (reach.tokens or 0) % variant.block_size == 0
+        if (variant, whole) not in self._approved:
+            reason = refusal(variant) if whole else f"chunks of {reach.tokens} tokens are not of whole blocks"
+            check = self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
+            self._approved[variant, whole] = check
+        return self._approved[variant, whole]
 
     def attend(
         self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array

@@ -7,7 +7,7 @@ row's last token is excluded by selection, and blocks are zero-filled when they 
 Blocks of quantized keys and values are multiplied in place, too by `mx.gather_qmm`; what a piece sees is dequantized.
 
 Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
-that the layer's window shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
+that the layer shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
 queries that skip what lies in the future of all of them.
 
 Softmax is taken in powers of two (`softmax.py`). Below float32 a CPU computes every row by MLX's own attention instead,
@@ -202,7 +202,7 @@ def _block_products(
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax) -> mx.array:
     """A lone row whose tokens are one run: a view of the arena instead of gathered blocks."""
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    first = 0 if kv.step.window is None else max(0, length + tail - kv.step.window)
+    first = kv.step.reach.oldest(length + tail - 1)
     begin = min(first, length)
     keys, values = kv.arena.view(kv.layer, run, length)
     if begin:
@@ -226,7 +226,7 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
-    """Consecutive queries of one row over all its tokens up to them, causal and within the window."""
+    """Consecutive queries of one row over all its tokens up to them, causal and within reach."""
     step = ReferenceStep.of(kv)
     base = step.oldest(piece)
     keys, values = _piece_kv(kv, piece, base)
@@ -242,7 +242,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     for begin in range(0, count, STRETCH):
         end = min(begin + STRETCH, count)
         first, last = piece.first + begin, piece.first + end
-        oldest = 0 if kv.step.window is None else max(0, first + 1 - kv.step.window)
+        oldest = kv.step.reach.oldest(first)
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = stretch @ keys[:, oldest - base : last - base].swapaxes(-1, -2)
         scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.step import GroupStep, Piece
@@ -35,8 +36,7 @@ class ReferenceStep:
 
     def oldest(self, piece: Piece) -> int:
         """The oldest token that a query of the piece sees: what lies before it is not looked at."""
-        window = self._step.window
-        return 0 if window is None else max(0, piece.first + 1 - window)
+        return self._step.reach.oldest(piece.first)
 
     def slots(self, piece: Piece) -> mx.array:
         """The slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
@@ -49,13 +49,11 @@ class ReferenceStep:
         """Which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen tokens]`
         bool, or "causal" if the last query sees them all, too.
         """
-        window, oldest = self._step.window, self.oldest(piece)
-        if window is None or piece.tokens - oldest <= window:
+        oldest = self.oldest(piece)
+        if self._step.reach.oldest(piece.tokens - 1) == oldest:
             return "causal"
         if piece.begin not in self._masks:
-            query = np.arange(piece.first, piece.tokens)[:, None]
-            seen = np.arange(oldest, piece.tokens)[None, :]
-            self._masks[piece.begin] = mx.array((seen <= query) & (seen > query - window))
+            self._masks[piece.begin] = mx.array(self._seen(piece.first, piece.tokens, oldest))
         return self._masks[piece.begin]
 
     def causal(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
@@ -63,12 +61,14 @@ class ReferenceStep:
         not look, minus infinity."""
         key = (first, last, oldest)
         if key not in self._causal:
-            query, seen = np.arange(first, last)[:, None], np.arange(oldest, last)[None, :]
-            visible = seen <= query
-            if self._step.window is not None:
-                visible &= seen > query - self._step.window
+            visible = self._seen(first, last, oldest)
             self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
         return self._causal[key]
+
+    def _seen(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
+        """Which of the tokens `oldest .. last` each of the queries `first .. last` sees."""
+        query, token = np.arange(first, last)[:, None], np.arange(oldest, last)
+        return (token <= query) & (token >= self._step.reach.oldest(query))
 
     @staticmethod
     def distance(first: int, last: int, oldest: int) -> mx.array:
@@ -97,12 +97,9 @@ class RowIndex:
         if tail not in self._visible:
             lengths = kv.step.lengths[:, None]
             position = np.arange(kv.step.tables.shape[1] * kv.arena.block_size)[None, :]
-            seen = position < lengths
-            if kv.step.window is not None:
-                seen &= position >= lengths + tail - kv.step.window
-            columns = np.ones((len(lengths), tail), bool)
-            if kv.step.window is not None:
-                columns &= np.arange(tail)[None, :] >= tail - kv.step.window
+            oldest = kv.step.reach.oldest(lengths + (tail - 1))
+            seen = (position < lengths) & (position >= oldest)
+            columns = lengths + np.arange(tail) >= oldest
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
         return self._visible[tail]
 

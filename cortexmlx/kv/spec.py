@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cortexmlx.kv.reach import Reach
+
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens that a block may have."""
 
@@ -23,9 +25,9 @@ class KVSpec:
 
     `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
     "bfloat16") for every token; `value_dim` 0: the value is read from the key's memory, as in latent attention.
-    `window` None attends to all earlier tokens; w attends to the w newest, the token itself included. `row_bytes` is
-    state that does not grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one
-    group and share block tables.
+    `window` None attends to all earlier tokens; w attends to the w newest, the token itself included, or if it is
+    `chunked`, to those since the last multiple of w (`reach`). `row_bytes` is state that does not grow with the tokens:
+    a recurrent layer has that and no heads. Layers with equal specs form one group and share block tables.
     """
 
     kv_heads: int
@@ -34,6 +36,12 @@ class KVSpec:
     dtype: str
     window: int | None = None
     row_bytes: int = 0
+    chunked: bool = False
+
+    @property
+    def reach(self) -> Reach:
+        """How far back a query sees."""
+        return Reach(self.window, self.chunked)
 
     @property
     def itemsize(self) -> int:

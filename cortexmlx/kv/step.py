@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,15 @@ class GroupStep:
     """Where one layer group finds the keys and values of a step.
 
     `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
-    padding entries of a table name the null block. `window` is the group's sliding window. `runs` has a row's run
-    where it is a single one. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
+    padding entries of a table name the null block. `runs` has a row's run where it is a single one. `reach` is the
+    group's. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
     """
 
     tables: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
     runs: tuple[KVHandle | None, ...]
     pieces: tuple[Piece, ...]
-    window: int | None
+    reach: Reach
     listed: bool = False
 
     @property
@@ -72,17 +73,18 @@ def only_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, nul
     has the same bits as without a list. A step of lists needs a `Derived` of its own.
 
     A token's place in such a row is not its position. What has its position in the key already (RoPE) does not mind. A
-    window is refused here, because it counts tokens back; so are ALiBi's slopes by `paged_attention`, because distances
-    across gaps may be meant, or those within what is kept (Xiao et al., "Efficient Streaming Language Models with
-    Attention Sinks", 2024, section 3.2, rolls them up): whoever needs either must say which.
+    window or a chunk is refused here, because it counts positions; so are ALiBi's slopes by `paged_attention`, because
+    distances across gaps may be meant, or those within what is kept (Xiao et al., "Efficient Streaming Language Models
+    with Attention Sinks", 2024, section 3.2, rolls them up): whoever needs either must say which.
 
     Raises:
-        KVBlockError: the step has a window, or a list is not one of the row's blocks in ascending order.
+        KVBlockError: the step has a window or chunks, or a list is not one of the row's blocks in ascending order.
     """
-    if step.window is not None:
+    if step.reach.tokens is not None:
+        kind = "chunks" if step.reach.chunked else "a window"
         raise KVBlockError(
-            f"blocks are listed for layers with a window of {step.window} tokens, which counts back from the newest "
-            "token and not over gaps: list the window's own blocks, in a step without a window"
+            f"blocks are listed for layers with {kind} of {step.reach.tokens} tokens, which counts positions and not "
+            "over gaps: list the blocks that are seen, in a step without either"
         )
     if len(lists) != step.rows:
         raise KVBlockError(f"there are {len(lists)} lists of blocks for {step.rows} rows: give each row one")

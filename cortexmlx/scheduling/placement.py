@@ -65,7 +65,7 @@ def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written:
             slots = None if run is not None else cache.slots(job.id, group, 0, end)
             pieces.append(Piece(begin, begin + count, job.num_computed_tokens, run, slots))
             begin += count
-    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), cache.groups[group].spec.window)
+    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), cache.groups[group].spec.reach)
 
 
 def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:

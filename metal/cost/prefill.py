@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.kv.step import Piece
 from cortexmlx.metal import sim
@@ -60,7 +61,7 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     blocks = -(-END // variant.block_size)
     work = prefill_list(
-        [Piece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)], variant.block_size, window, variant.tile
+        [Piece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)], variant.block_size, Reach(window), variant.tile
     )
     inputs = PrefillInputs(
         mx.ones((END - FIRST, variant.group, 1, variant.key_dim), dtype),

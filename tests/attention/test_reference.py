@@ -17,6 +17,7 @@ from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 
@@ -47,7 +48,7 @@ class Case:
         self.dim, self.value_dim = draw(st.sampled_from([(8, 8), (16, 8), (4, 12)]))
         self.dtype = draw(st.sampled_from(["float32", "float32", "float16", "bfloat16"]))
         self.query_dtype = draw(st.sampled_from([self.dtype, self.dtype, "float32"]))
-        self.window = draw(st.sampled_from([None, 1, 3, 9, 20, 100]))
+        self.reach = Reach(draw(st.sampled_from([None, 1, 3, 9, 20, 100])), draw(st.booleans()))
         self.cap = draw(st.sampled_from([None, 2.0]))
         self.scale = draw(st.sampled_from([0.3, 1.0])) if self.dtype == "float32" else 0.1
         self.sinks = self.rounded(rng.normal(size=self.heads * self.group) * 3) if draw(st.booleans()) else None
@@ -83,7 +84,7 @@ class Case:
             begin += count
         if not begin:
             return
-        step = GroupStep(padded, np.array(self.decoding, np.int32), tuple(runs[:rows]), tuple(pieces), self.window)
+        step = GroupStep(padded, np.array(self.decoding, np.int32), tuple(runs[:rows]), tuple(pieces), self.reach)
         tail, tail_content = self.tail(rows)
         kv = PagedKV(arena, 0, step, tail, self.tail_tokens, getattr(mx, self.dtype), attend)
         queries = self.rounded(rng.normal(size=(begin, self.heads * self.group, self.dim)) * 2)
@@ -101,8 +102,9 @@ class Case:
             if self.tail_tokens:
                 keys = np.concatenate([keys, tail_content[0][row]], 1)
                 values = np.concatenate([values, tail_content[1][row]], 1)
-            if self.window is not None:
-                keys, values = keys[:, -self.window :], values[:, -self.window :]
+            if (limit := self.reach.tokens) is not None:
+                limit = (keys.shape[1] - 1) % limit + 1 if self.reach.chunked else limit
+                keys, values = keys[:, -limit:], values[:, -limit:]
             for head in range(self.heads * self.group):
                 kv_head = head // self.group
                 sink = None if self.sinks is None else self.sinks[head]
@@ -190,7 +192,7 @@ def test_a_gpus_errors_are_those_of_mlxs_attention(
     mx.eval(arena.arrays())
     runs = tuple(KVHandle(row * blocks, blocks) for row in range(rows))
     tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
-    step = GroupStep(tables, np.full(rows, length, np.int32), runs, (), None)
+    step = GroupStep(tables, np.full(rows, length, np.int32), runs, (), Reach())
     columns = [(0, 0), (0, 0), (0, TAIL_COLUMNS - tail), (0, 0)]
     newest = tuple(mx.pad(a[:, :, length:], columns) for a in (keys, values))
     kv = PagedKV(arena, 0, step, newest, tail, kind, attend)
@@ -232,7 +234,7 @@ class Prefill:
         slots = None if self.slots is None else self.slots[:last]
         nothing = np.zeros((0, 0), np.int32)
         pieces = (Piece(0, last - first, first, self.run, slots),)
-        step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, self.window)
+        step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, Reach(self.window))
         kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
         return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5, **options)
 
@@ -314,6 +316,6 @@ def test_a_row_far_below_zero_keeps_its_softmax() -> None:
     arena.write(0, slice(8, 16), keys, values)
     q = mx.broadcast_to(mx.array([1.0, 0, 0, 0]), (2, 1, 1, 4))
     for run in (KVHandle(1, 1), None):
-        step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), None)
+        step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), Reach())
         out = paged_attention(q, PagedKV(arena, 0, step, None, 0, mx.float32, attend), scale=1.0)
         np.testing.assert_allclose(np.array(out)[:, 0, 0], [[14, 15, 16, 17], [4, 5, 6, 7]], rtol=1e-5)

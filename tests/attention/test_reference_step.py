@@ -10,18 +10,19 @@ from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.reference import attend
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 
 SIZE, BLOCKS, HEADS = 4, 6, 2
 
 
-def step_of(lengths: list[int], window: int | None, pieces: tuple[Piece, ...] = ()) -> GroupStep:
+def step_of(lengths: list[int], reach: Reach, pieces: tuple[Piece, ...] = ()) -> GroupStep:
     tables = np.full((len(lengths), 3), BLOCKS, np.int32)
     for row, length in enumerate(lengths):
         count = -(-length // SIZE)
         tables[row, :count] = [(row + 2 * i) % BLOCKS for i in range(count)]
-    return GroupStep(tables, np.array(lengths, np.int32), (None,) * len(lengths), pieces, window)
+    return GroupStep(tables, np.array(lengths, np.int32), (None,) * len(lengths), pieces, reach)
 
 
 def kv_of(step: GroupStep, tail_tokens: int) -> PagedKV:
@@ -29,28 +30,35 @@ def kv_of(step: GroupStep, tail_tokens: int) -> PagedKV:
     return PagedKV(arena, 0, step, None, tail_tokens, mx.float32, attend)
 
 
-def looks_at(query: int, seen: int, window: int | None) -> bool:
-    """The definition: up to itself, and no further back than the window, which counts the token itself."""
-    return seen <= query and (window is None or query - seen < window)
+REACHES = [Reach(), *(Reach(n, chunked) for n in (1, 3, 4, 7, 20) for chunked in (False, True))]
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 20])
+def looks_at(query: int, seen: int, reach: Reach) -> bool:
+    """The definition: up to itself, and no further back than the window, which counts the token itself, or the chunk's
+    beginning.
+    """
+    if reach.tokens is not None and reach.chunked:
+        return seen <= query and seen // reach.tokens == query // reach.tokens
+    return seen <= query and (reach.tokens is None or query - seen < reach.tokens)
+
+
+@pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("tail", [0, 1, 5, 16])
-def test_a_row_sees_its_tokens_in_the_arena_and_its_columns_of_the_tail(window: int | None, tail: int) -> None:
+def test_a_row_sees_its_tokens_in_the_arena_and_its_columns_of_the_tail(reach: Reach, tail: int) -> None:
     lengths = [1, 4, 9, 12]
-    kv = kv_of(step_of(lengths, window), tail)
+    kv = kv_of(step_of(lengths, reach), tail)
     step = ReferenceStep.of(kv)
     visible = np.array(step.row_index(HEADS, BLOCKS + 2).visible(kv))
     assert visible.shape == (4, 1, 1, 3 * SIZE + tail)
     for row, length in enumerate(lengths):
         newest = length + tail - 1
-        arena = [p < length and looks_at(newest, p, window) for p in range(3 * SIZE)]
-        columns = [looks_at(newest, length + c, window) for c in range(tail)]
+        arena = [p < length and looks_at(newest, p, reach) for p in range(3 * SIZE)]
+        columns = [looks_at(newest, length + c, reach) for c in range(tail)]
         assert visible[row, 0, 0].tolist() == arena + columns
 
 
 def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
-    step = step_of([5, 8], 6)
+    step = step_of([5, 8], Reach(6))
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
     widths = [index.visible(kv_of(step, tail)).shape[-1] for tail in (1, 2, 3, 2)]
     assert widths == [3 * SIZE + tail for tail in (1, 2, 3, 2)]
@@ -58,7 +66,7 @@ def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
 
 def test_distances_count_from_each_rows_newest_token() -> None:
     """Also in the steps of a decode window, whose tail grows."""
-    lengths, step = [5, 8], step_of([5, 8], 6)
+    lengths, step = [5, 8], step_of([5, 8], Reach(6))
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
     for tail in (1, 3, 0):
         kv = kv_of(step, tail)
@@ -76,7 +84,7 @@ def test_distances_of_a_pieces_queries() -> None:
 
 def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
     """Matrix `head * all blocks + block` of the slab, and the row and head that it is multiplied with."""
-    step = step_of([9, 12], None)
+    step = step_of([9, 12], Reach())
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
     block, row_head, each = (np.array(a) for a in (index.block, index.row_head, index.each))
     flat = 0
@@ -89,27 +97,25 @@ def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
                 flat += 1
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize(("first", "count"), [(0, 6), (5, 3), (11, 1)])
-def test_what_a_pieces_queries_may_see(window: int | None, first: int, count: int) -> None:
+def test_what_a_pieces_queries_may_see(reach: Reach, first: int, count: int) -> None:
     piece = Piece(0, count, first, None, np.arange(first + count, dtype=np.int32))
-    step = ReferenceStep(step_of([], window, (piece,)))
+    step = ReferenceStep(step_of([], reach, (piece,)))
     queries = range(first, first + count)
-    seen = [[looks_at(q, p, window) for p in range(piece.tokens)] for q in queries]
+    seen = [[looks_at(q, p, reach) for p in range(piece.tokens)] for q in queries]
     anybody = [p for p in range(piece.tokens) if any(row[p] for row in seen)]
     assert step.oldest(piece) == anybody[0] and np.array(step.slots(piece)).tolist() == anybody
     mask, causal = step.mask(piece), [[p <= q for p in anybody] for q in queries]
     within = [row[anybody[0] :] for row in seen]
     assert (mask == "causal") if within == causal else (np.array(mask).tolist() == within)
-    oldest = 0 if window is None else max(0, first + 1 - window)
-    added = np.array(step.causal(first, first + count, oldest, mx.float32))
-    assert np.array_equal(added == 0, np.array(seen)[:, oldest:]) and set(added.reshape(-1)) <= {0.0, -np.inf}
-    assert not np.array(seen)[:, :oldest].any(), "what is left out is seen by no query"
+    added = np.array(step.causal(first, first + count, anybody[0], mx.float32))
+    assert np.array_equal(added == 0, np.array(seen)[:, anybody[0] :]) and set(added.reshape(-1)) <= {0.0, -np.inf}
 
 
 def test_arrays_are_made_once_for_all_layers() -> None:
     pieces = (Piece(0, 3, 0, None, np.array([4, 1, 7], np.int32)), Piece(3, 5, 6, None, np.arange(8, dtype=np.int32)))
-    kv = kv_of(step_of([4], 2, pieces), 0)
+    kv = kv_of(step_of([4], Reach(2), pieces), 0)
     step = ReferenceStep.of(kv)
     assert ReferenceStep.of(kv) is step
     assert [np.array(step.slots(p)).tolist() for p in pieces] == [[4, 1, 7], [5, 6, 7]]

@@ -42,7 +42,7 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     figures = json.loads(capsys.readouterr().out)
     assert figures["model"]["kv_bytes_per_token"] == 147_456
     assert [entry["tokens"] for entry in figures["here"]["lengths"]] == [1024, 2048]
-    shape = {"layers": 36, "kv_heads": 8, "k_dim": 128, "v_dim": 128, "window": None, "row_bytes": 0}
+    shape = {"layers": 36, "kv_heads": 8, "k_dim": 128, "v_dim": 128, "window": None, "chunked": False, "row_bytes": 0}
     assert figures["model"]["shapes"] == [shape]
 
 

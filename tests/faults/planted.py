@@ -13,7 +13,7 @@ VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
-BACKEND = "cortexmlx/attention/metal.py"
+BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/reach.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 _CAP = "        score[s] = softcap * precise::tanh(score[s] / softcap);\n"
@@ -146,7 +146,9 @@ FAULTS = (
         "  const int slice = ",
         "  ((device KV*)keys.arena)[0] = KV(0);\n  const int slice = ",
     ),
-    Fault("the window is one token too long", WORK, "end - window", "end - window - 1"),
+    Fault("the window is one token too long", REACH, "position - (self.tokens - 1)", "position - self.tokens"),
+    Fault("a chunk's last token sees itself alone", REACH, "% self.tokens", "% (self.tokens - 1 or 1)"),
+    Fault("a later chunk's queries take the first one's blocks", WORK, "blocks + start // block_size", "blocks"),
     Fault(
         "work items run to the partition's end", WORK, "np.minimum(begin + partition, end[row])", "begin + partition"
     ),
@@ -179,8 +181,8 @@ FAULTS = (
     Fault(
         "partitions depend on the batch",
         BACKEND,
-        "step.window, partition)",
-        "step.window, partition >> (step.rows > 1))",
+        "step.reach, partition)",
+        "step.reach, partition >> (step.rows > 1))",
     ),
     Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(

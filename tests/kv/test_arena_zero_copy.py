@@ -19,6 +19,7 @@ from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.request import RequestState
@@ -150,7 +151,7 @@ def arena() -> KVArena:
 
 
 def paged(arena: KVArena, tables: Any, lengths: Any, runs: Any, pieces: tuple[Piece, ...] = ()) -> PagedKV:
-    step = GroupStep(np.array(tables, np.int32), np.array(lengths, np.int32), tuple(runs), pieces, None)
+    step = GroupStep(np.array(tables, np.int32), np.array(lengths, np.int32), tuple(runs), pieces, Reach())
     return PagedKV(arena, 0, step, None, 0, mx.float32, attend)
 
 

@@ -12,20 +12,21 @@ from hypothesis import given
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import GroupStep, Piece, only_blocks
 
 SIZE, NULL = 4, 900
 PIECE = Piece(3, 9, 0, KVHandle(0, 2), None)
 
 
-def step_of(lengths: list[int], window: int | None = None) -> GroupStep:
+def step_of(lengths: list[int], window: int | None = None, chunked: bool = False) -> GroupStep:
     """Row r's block at place p is number 100 * r + p, in one run."""
     counts = [-(-n // SIZE) for n in lengths]
     tables = np.full((len(lengths), max(counts, default=0)), NULL, np.int32)
     for row, count in enumerate(counts):
         tables[row, :count] = 100 * row + np.arange(count)
     runs = tuple(KVHandle(100 * row, count) for row, count in enumerate(counts))
-    return GroupStep(tables, np.array(lengths, np.int32), runs, (PIECE,), window)
+    return GroupStep(tables, np.array(lengths, np.int32), runs, (PIECE,), Reach(window, chunked))
 
 
 def tokens_of(step: GroupStep, row: int) -> list[tuple[int, int]]:
@@ -48,7 +49,7 @@ def test_a_row_reads_the_tokens_of_its_listed_blocks_in_order(data: st.DataObjec
         assert tokens_of(step, row) == [token for token in tokens_of(whole, row) if token[0] in wanted]
         assert (step.tables[row, len(places) :] == NULL).all()
         assert step.runs[row] == (whole.runs[row] if tokens_of(step, row) == tokens_of(whole, row) else None)
-    assert step.listed and not whole.listed and step.pieces == (PIECE,) and step.window is None
+    assert step.listed and not whole.listed and step.pieces == (PIECE,) and step.reach == Reach()
 
 
 def test_all_blocks_are_the_step_itself() -> None:
@@ -74,8 +75,10 @@ def test_a_list_that_is_none_is_refused(places: list[int], says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_every_row_needs_a_list_and_a_window_has_none() -> None:
+def test_every_row_needs_a_list_and_windows_and_chunks_have_none() -> None:
     with pytest.raises(KVBlockError, match="1 lists of blocks for 2 rows"):
         only_blocks(step_of([4, 9]), [np.array([0])], SIZE, NULL)
     with pytest.raises(KVBlockError, match="window of 6 tokens"):
         only_blocks(step_of([9], window=6), [np.array([0])], SIZE, NULL)
+    with pytest.raises(KVBlockError, match="chunks of 6 tokens"):
+        only_blocks(step_of([9], window=6, chunked=True), [np.array([0])], SIZE, NULL)

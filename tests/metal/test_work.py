@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import Piece
 from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
 
@@ -17,14 +19,15 @@ from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefil
     st.lists(st.integers(0, 1500), min_size=1, max_size=20),
     st.integers(0, 16),
     st.none() | st.integers(1, 1600),
+    st.booleans(),
     st.sampled_from([64, 256]),
     st.integers(1, 8),
 )
 def test_work_items_cover_each_visible_token_once(
-    lengths: list[int], tail_tokens: int, window: int | None, partition: int, queries: int
+    lengths: list[int], tail_tokens: int, window: int | None, chunked: bool, partition: int, queries: int
 ) -> None:
-    arena = np.array(lengths, np.int32)
-    work = work_list(arena, tail_tokens, window, partition, queries)
+    arena, queries = np.array(lengths, np.int32), 1 if chunked else queries
+    work = work_list(arena, tail_tokens, Reach(window, chunked), partition, queries)
     assert work.plan.dtype == np.int32 and len(work.plan) >= 8
     parts = work.plan[: 4 * work.rows].reshape(-1, 4)
     items = work.plan[4 * work.rows : 4 * work.rows + 4 * work.items].reshape(-1, 4)
@@ -33,12 +36,18 @@ def test_work_items_cover_each_visible_token_once(
         mine = items[first_item : first_item + count]
         assert (mine[:, 0] == row).all() and (mine[:, 3] == lengths[row]).all() and count >= 1
         end = lengths[row] + tail_tokens
-        start = 0 if window is None else max(0, end - window - (queries - 1))
-        assert (max(0, sees_from), sees_to) == (0 if window is None else max(0, end - window), end)
+        shown = end if window is None else (end - 1) % window + 1 if chunked and end else window
+        start = max(0, end - shown - (queries - 1))
+        assert (sees_from, sees_to) == (max(0, end - shown), end)
         assert [t for _, a, b, _ in mine for t in range(a, b)] == list(range(start, end))
         assert all(a // partition == (b - 1) // partition for _, a, b, _ in mine if a < b)
         if end > start:
             assert (mine[:, 1] < mine[:, 2]).all(), "no empty work"
+
+
+def test_several_query_tokens_in_two_chunks_are_refused() -> None:
+    with pytest.raises(KVBlockError, match=r"2 newest tokens .* two chunks"):
+        work_list(np.array([9], np.int32), 0, Reach(8, chunked=True), 256, query_tokens=2)
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (3, 2), (7, 1), (8, 1), (2, 9)])
@@ -51,13 +60,16 @@ def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> Non
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300), st.booleans()), min_size=1, max_size=6),
-    st.none() | st.integers(1, 400),
+    st.one_of(
+        st.builds(Reach, st.none() | st.integers(1, 400)),
+        st.builds(Reach, st.integers(1, 12).map(lambda blocks: 32 * blocks), st.just(True)),
+    ),
     st.sampled_from([8, 16, 64]),
     st.sampled_from([8, 32]),
     st.integers(0, 9),
 )
 def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
-    rows: list[tuple[int, int, bool]], window: int | None, tile: int, block: int, singles: int
+    rows: list[tuple[int, int, bool]], reach: Reach, tile: int, block: int, singles: int
 ) -> None:
     pieces, begin, random = [], singles, np.random.default_rng(0)
     for first, count, run in rows:
@@ -67,13 +79,13 @@ def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
         where = (KVHandle(7, len(blocks)), None) if run else (None, slots)
         pieces.append(Piece(begin, begin + count, first, *where))
         begin += count
-    work = prefill_list(pieces, block, window, tile)
+    work = prefill_list(pieces, block, reach, tile)
     assert work.plan.dtype == work.tables.dtype == np.int32 and min(len(work.plan), len(work.tables)) >= 8
     items = work.plan[: len(PREFILL_ITEM) * work.items].view(PREFILL_ITEM)
     seen: dict[int, tuple[int, int]] = {}
     for item in items:
         assert item["begin"] // tile == (item["end"] - 1) // tile and item["begin"] < item["end"]
-        assert item["reach"] == (window or EVERYTHING)
+        assert item["reach"] == (EVERYTHING if reach.chunked else reach.tokens or EVERYTHING)
         for token in range(item["begin"], item["end"]):
             block_there = work.tables[item["blocks"] + token // block]
             assert seen.setdefault(int(item["origin"] + token), (token, int(block_there))) == (token, block_there)
@@ -81,7 +93,8 @@ def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
     for piece in pieces:
         position = np.arange(piece.first, piece.tokens)
         at = 7 + position // block if piece.slots is None else piece.slots[position] // block
-        wanted += zip(position.tolist(), at.tolist(), strict=True)
+        place = position % reach.tokens if reach.chunked and reach.tokens else position
+        wanted += zip(place.tolist(), at.tolist(), strict=True)
     assert [seen[n] for n in range(len(seen))] == wanted and sum(items["end"] - items["begin"]) == len(wanted)
     sees = np.minimum(items["end"], items["reach"] + items["end"] - items["begin"])
     assert (np.diff(sees) <= 0).all(), "what takes longest begins first"

@@ -61,7 +61,7 @@ def test_each_query_finds_its_rows_tokens_and_no_junk(steps: list[list[int]], si
             zip(writes, group_steps(arena.cache, scheduled, written=True), strict=True)
         ):
             arena.write(group, write, written)
-            assert step.window == GROUPS[group].spec.window
+            assert step.reach == GROUPS[group].spec.reach
             singles = [job for job, n in scheduled if n == 1]
             assert step.lengths.tolist() == [job.num_computed_tokens + 1 for job in singles]
             for row, job in enumerate(singles):

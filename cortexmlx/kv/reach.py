@@ -1,0 +1,32 @@
+"""How far back a query sees. No mlx here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+_Position = TypeVar("_Position", int, npt.NDArray[np.int32], npt.NDArray[np.int64])
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which of a row's tokens a query sees: those from `oldest` of its position up to itself.
+
+    `tokens` None: all of them. w: the w newest, itself included, which is a sliding window. With `chunked` a row is cut
+    at the multiples of `tokens`, and a query sees its own chunk: as few as itself alone, at most `tokens`.
+    """
+
+    tokens: int | None = None
+    chunked: bool = False
+
+    def oldest(self, position: _Position) -> _Position:
+        """The position of the oldest token that a query at `position` (0 or more) sees; elementwise in an array."""
+        if self.tokens is None:
+            return position * 0
+        if self.chunked:
+            return position - position % self.tokens
+        beyond = position - (self.tokens - 1)
+        return beyond * (beyond > 0)
