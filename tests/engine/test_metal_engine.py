@@ -46,7 +46,9 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "windowed llama", "gpt_oss", "gpt2", pytest.param("gemma2", marks=pytest.mark.slow)]
+)
 def test_same_tokens_as_the_reference_alone_and_in_a_batch(
     backend: str, name: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]
 ) -> None:
