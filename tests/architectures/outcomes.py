@@ -1,0 +1,125 @@
+"""What the checks found of each model type, and what was found when `results.json` was last written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+import mlx.core as mx
+
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import KVSpec
+from support.core_driver import Driver
+from tests.architectures.configurations import configuration
+from tests.architectures.parity import CHECKS, Wrong, subject
+from tests.architectures.weights import write_folder
+
+RESULTS = Path(__file__).with_name("results.json")
+
+
+class Status(str, Enum):
+    """What became of a model type."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    UNJUDGED = "not judged"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here) or is wrong; the
+    `groups` of leaves that are served alike, each in a few words; the names of the `checks` it passed.
+    """
+
+    status: Status
+    why: str = ""
+    way: str = ""
+    groups: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+
+
+def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Everything that is checked of a type, with its model in `folder`; `report` is told the figures of each check."""
+    try:
+        with no_exit():
+            made = subject(name, folder)
+            made.try_judge()
+    except (ImportError, RuntimeError) as error:
+        return unjudged(name, folder, error)
+    way, groups, passed = "", (), []
+    try:
+        way, groups = way_of(made.driver())
+        for check, run in CHECKS.items():
+            found = run(made)
+            report(f"{check} {'ok' if found is None else format(found, '.2g')}")
+            passed.append(check)
+    except ModelUnsupported as error:
+        return Outcome(Status.REFUSED, without_folder(error, folder))
+    except Exception as error:  # a failure of any kind is a result
+        what = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
+        return Outcome(Status.WRONG, f"{what}{without_folder(error, folder)}", way, groups, tuple(passed))
+    return Outcome(Status.SERVED, "", way, groups, tuple(passed))
+
+
+def unjudged(name: str, folder: Path, error: Exception) -> Outcome:
+    """A type that mlx-lm itself does not run on this machine: refused by the engine, too, or else on trust."""
+    if not folder.exists():
+        write_folder(folder, configuration(name), {"none": mx.zeros(1)})
+    try:
+        Driver(folder)
+    except ModelUnsupported as refusal:
+        return Outcome(Status.REFUSED, without_folder(refusal, folder))
+    except Exception:
+        pass
+    return Outcome(Status.UNJUDGED, f"mlx-lm does not run it here: {without_folder(error, folder)}")
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """A module of mlx-lm's that wants to end the process because a package is missing only cannot be imported."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ImportError("a package that mlx-lm does not bring is missing") from error
+
+
+def way_of(driver: Driver) -> tuple[str, tuple[str, ...]]:
+    """How the engine serves a model, and the groups of its leaves."""
+    return "paged", tuple(words(group.spec, len(group.layers)) for group in driver.core.cache.groups)
+
+
+def words(spec: KVSpec, layers: int) -> str:
+    """A group in a few words."""
+    kind = "all tokens" if spec.window is None else "window"
+    return f"{layers} × {kind}"
+
+
+def without_folder(error: BaseException, folder: Path) -> str:
+    """An error's message, which is not to depend on where the model lies."""
+    return str(error).replace(str(folder), "the model")
+
+
+def read_results() -> dict[str, Outcome]:
+    """What `results.json` says, by type."""
+    stored: Mapping[str, Mapping[str, object]] = json.loads(RESULTS.read_text())
+    return {
+        name: Outcome(
+            Status(entry["status"]),
+            str(entry["why"]),
+            str(entry["way"]),
+            tuple(entry["groups"]),  # type: ignore[arg-type]
+            tuple(entry["checks"]),  # type: ignore[arg-type]
+        )
+        for name, entry in stored.items()
+    }
+
+
+def write_results(outcomes: Mapping[str, Outcome]) -> None:
+    """Keep outcomes in `results.json`, a line for each type."""
+    lines = [f"{json.dumps(name)}: {json.dumps(asdict(found), ensure_ascii=False)}" for name, found in outcomes.items()]
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
