@@ -33,7 +33,8 @@ class Status(str, Enum):
 @dataclass(frozen=True)
 class Outcome:
     """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here) or is wrong; the
-    `groups` of leaves that are served alike, each in a few words; the names of the `checks` it passed.
+    `groups` of leaves that are served alike, each in a few words; the names of the `checks` that it passed and in
+    which there was what they are about.
     """
 
     status: Status
@@ -56,8 +57,9 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
         way, groups = way_of(made.driver())
         for check, run in CHECKS.items():
             found = run(made)
-            report(f"{check} {'ok' if found is None else format(found, '.2g')}")
-            passed.append(check)
+            report(f"{check} {found:.2g}")
+            if found > 0:
+                passed.append(check)
     except ModelUnsupported as error:
         return Outcome(Status.REFUSED, without_folder(error, folder))
     except Exception as error:  # a failure of any kind is a result
