@@ -181,7 +181,7 @@ def reuse(subject: Subject) -> int:
 
 
 def forked(subject: Subject) -> int:
-    """Two answers to each prompt, drawn by chance, have the log-probabilities that mlx-lm gives them: how many differ."""
+    """Two answers to each prompt, drawn by chance, have the log-probabilities that mlx-lm gives: how many differ."""
     driver = subject.driver()
     handles = [driver.add(p, STEPS, seed=i, n=2, temperature=1.0, logprobs=0) for i, p in enumerate(subject.prompts)]
     driver.finish()

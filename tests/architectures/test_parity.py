@@ -1,0 +1,192 @@
+"""Every model type that mlx-lm has computes what mlx-lm computes, or is refused for the reason that the page gives; and
+the checks that say so notice what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.scheduling.plan import StepKind
+from support.core_driver import Driver
+from support.tiny import tokens_of
+from tests.architectures.configurations import TYPES, configuration, remapped
+from tests.architectures.outcomes import Status, no_exit, outcome, read_results
+from tests.architectures.parity import TOLERANCE, Subject, Wrong, ragged, subject
+
+TELLING = (
+    "llama",
+    "gemma2",
+    "gemma4_text",
+    "gpt_oss",
+    "mimo_v2_flash",
+    "deepseek_v2",
+)
+"""Few that have every way of attending: windows, soft caps, layers that read what others keep, sinks, values narrower
+than keys, latents.
+"""
+SIMULATED = ("llama", "gpt_oss", "mimo_v2_flash", "gemma2")
+
+Made = Callable[[str], Subject]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A function from a type to its model and judge."""
+    subjects: dict[str, Subject] = {}
+
+    def make(name: str) -> Subject:
+        if name not in subjects:
+            subjects[name] = subject(name, tmp_path_factory.mktemp("architecture") / name)
+        return subjects[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_ragged_rows_have_mlx_lms_logits(name: str, made: Made) -> None:
+    assert ragged(made(name)) <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TYPES, *remapped()])
+def test_a_type_is_served_or_refused_as_the_page_says(name: str, tmp_path: Path) -> None:
+    kind = remapped().get(name, name)
+    wanted, found = read_results()[kind], outcome(name, tmp_path / "model")
+    assert found.status is not Status.WRONG, found.why
+    if name == kind:
+        assert found == wanted, "`python -m tests.architectures --write` takes down what is found now"
+    else:
+        assert (found.status, found.groups, found.checks) == (wanted.status, wanted.groups, wanted.checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
+def test_ragged_rows_have_mlx_lms_logits_in_the_simulator(name: str, made: Made) -> None:
+    assert ragged(made(name), attention="sim") <= TOLERANCE
+
+
+# -- what the checks notice -------------------------------------------------------------------------------------------
+
+
+def leaves(cache: Any) -> list[Any]:
+    """The caches of all layers, one by one."""
+    return [leaf for layer in cache for leaf in getattr(layer, "caches", (layer,))]
+
+
+def influence(model: Any, leaf: int, length: int = 19) -> float:
+    """How much the next token's logits change when one leaf is another sequence's; infinite if it keeps nothing."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    def after(seed: int) -> Any:
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([tokens_of(length, seed)]), cache=cache))
+        return cache
+
+    def next_logits(cache: Any) -> Any:
+        return np.array(model(mx.array([[7]]), cache=cache)[0, -1].astype(mx.float32))
+
+    own, mixed, other = after(1), after(1), after(2)
+    if leaves(own)[leaf].empty():
+        return math.inf
+    vars(leaves(mixed)[leaf]).update(vars(leaves(other)[leaf]))
+    with np.errstate(invalid="ignore"):
+        return float(np.nanmax(np.abs(next_logits(mixed) - next_logits(own))))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in TYPES]
+)
+def test_what_each_layer_keeps_shows_in_the_logits(name: str, made: Made) -> None:
+    """Else a row that is given another row's keys or state would not be noticed."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    try:
+        with no_exit():
+            model = made(name).judge
+            made(name).try_judge()
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"mlx-lm does not run it here: {error}")
+    for leaf, cache in enumerate(leaves(make_prompt_cache(model))):
+        assert influence(model, leaf) > 50 * TOLERANCE, f"leaf {leaf}, a {type(cache).__name__}"
+
+
+def shifted(driver: Driver) -> None:
+    """Answers' tokens are at a position one too far."""
+    dispatch = driver.core.runner.dispatch
+
+    def wrong(plan: Any, rows: Any) -> Any:
+        if plan.kind is StepKind.DECODE:
+            plan = replace(plan, positions=plan.positions + 1)
+        return dispatch(plan, rows)
+
+    driver.core.runner.dispatch = wrong
+
+
+def swapped(driver: Driver) -> None:
+    """The first two rows of a step get each other's attention."""
+    attend = driver.core.runner._attend
+
+    def wrong(*inputs: Any, **others: Any) -> mx.array:
+        out = attend(*inputs, **others)
+        return out if out.shape[0] < 2 else mx.concatenate([out[1:2], out[:1], out[2:]])
+
+    driver.core.runner._attend = wrong
+
+
+def unflushed(driver: Driver) -> None:
+    """What a decode window wrote is lost at its end."""
+    driver.core.runner._flush = lambda _: driver.core.runner._tail.clear()
+
+
+def uncopied(driver: Driver) -> None:
+    """Who begins within another's block finds nothing there."""
+    dispatch = driver.core.runner.dispatch
+    driver.core.runner.dispatch = lambda plan, rows: dispatch(replace(plan, copies=()), rows)
+
+
+FAULTS = {
+    "position off by one": (shifted, "batch"),
+    "rows swapped": (swapped, "batch"),
+    "a flush lost": (unflushed, "batch"),
+    "a copy lost for a prefix": (uncopied, "prefix"),
+    "a copy lost for a fork": (uncopied, "fork"),
+    "rows swapped in a tight arena": (swapped, "preempt"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SIMULATED[1:])])
+def test_a_fault_in_the_engine_is_noticed(name: str, fault: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, check = FAULTS[fault]
+    one, right = made(name), Subject.driver
+
+    def faulty(self: Subject, *inputs: Any, **others: Any) -> Driver:
+        driver = right(self, *inputs, **others)
+        plant(driver)
+        return driver
+
+    monkeypatch.setattr(Subject, "driver", faulty)
+    with pytest.raises(Wrong):
+        CHECKS[check](one)
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("change", [1, -1])
+def test_a_window_off_by_one_is_noticed(name: str, change: int, made: Made, tmp_path: Path) -> None:
+    """The engine's model has the window of another configuration than the judge's."""
+    one = made(name)
+    folder = Path(shutil.copytree(one.folder, tmp_path / name))
+    config = configuration(name)
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": config["sliding_window"] + change}))
+    with pytest.raises(Wrong):
+        ragged(replace(one, folder=folder))
