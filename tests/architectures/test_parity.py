@@ -21,7 +21,7 @@ from support.core_driver import Driver
 from support.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration, remapped
 from tests.architectures.outcomes import Status, no_exit, outcome, read_results
-from tests.architectures.parity import TOLERANCE, Subject, Wrong, ragged, subject
+from tests.architectures.parity import CHECKS, TOLERANCE, Subject, Wrong, ragged, subject
 
 TELLING = (
     "llama",
