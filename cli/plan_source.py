@@ -50,15 +50,16 @@ def _weights(folder: Path) -> int | None:
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:
-    from cortexmlx.models.gguf.config import model_config
-    from cortexmlx.models.gguf.file import read_header
+    from cortexmlx.models.gguf.blocks import GROUP, PACKED
+    from cortexmlx.models.gguf.config import activation_type, describe
+    from cortexmlx.models.gguf.parts import read_model_header
 
-    header = read_header(path)
-    config = {**model_config(header), "dtype": "float16"}  # what MLX's reader makes of the types of the format
-    largest = max(header.tensors.values(), key=lambda tensor: tensor.nbytes)
-    bits = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}.get(largest.type_name)
-    if bits:
-        config["quantization"] = {"group_size": 32, "bits": bits}
+    header = read_model_header(path)
+    description = describe(header)
+    config = {**description.config, "dtype": activation_type(header, description)}
+    packing = PACKED.get(max(header.tensors.values(), key=lambda tensor: tensor.nbytes).type_name)
+    if packing:
+        config["quantization"] = {"group_size": GROUP, "bits": packing.bits, "mode": packing.mode}
     return PlanSource(name, config, sum(tensor.nbytes for tensor in header.tensors.values()))
 
 

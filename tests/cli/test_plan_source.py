@@ -46,6 +46,6 @@ def test_a_gguf_file_is_as_large_as_its_tensors_and_quantized_as_they_are(tmp_pa
     path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
     source = find(str(path))
     assert source.weight_bytes == sum(len(data) for _, _, data in tensors("Q4_0").values())
-    assert source.config["quantization"] == {"group_size": 32, "bits": 4}
+    assert source.config["quantization"] == {"group_size": 32, "bits": 4, "mode": "affine"}
     assert (source.config["hidden_size"], source.config["dtype"]) == (64, "float16")
     assert "quantization" not in find(str(write_model(tmp_path / "plain.gguf", type_name="F16"))).config

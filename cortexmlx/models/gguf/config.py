@@ -1,105 +1,176 @@
 """The model configuration that a GGUF file's metadata describes, in the words of config.json.
 
-Only what is known to give the same logits is accepted: an architecture, a rope or a head layout that is not served here
-is refused by name, never run approximately.
+Only what is known to give the same logits is accepted: an architecture, a setting, a rope or a head layout that is not
+served here is refused by name, never run approximately.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture, Head
 from cortexmlx.models.gguf.file import GGUFHeader
+from cortexmlx.models.gguf.metadata import Metadata
+from cortexmlx.models.gguf.tensors import read_floats
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
+_KEYS = frozenset(
+    (
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.scale",
+        "attention.sliding_window",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "expert_count",
+        "expert_used_count",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "tensor_data_layout",
+        "vocab_size",
+    )
+)
+"""The metadata of an architecture that is read here, or says nothing about what the model computes."""
 
-class Metadata:
-    """Typed look-ups in a GGUF header's metadata; `arch_` ones are prefixed with the architecture's name."""
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attn_logit_softcapping": (0.0,),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1, 4),  # not stated, softmax, softmax of the chosen
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "final_logit_softcapping": (0.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.attn_factor": (1.0,),
+}
+"""Values that leave everything as it is."""
 
-    def __init__(self, header: GGUFHeader) -> None:
-        self.header = header
-        self.file = header.path.name
-        self.architecture = self.text("general.architecture")
+_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+"""Matrices that every file has in float32, whatever the model's type."""
 
-    def _missing(self, key: str) -> ModelCorrupt:
-        return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
-
-    def _wrong(self, key: str, wanted: str) -> ModelCorrupt:
-        found = self.header.metadata.get(key)
-        shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
-        return ModelCorrupt(f"{self.file}: the metadata {key!r} is {shown}, not {wanted}.")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.header.metadata.get(key, default)
-        if value is None:
-            raise self._missing(key)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a text")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int | None:
-        value = self.header.metadata.get(key, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self._wrong(key, "a whole number")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.header.metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
-
-    def items(self, key: str, kind: type) -> list[Any]:
-        value = self.header.metadata.get(key, [])
-        if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self._wrong(key, f"a list of {kind.__name__}")
-        return value
-
-    def arch_integer(self, key: str, default: int | None = None) -> int:
-        full = f"{self.architecture}.{key}"
-        if isinstance(self.header.metadata.get(full), list):
-            raise ModelUnsupported(f"{self.file}: {full!r} differs from layer to layer, which is not served here.")
-        value = self.integer(full, default)
-        if value is None:
-            raise self._missing(full)
-        if not 0 < value < 1 << 31:
-            raise self._wrong(full, "a sensible positive number")
-        return value
-
-    def arch_number(self, key: str, default: float | None = None) -> float:
-        full = f"{self.architecture}.{key}"
-        value = self.header.metadata.get(full, default)
-        if value is None:
-            raise self._missing(full)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._wrong(full, "a positive number")
-        return float(value)
-
-    def arch_has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self.header.metadata
+_27_BILLION = {"gemma2": 46, "gemma3": 62}
+"""Layers of the one size of Gemma that scales its scores by the width of a head's share of the hidden vector. The files
+do not say how it is scaled."""
 
 
-def model_config(header: GGUFHeader) -> dict[str, Any]:
-    """config.json's equivalent for `header`: enough to build mlx-lm's model of that architecture.
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that the shapes of a model's tensors are made of."""
+
+    hidden: int
+    layers: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    experts: int
+    expert_feed_forward: int
+    shared_feed_forward: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file says about its model: `config` is config.json's equivalent, `notes` are for the user."""
+
+    architecture: Architecture
+    sizes: Sizes
+    config: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def describe(header: GGUFHeader) -> Description:
+    """Enough to build mlx-lm's model of `header`'s architecture.
 
     Raises ModelUnsupported for architectures and variants that are not served, ModelCorrupt for missing metadata.
     """
     meta = Metadata(header)
-    architecture = meta.architecture
-    parts = meta.integer("split.count", 1)
-    if parts is not None and parts > 1:
-        raise ModelUnsupported(
-            f"{meta.file} is one of {parts} parts of a model; join them first: `llama-gguf-split --merge FIRST OUT`."
-        )
-    if architecture not in ARCHITECTURES:
+    architecture = _architecture(meta)
+    _check_keys(meta, architecture)
+    sizes = _sizes(meta, architecture)
+    config: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "intermediate_size": sizes.feed_forward,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "rms_norm_eps": meta.arch_number("attention.layer_norm_rms_epsilon"),
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": meta.arch_integer("context_length"),
+        "rope_theta": meta.arch_number("rope.freq_base", 10000.0),
+        "tie_word_embeddings": architecture.head is Head.TIED or "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+    }
+    scaling = _rope_scaling(meta, architecture)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    config |= _of_architecture(meta, architecture, sizes)
+    _check_scale(meta, config)
+    return Description(architecture, sizes, config, _window(meta, architecture, config))
+
+
+def activation_type(header: GGUFHeader, description: Description) -> str:
+    """The one MLX type for activations and all numbers that are not packed: that of the matrices, float32 where they
+    would lose bits otherwise. Of packed matrices float16, or bfloat16 where activations pass its largest number.
+    """
+    matrices = [info for name, info in header.tensors.items() if len(info.shape) > 1 and not name.endswith(_ROUTERS)]
+    kinds = {info.type_name for info in matrices}
+    wide_range = description.architecture.wide_range
+    if "F32" in kinds or ("F16" in kinds and ("BF16" in kinds or wide_range)):
+        return "float32"
+    return "bfloat16" if "BF16" in kinds or wide_range else "float16"
+
+
+def _architecture(meta: Metadata) -> Architecture:
+    name = meta.architecture
+    if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelUnsupported(
-            f"{meta.file} has the architecture {architecture!r}; GGUF files of {known} are served. "
+            f"{meta.file} has the architecture {name!r}; GGUF files of {known} are served. "
             "Use the model's original folder or hub id instead."
         )
-    if meta.arch_has("expert_count") and meta.header.metadata[f"{architecture}.expert_count"]:
-        raise ModelUnsupported(f"{meta.file} is a mixture of experts in GGUF form, which is not served here.")
+    experts = meta.integer(f"{name}.expert_count", 0)
+    architecture = MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
+    if experts and not architecture.has_experts:
+        raise ModelUnsupported(f"{meta.file} is a mixture of experts, which {name} models are not here.")
+    return architecture
+
+
+def _check_keys(meta: Metadata, architecture: Architecture) -> None:
+    known = _KEYS | architecture.keys
+    for full, value in meta.header.metadata.items():
+        key = full.removeprefix(f"{meta.architecture}.")
+        if key == full or key in known or value in _WITHOUT_EFFECT.get(key, ()):
+            continue
+        shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+        raise ModelUnsupported(f"{meta.file} sets {full!r} to {shown}, which is not served here.")
+    for key in architecture.keys & {"expert_gating_func", "expert_weights_scale"}:
+        value = meta.header.metadata.get(f"{meta.architecture}.{key}")
+        if value is not None and value not in _WITHOUT_EFFECT[key]:
+            raise ModelUnsupported(f"{meta.file} sets {key!r} to {value!r}, which is not served here.")
+
+
+def _sizes(meta: Metadata, architecture: Architecture) -> Sizes:
     heads = meta.arch_integer("attention.head_count")
     kv_heads = meta.arch_integer("attention.head_count_kv", heads)
     hidden = meta.arch_integer("embedding_length")
@@ -110,51 +181,139 @@ def model_config(header: GGUFHeader) -> dict[str, Any]:
         raise ModelUnsupported(f"{meta.file} has values of another size than its keys, which is not served here.")
     if head_dim % 2 or heads % kv_heads:
         raise ModelCorrupt(f"{meta.file} claims {heads} heads of {head_dim} values for {kv_heads} key heads.")
-    if meta.arch_integer("rope.dimension_count", head_dim) != head_dim:
+    rotated = meta.arch_integer("rope.dimension_count", head_dim)
+    if rotated != head_dim and not (architecture.model_type == "phi3" and rotated < head_dim and rotated % 2 == 0):
         raise ModelUnsupported(f"{meta.file} rotates a part of each head only, which is not served here.")
-    if architecture == "qwen2" and head_dim * heads != hidden:
-        raise ModelUnsupported(f"{meta.file}: qwen2 with heads of {head_dim} values on {hidden} is not served here.")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelCorrupt(f"{meta.file} has no token embedding. Download the file again.")
-    config: dict[str, Any] = {
-        "model_type": architecture,
-        "hidden_size": hidden,
-        "num_hidden_layers": meta.arch_integer("block_count"),
-        "intermediate_size": meta.arch_integer("feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": meta.arch_number("attention.layer_norm_rms_epsilon"),
-        "vocab_size": embedding.shape[0],
-        "max_position_embeddings": meta.arch_integer("context_length"),
-        "rope_theta": meta.arch_number("rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-    }
-    scaling = _rope_scaling(meta)
-    if scaling is not None:
-        config["rope_scaling"] = scaling
-    return config
+    if architecture.model_type in ("qwen2", "qwen2_moe", "mixtral", "phi3") and head_dim * heads != hidden:
+        raise ModelUnsupported(
+            f"{meta.file}: {meta.architecture} with {heads} heads of {head_dim} values on {hidden} is not served here."
+        )
+    feed_forward = meta.arch_integer("feed_forward_length", None if not architecture.has_experts else 1)
+    return Sizes(
+        hidden=hidden,
+        layers=meta.arch_integer("block_count"),
+        feed_forward=feed_forward,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=_rows(meta, "token_embd.weight", 2),
+        experts=meta.arch_integer("expert_count") if architecture.has_experts else 0,
+        expert_feed_forward=_rows(meta, "blk.0.ffn_gate_exps.weight", 3) if architecture.has_experts else 0,
+        shared_feed_forward=_rows(meta, "blk.0.ffn_gate_shexp.weight", 2)
+        if "ffn_gate_shexp" in architecture.modules
+        else 0,
+    )
 
 
-_ROPE_SCALING = "rope.scaling."
-_KNOWN_SCALING_KEYS = ("type", "factor", "original_context_length", "finetuned")
+def _rows(meta: Metadata, tensor: str, dims: int) -> int:
+    info = meta.header.tensors.get(tensor)
+    if info is None or len(info.shape) != dims:
+        raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims} dimensions. Download the file again.")
+    return info.shape[-2]
 
 
-def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
-    prefix = f"{meta.architecture}.{_ROPE_SCALING}"
-    for key in meta.header.metadata:
-        if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN_SCALING_KEYS:
-            raise ModelUnsupported(f"{meta.file} sets {key!r}, which is not served here.")
-    has_factor = meta.arch_has(f"{_ROPE_SCALING}factor")
-    kind = meta.text(f"{prefix}type", "linear" if has_factor else "none")
+def _of_architecture(meta: Metadata, architecture: Architecture, sizes: Sizes) -> dict[str, Any]:
+    """What the configuration of one architecture has and others do not."""
+    kind = architecture.model_type
+    found: dict[str, Any] = {}
+    if architecture.has_experts:
+        used = meta.arch_integer("expert_used_count")
+        if used > sizes.experts:
+            raise ModelCorrupt(f"{meta.file} uses {used} of {sizes.experts} experts.")
+        experts = "num_local_experts" if kind in ("mixtral", "gpt_oss") else "num_experts"
+        found |= {experts: sizes.experts, "num_experts_per_tok": used}
+        moe = "intermediate_size" if kind in ("mixtral", "gpt_oss") else "moe_intermediate_size"
+        found[moe] = sizes.expert_feed_forward
+    if kind == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = sizes.shared_feed_forward
+    if kind == "qwen3_moe":
+        found |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+    if kind in ("gemma2", "gemma3_text"):
+        by_width = sizes.layers == _27_BILLION[meta.architecture]
+        found["query_pre_attn_scalar"] = sizes.hidden // sizes.heads if by_width else sizes.head_dim
+    if kind == "gemma2":
+        for key, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            found[key] = meta.arch_number(key, usual)
+    if kind == "gemma3_text":
+        pattern = meta.arch_integer("attention.sliding_window_pattern", 6)
+        if pattern > sizes.layers:
+            raise ModelUnsupported(f"{meta.file} has {sizes.layers} layers, none of which sees the whole text.")
+        found |= {
+            "sliding_window": meta.arch_integer("attention.sliding_window"),
+            "sliding_window_pattern": pattern,
+            "rope_local_base_freq": meta.arch_number("rope.freq_base_swa", 10000.0),
+        }
+    if kind == "gpt_oss":
+        if sizes.layers % 2:
+            raise ModelUnsupported(f"{meta.file} has {sizes.layers} layers, of which every second one has a window.")
+        found["sliding_window"] = meta.arch_integer("attention.sliding_window")
+    if kind == "phi3":
+        found["partial_rotary_factor"] = meta.arch_integer("rope.dimension_count", sizes.head_dim) / sizes.head_dim
+        original = meta.arch_integer("rope.scaling.original_context_length", meta.arch_integer("context_length"))
+        found["original_max_position_embeddings"] = original
+    return found
+
+
+def _window(meta: Metadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
+    """Keep the context within a window that mlx-lm's class does not have: up to there all tokens are seen anyway."""
+    window = meta.integer(
+        f"{meta.architecture}.attention.sliding_window", 4096 if config["model_type"] == "gemma2" else 0
+    )
+    context = config["max_position_embeddings"]
+    if "sliding_window" in config or not window or window >= context:
+        return ()
+    if config["model_type"] not in ("gemma2", "phi3") or "rope_scaling" in config:
+        raise ModelUnsupported(f"{meta.file} has a sliding window of {window} tokens, which is not served here.")
+    config["max_position_embeddings"] = window
+    return (f"mlx-lm's class has no sliding window: contexts end at {window} tokens, where it would begin",)
+
+
+def _check_scale(meta: Metadata, config: dict[str, Any]) -> None:
+    used = config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5
+    stated = meta.arch_number("attention.scale", used)
+    if not math.isclose(stated, used, rel_tol=1e-5):
+        raise ModelUnsupported(
+            f"{meta.file} scales its scores by {stated:g} and not {used:g}, which is not served here."
+        )
+
+
+def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] | None:
+    prefix = f"{meta.architecture}.rope.scaling."
+    tensors = meta.header.tensors
+    kind = meta.text(f"{prefix}type", "linear" if meta.arch_has("rope.scaling.factor") else "none")
+    if LONG_FACTORS in tensors:
+        kind = "longrope"
     if kind == "none":
         return None
-    factor = meta.arch_number(f"{_ROPE_SCALING}factor")
+    if kind not in architecture.scalings:
+        raise ModelUnsupported(f"{meta.file} uses the rope scaling {kind!r}, which is not served here.")
+    if ROPE_FACTORS in tensors:
+        raise ModelUnsupported(f"{meta.file} has both a rope scaling and {ROPE_FACTORS!r}, which is not served here.")
+    if kind == "longrope":
+        return _long_rope(meta)
+    factor = meta.arch_number("rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        original = meta.arch_integer(f"{_ROPE_SCALING}original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise ModelUnsupported(f"{meta.file} uses the rope scaling {kind!r}, which is not served here.")
+    original = meta.arch_integer("rope.scaling.original_context_length")
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key in ("beta_fast", "beta_slow"):
+        if meta.arch_has(f"rope.scaling.yarn_{key}"):
+            scaling[key] = meta.arch_number(f"rope.scaling.yarn_{key}")
+    return scaling
+
+
+def _long_rope(meta: Metadata) -> dict[str, Any]:
+    """One factor for each wavelength, in two tensors; mlx-lm's class takes the long ones at every length."""
+    factors = {}
+    dims = meta.arch_integer("rope.dimension_count")
+    for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
+        info = meta.header.tensors.get(tensor)
+        if info is None or info.shape != (dims // 2,) or info.type_name != "F32":
+            raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims // 2} factors. Download the file again.")
+        factors[name] = read_floats(info)
+    context, original = (meta.arch_integer(k) for k in ("context_length", "rope.scaling.original_context_length"))
+    used = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
+    stated = meta.arch_number("rope.scaling.attn_factor", 1.0)
+    if not math.isclose(stated, used, rel_tol=1e-4):
+        raise ModelUnsupported(f"{meta.file} scales rotated vectors by {stated:g} and not {used:g}, not served here.")
+    return {"type": "longrope", **factors}

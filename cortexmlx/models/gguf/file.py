@@ -1,12 +1,13 @@
 """Reading a GGUF file's header: metadata and tensor directory, every length checked against the file.
 
-The header is parsed here, and not only by MLX's loader, for two reasons: a damaged file must end in one clear error and
-never reach native code, and a tensor type that MLX cannot keep packed must be refused by name before anything is
-loaded. Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
+A damaged file must end in one clear error, without a traceback and without an allocation that only the file's own
+numbers bound. Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+# Beyond what any model has, and small enough to hold: a vocabulary is 300,000 strings, a chat template 100 kB.
+MAX_ENTRIES = 1 << 20
+MAX_ITEMS = 1 << 23
+MAX_TEXT = 1 << 24
 
 # Tensor type numbers of the format: name, values per block, bytes per block.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
@@ -54,6 +59,8 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 
 # Scalar value types of the metadata: struct format by type number. 8 is a string, 9 an array.
@@ -67,14 +74,20 @@ class TensorInfo:
     """One entry of the tensor directory.
 
     `shape` is row-major (rows first), as MLX and NumPy print it; the file stores the dimensions the other way round.
-    `offset` and `nbytes` say where its data lies in the file, in bytes.
+    `offset` and `nbytes` say where its data lies in the file `path`, in bytes.
     """
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     type_name: str
     offset: int
     nbytes: int
+
+    @property
+    def values(self) -> int:
+        """How many numbers it stands for."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,8 @@ class _Reader:
 
     def string(self, what: str) -> str:
         length = self.number("<Q", f"the length of {what}")
+        if length > MAX_TEXT:
+            raise self.fail(f"{what} claims {length} bytes")
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -154,6 +169,8 @@ class _Reader:
     def array(self, key: str) -> list[Any]:
         kind = self.number("<I", f"the element type of {key!r}")
         count = self.number("<Q", f"the length of {key!r}")
+        if count > MAX_ITEMS:
+            raise self.fail(f"{key!r} claims {count} values")
         if kind == _STRING:
             if count * 8 > self.size - self.at:
                 raise self.fail(f"{key!r} claims {count} strings")
@@ -193,9 +210,13 @@ def _parse(reader: _Reader) -> GGUFHeader:
         )
     tensor_count = reader.number("<Q", "the tensor count")
     pair_count = reader.number("<Q", "the metadata count")
+    if max(tensor_count, pair_count) > MAX_ENTRIES:
+        raise reader.fail(f"it claims {tensor_count} tensors and {pair_count} metadata pairs")
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
         key = reader.string("a metadata key")
+        if key in metadata:
+            raise reader.fail(f"the metadata {key!r} appears twice")
         metadata[key] = reader.value(reader.number("<I", f"the type of {key!r}"), key)
     entries = [_tensor_entry(reader) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -207,6 +228,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
         if name in tensors:
             raise reader.fail(f"tensor {name!r} appears twice")
         tensors[name] = _placed(reader, name, shape, type_number, data_start, offset)
+    _check_apart(reader, tensors)
     return GGUFHeader(reader.path, metadata, tensors)
 
 
@@ -236,14 +258,18 @@ def _placed(
         raise reader.fail(
             f"tensor {name!r} has rows of {shape[-1]} values, {type_name} needs a multiple of {block_values}"
         )
-    values = 1
-    for dim in shape:
-        values *= dim
-    nbytes = values // block_values * block_bytes
+    nbytes = math.prod(shape) // block_values * block_bytes
     start = data_start + offset
     if start + nbytes > reader.size:
         raise ModelCorrupt(
             f"{reader.path.name} is cut short: tensor {name!r} ends at byte {start + nbytes}, "
             f"the file has {reader.size}. Download the file again."
         )
-    return TensorInfo(name, shape, type_name, start, nbytes)
+    return TensorInfo(reader.path, name, shape, type_name, start, nbytes)
+
+
+def _check_apart(reader: _Reader, tensors: dict[str, TensorInfo]) -> None:
+    placed = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for before, after in itertools.pairwise(placed):
+        if before.offset + before.nbytes > after.offset:
+            raise reader.fail(f"tensors {before.name!r} and {after.name!r} overlap")

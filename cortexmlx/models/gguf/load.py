@@ -1,145 +1,170 @@
-"""A GGUF file into mlx-lm's own model class, its quantized layers staying quantized.
+"""A GGUF file into mlx-lm's own model class, its quantized layers staying quantized where MLX has their groups.
 
-MLX's loader reads the tensor types below and hands out packed weights with scales and biases, which are exactly the
-parameters of MLX's quantized layers (groups of 32): nothing is rounded again. What is left to do is naming, and
-undoing the row order in which converters store the query and key projections of the llama architecture.
+What is left to do beside reading tensors is naming, and undoing what converters do for others: the row order in which
+they store the query and key projections of the llama architecture, and the 1 that they add to Gemma's norms.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.config import model_config
-from cortexmlx.models.gguf.file import GGUFHeader, read_header
-from cortexmlx.models.gguf.layout import ROPE_FACTORS, parameter_names
+from cortexmlx.models.gguf.blocks import WIDENED
+from cortexmlx.models.gguf.config import ROPE_FACTORS, Description, activation_type, describe
+from cortexmlx.models.gguf.file import GGUFHeader
+from cortexmlx.models.gguf.layers import packed_layer
+from cortexmlx.models.gguf.layout import parameter_names
+from cortexmlx.models.gguf.parts import read_model_header
+from cortexmlx.models.gguf.tensors import FLOATS, READ_TYPES, PackedArrays, TensorFiles
 from cortexmlx.models.gguf.tokenizer import build_tokenizer
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers import templates
 from cortexmlx.models.tokenizers.base import Tokenizer
 
-GROUP_SIZE = 32
-QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-FLOAT_TYPES = ("F32", "F16", "BF16")
-
 
 def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:
     """Model, tokenizer, config and notes of the GGUF file at `path`; weights are evaluated on this thread.
 
-    `float32`: activations, scales and vectors in float32 (packed weights stay packed), else in the type of the
-    matrices. Raises ModelCorrupt for a damaged file and ModelUnsupported for a tensor type, architecture or
-    pre-tokenizer that is not served, both before any tensor is read.
+    `path` is the first file where a model is split into several. `float32`: activations, scales and all numbers in
+    float32 (packed weights stay packed), else in the type of `activation_type`. Raises ModelCorrupt for a damaged file
+    and ModelUnsupported for a tensor type, architecture or pre-tokenizer that is not served, all before any tensor is
+    read.
     """
-    header = read_header(path)
-    config = model_config(header)
-    _check_tensor_types(header)
-    names = parameter_names(header, config)
-    tokenizer, notes = build_tokenizer(header, config["vocab_size"])
+    header = read_model_header(path)
+    description = describe(header)
+    check_tensor_types(header)
+    names = parameter_names(header, description)
+    tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
     preparing = templates.prepare() if tokenizer.has_chat_template else None
-    config["eos_token_id"] = sorted(tokenizer.eos_token_ids)
+    config = description.config | {"eos_token_id": sorted(tokenizer.eos_token_ids)}
+    dtype: mx.Dtype = mx.float32 if float32 else getattr(mx, activation_type(header, description))
     try:
-        return _build_model(header, config, names, float32), tokenizer, config, notes
+        model = _build_model(header, description, names, dtype)
     finally:
         if preparing is not None:
             preparing.join()
+    return model, tokenizer, config, (*description.notes, *notes, *_widened_note(header, dtype))
 
 
-def _check_tensor_types(header: GGUFHeader) -> None:
-    served = {*QUANTIZED_BITS, *FLOAT_TYPES}
-    refused = {info.type_name: name for name, info in header.tensors.items() if info.type_name not in served}
+def check_tensor_types(header: GGUFHeader) -> None:
+    """Raises ModelUnsupported where tensors are of types that are not read, with how many there are of each, and where
+    what is no matrix is quantized.
+    """
+    refused = Counter(info.type_name for info in header.tensors.values() if info.type_name not in READ_TYPES)
     if refused:
-        types = ", ".join(sorted(refused))
+        found = ", ".join(f"{count} of type {name}" for name, count in sorted(refused.items()))
+        first = next(info.name for info in header.tensors.values() if info.type_name in refused)
         raise ModelUnsupported(
-            f"{header.path.name} holds tensors of type {types} (for example {next(iter(refused.values()))!r}); "
-            f"{', '.join(sorted(served))} are read. Take a file quantized to Q4_0, Q4_1 or Q8_0."
+            f"{header.path.name} holds tensors that are not read here: {found} (for example {first!r}). "
+            "Take a file of Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16."
         )
+    for info in header.tensors.values():
+        if info.type_name not in FLOATS and (len(info.shape) == 1 or not info.name.endswith(".weight")):
+            raise ModelUnsupported(f"{header.path.name}: {info.name!r} is quantized, which it cannot be here.")
 
 
-def _build_model(header: GGUFHeader, config: dict[str, Any], names: dict[str, str], float32: bool) -> Any:
-    arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    model = arch.Model(arch.ModelArgs.from_dict(config))
+def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
+    widened = [info for info in header.tensors.values() if info.type_name in WIDENED]
+    if not widened:
+        return ()
+    kinds = ", ".join(sorted({info.type_name for info in widened}))
+    stored = sum(info.nbytes for info in widened)
+    grown = sum(info.values for info in widened) * dtype.size
+    name = str(dtype).removeprefix("mlx.core.")
+    return (
+        f"MLX has no packed form of {kinds}: {len(widened)} tensors are {name} in memory "
+        f"({grown / 1e6:.0f} MB instead of {stored / 1e6:.0f} MB)",
+    )
+
+
+def _build_model(header: GGUFHeader, description: Description, names: dict[str, str], dtype: mx.Dtype) -> Any:
+    files = TensorFiles()
+    weights: dict[str, mx.array] = {}
+    packed: dict[str, PackedArrays] = {}
+    for parameter, found in _tensors(header, description, names, dtype, files):
+        if isinstance(found, PackedArrays):
+            module = parameter.removesuffix(".weight")
+            packed[module] = found
+            weights |= {parameter: found.weight, f"{module}.scales": found.scales}
+            if found.biases is not None:
+                weights[f"{module}.biases"] = found.biases
+        else:
+            weights[parameter] = found
+    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
+    model = arch.Model(arch.ModelArgs.from_dict(description.config))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    _pack(header, model, packed, dtype)
     try:
-        arrays = cast("dict[str, mx.array]", mx.load(str(header.path)))
-    except RuntimeError as error:
-        raise ModelCorrupt(f"{header.path.name} cannot be read: {one_line(error)}") from error
-    bits = _quantized_modules(header, names)
-    nn.quantize(model, class_predicate=lambda path, _: path in bits and {"group_size": GROUP_SIZE, "bits": bits[path]})
-    dtype = mx.float32 if float32 else _matrix_dtype(header)
-    try:
-        model.load_weights(list(_parameters(header, config, names, arrays, dtype)), strict=True)
+        model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
         raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {one_line(error)}") from error
-    if ROPE_FACTORS in arrays:
-        _apply_rope_factors(model, config, arrays[ROPE_FACTORS])
+    if ROPE_FACTORS in header.tensors:
+        factors = files.read(header.tensors[ROPE_FACTORS], mx.float32)
+        _apply_rope_factors(header, model, description.config, factors)
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def _quantized_modules(header: GGUFHeader, names: dict[str, str]) -> dict[str, int]:
-    """Bits per weight by module path, for the modules whose weight is stored packed."""
-    types = {parameter.removesuffix(".weight"): header.tensors[tensor].type_name for tensor, parameter in names.items()}
-    return {module: QUANTIZED_BITS[kind] for module, kind in types.items() if kind in QUANTIZED_BITS}
-
-
-def _parameters(
-    header: GGUFHeader, config: dict[str, Any], names: dict[str, str], arrays: dict[str, mx.array], dtype: mx.Dtype
-) -> Iterator[tuple[str, mx.array]]:
-    """The model's parameters by path: for a packed tensor its weight, scales and biases, all in the model's row
-    order.
-    """
+def _tensors(
+    header: GGUFHeader, description: Description, names: dict[str, str], dtype: mx.Dtype, files: TensorFiles
+) -> Iterator[tuple[str, Any]]:
+    """The model's parameters by path, in its own row order and values."""
+    architecture = description.architecture
     for tensor, parameter in names.items():
-        stem, _, kind = tensor.rpartition(".")
-        packed = header.tensors[tensor].type_name in QUANTIZED_BITS
-        order = _row_order(tensor, config)
-        for part in (kind, "scales", "biases") if packed else (kind,):
-            array = arrays[f"{stem}.{part}"]
-            if order is not None:
-                array = array[mx.array(order)]
-            if mx.issubdtype(array.dtype, mx.floating):
-                array = array.astype(dtype)
-            yield f"{parameter.removesuffix(kind)}{part}", array
+        info = header.tensors[tensor]
+        if architecture.norm_offset and tensor.endswith("norm.weight"):
+            yield parameter, (files.read(info, mx.float32) - architecture.norm_offset).astype(dtype)
+            continue
+        found = files.read(info, dtype, _row_order(tensor, description) if architecture.interleaved else None)
+        yield parameter, found[None] if tensor.endswith("ffn_gate_inp_shexp.weight") else found
 
 
-def _matrix_dtype(header: GGUFHeader) -> mx.Dtype:
-    """One dtype for every floating parameter: that of the matrices, float32 where they would lose bits otherwise."""
-    kinds = {info.type_name for info in header.tensors.values() if len(info.shape) == 2}
-    if "F32" in kinds or ("BF16" in kinds and len(kinds) > 1):
-        return mx.float32
-    return mx.bfloat16 if kinds == {"BF16"} else mx.float16
+def _pack(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
+    """Put quantized layers in the place of the plain ones whose weights are packed."""
+    twins = []
+    for path, layer in model.named_modules():
+        if path in packed:
+            twin = packed_layer(layer, packed[path], dtype)
+            if twin is None:
+                raise ModelUnsupported(f"{header.path.name}: {path!r} is quantized, which it cannot be here.")
+            twins.append((path, twin))
+    model.update_modules(tree_unflatten(twins))
 
 
-def _row_order(tensor: str, config: dict[str, Any]) -> list[int] | None:
+def _row_order(tensor: str, description: Description) -> list[int] | None:
     """Which stored row belongs at each place, or None when rows are stored in order.
 
     Converters interleave the two halves of each head of llama's query and key projections, so that a rotation of
     neighbouring pairs does what the original rotation of halves does. The models here rotate halves.
     """
-    if config["model_type"] != "llama":
-        return None
     kind = tensor.split(".")[-2]
     if kind not in ("attn_q", "attn_k"):
         return None
-    heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-    dim = config["head_dim"]
+    heads = description.sizes.heads if kind == "attn_q" else description.sizes.kv_heads
+    dim = description.sizes.head_dim
     return [head * dim + pair * 2 + half for head in range(heads) for half in (0, 1) for pair in range(dim // 2)]
 
 
-def _apply_rope_factors(model: Any, config: dict[str, Any], factors: mx.array) -> None:
+def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], factors: mx.array) -> None:
     """Give every layer the rope whose wavelengths are stretched by `factors` (how llama 3.1 scaling is stored)."""
     from mlx_lm.models.rope_utils import Llama3RoPE
 
     dim = config["head_dim"]
     if factors.shape != (dim // 2,):
-        raise ModelCorrupt(f"the rope factors have shape {tuple(factors.shape)}, not ({dim // 2},).")
+        raise ModelCorrupt(
+            f"{header.path.name}: the rope factors have shape {tuple(factors.shape)}, not ({dim // 2},)."
+        )
     wavelengths = config["rope_theta"] ** (mx.arange(0, dim, 2, dtype=mx.float32) / dim)
-    stretched = wavelengths * factors.astype(mx.float32)
+    stretched = wavelengths * factors
     context = config["max_position_embeddings"]
     rope = Llama3RoPE(dim, context, False, config["rope_theta"], {"factor": 1.0})
     rope._freqs = stretched

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.config import Metadata
 from cortexmlx.models.gguf.file import GGUFHeader
+from cortexmlx.models.gguf.metadata import Metadata
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -13,8 +13,20 @@ from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType, bpe_model
 # Control tokens that end a turn or a text in some model family. Files name one end id only, and often the wrong one for
 # chat, so those of these names that the vocabulary has as control tokens end a generation too.
 END_NAMES = frozenset(
-    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<|call|>",
+    )
 )
+# Where answers come in several messages, this ends one of them, and <|return|> the last.
+MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
 
 
 def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tuple[str, ...]]:
@@ -59,10 +71,14 @@ def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template
     scores = meta.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(scores)} scores.")
-    model = bpe_model(tokens, scores, types, meta.flag("tokenizer.ggml.add_space_prefix", True))
+    special = _special_tokens(meta, tokens, types, add_bos=True)
+    pieces = list(types)
+    if PieceType.UNKNOWN not in pieces and special.unk_id is not None:
+        pieces[special.unk_id] = PieceType.UNKNOWN  # some converters write it as a control token
+    model = bpe_model(tokens, scores, pieces, meta.flag("tokenizer.ggml.add_space_prefix", True))
     standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
     added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
-    return SentencePieceTokenizer(model, _special_tokens(meta, tokens, types, add_bos=True), template, added)
+    return SentencePieceTokenizer(model, special, template, added)
 
 
 def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
@@ -74,7 +90,10 @@ def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos
             raise ModelCorrupt(f"{meta.file}: the {name} token id {value} is not one of {len(tokens)} tokens.")
         return value
 
-    ends = {index for index, token in enumerate(tokens) if types[index] == PieceType.CONTROL and token in END_NAMES}
+    named = {token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL and token in END_NAMES}
+    if ANSWER_END in named:
+        named.pop(MESSAGE_END, None)
+    ends = set(named.values())
     ends |= {found for name in ("eos", "eot", "eom") if (found := token_id(name)) is not None}
     return SpecialTokens(
         bos_id=token_id("bos"),

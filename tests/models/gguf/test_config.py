@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.config import model_config
+from cortexmlx.models.gguf.config import describe
 from cortexmlx.models.gguf.file import read_header
 from support.gguf_models import metadata, refused, write_model
 from support.gguf_writer import Uint32
@@ -19,13 +19,9 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
     refused(tmp_path, ModelUnsupported, "'mamba'", header=metadata("mamba"))
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ModelUnsupported, "experts", header=metadata(llama__expert_count=Uint32(8)))
-
-
-def test_a_part_of_a_split_model_says_how_to_join_them(tmp_path: Path) -> None:
-    header = metadata() | {"split.count": Uint32(3)}
-    refused(tmp_path, ModelUnsupported, "3 parts", "--merge", header=header)
+def test_experts_of_an_architecture_that_has_none_are_refused(tmp_path: Path) -> None:
+    header = metadata("qwen2", qwen2__expert_count=Uint32(8))
+    refused(tmp_path, ModelUnsupported, "experts", "qwen2", architecture="qwen2", header=header)
 
 
 def test_unknown_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
@@ -79,7 +75,7 @@ def test_the_configuration_is_that_of_the_metadata_in_the_words_of_config_json(t
     header = metadata("qwen3", qwen3__rope__scaling__type="yarn", qwen3__rope__scaling__factor=4.0)
     header["qwen3.rope.scaling.original_context_length"] = Uint32(128)
     path = write_model(tmp_path / "tiny.gguf", "qwen3", header=header, tied=False)
-    assert model_config(read_header(path)) == {
+    assert describe(read_header(path)).config == {
         "model_type": "qwen3",
         "hidden_size": 64,
         "num_hidden_layers": 2,

@@ -158,12 +158,18 @@ def test_the_loaded_model_says_what_it_is(tmp_path: Path) -> None:
     assert loaded.tokenizer.eos_token_ids == {loaded.tokenizer.vocab_size - 1}
 
 
-@pytest.mark.parametrize(("type_name", "bytes_per_256"), [("Q4_K", 144), ("Q6_K", 210)])
-def test_other_quantizations_are_refused_by_name(tmp_path: Path, type_name: str, bytes_per_256: int) -> None:
-    stored = tensors("F32") | {"blk.1.ffn_up.weight": (type_name, (2, 256), bytes(2 * bytes_per_256))}
+def test_other_quantizations_are_refused_by_name_and_number(tmp_path: Path) -> None:
+    stored = tensors("F32") | {f"blk.{i}.ffn_up.weight": ("IQ4_XS", (2, 256), bytes(272)) for i in (0, 1)}
     path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
-    with pytest.raises(ModelUnsupported, match=f"{type_name}.*blk.1.ffn_up.*Q4_0"):
+    with pytest.raises(ModelUnsupported, match=r"2 of type IQ4_XS.*blk.0.ffn_up.*Q4_K_M"):
         load_model(path)
+
+
+@pytest.mark.parametrize("name", ["output_norm.weight", "blk.0.attn_q.bias"])
+def test_what_is_no_matrix_is_not_quantized(tmp_path: Path, name: str) -> None:
+    stored = tensors("F32", bias=True) | {name: ("Q8_0", (64,), bytes(68))}
+    with pytest.raises(ModelUnsupported, match=name):
+        load_model(write_gguf(tmp_path / "tiny.gguf", metadata(), stored))
 
 
 def test_base_is_the_one_in_the_header(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""Reading the tensors of GGUF files into MLX arrays, a piece at a time through a memory map.
+
+Nothing but the result and a few megabytes is held at once, and pages of the file that have been read are given back, so
+loading a model takes the memory of the loaded model and of its largest tensor.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cortexmlx.errors import ModelNotFound
+from cortexmlx.models.gguf.blocks import GROUP, PACKED, WIDENED, Bytes
+from cortexmlx.models.gguf.file import TENSOR_TYPES, TensorInfo
+
+FLOATS = ("F32", "F16", "BF16")
+READ_TYPES = frozenset((*FLOATS, *PACKED, *WIDENED))
+PIECE = 1 << 22
+"""Bytes of a file that are decoded at once."""
+
+_BLOCKS = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.values()}
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """A packed tensor as MLX's quantized layers hold it: groups of 32 along the rows, `biases` in affine mode only.
+
+    `scales` and `biases` have the activations' type where that holds every one of them exactly, else float32.
+    """
+
+    weight: Any
+    scales: Any
+    biases: Any | None
+    bits: int
+    mode: str
+
+
+class TensorFiles:
+    """The files of a model, mapped into memory when first asked for. Raises ModelNotFound if one has gone."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def read(self, info: TensorInfo, dtype: Any, rows: Sequence[int] | None = None) -> Any:
+        """The tensor, its values rounded to the MLX type `dtype` once, or a PackedArrays if its type packs.
+
+        `rows`: which stored row (of the first dimension) belongs at each place.
+        """
+        raw = self._bytes(info)
+        if rows is not None:
+            raw = raw.reshape(len(rows), -1)[np.array(rows)].reshape(-1)
+        found = (_packed if info.type_name in PACKED else _widened)(info, raw, dtype)
+        self._give_back(info)
+        return found
+
+    def _bytes(self, info: TensorInfo) -> Bytes:
+        return np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.offset)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            try:
+                with path.open("rb") as file:
+                    self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise ModelNotFound(f"cannot open {path}: {error.strerror}") from error
+        return self._maps[path]
+
+    def _give_back(self, info: TensorInfo) -> None:
+        """Pages stay in the system's cache; this only takes them off what the process is said to hold."""
+        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = info.offset + info.nbytes - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map(info.path).madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def read_floats(info: TensorInfo) -> list[float]:
+    """The numbers of a small F32 tensor."""
+    with info.path.open("rb") as file:
+        file.seek(info.offset)
+        return [float(value) for value in np.frombuffer(file.read(info.nbytes), "<f4")]
+
+
+def _pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes]]:
+    """Which blocks, and their bytes `[n, block_bytes]`."""
+    blocks = raw.reshape(-1, block_bytes)
+    step = max(1, PIECE // block_bytes)
+    for start in range(0, len(blocks), step):
+        part = slice(start, min(start + step, len(blocks)))
+        yield part, blocks[part]
+
+
+def _widened(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
+    import mlx.core as mx
+
+    kind = info.type_name
+    if kind in WIDENED:
+        arrays = [mx.array(WIDENED[kind](blocks)).astype(dtype) for _, blocks in _pieces(raw, _BLOCKS[kind][1])]
+        mx.eval(arrays)
+        found = mx.concatenate(arrays).reshape(info.shape)
+    else:
+        stored = mx.array(raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[kind]))
+        found = (stored.view(mx.bfloat16) if kind == "BF16" else stored).astype(dtype).reshape(info.shape)
+    mx.eval(found)
+    return found
+
+
+def _packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
+    import mlx.core as mx
+
+    packing = PACKED[info.type_name]
+    values, block_bytes = _BLOCKS[info.type_name]
+    per_block = values // GROUP
+    count = len(raw) // block_bytes * per_block
+    codes = np.empty((count, GROUP * packing.bits // 8), np.uint8)
+    affine = packing.mode == "affine"
+    scales = np.empty(count, np.float32 if affine else np.uint8)
+    biases = np.empty(count if affine else 0, np.float32)
+    for part, blocks in _pieces(raw, block_bytes):
+        place = slice(part.start * per_block, part.stop * per_block)
+        groups = packing.groups(blocks)
+        codes[place], scales[place] = groups.codes, groups.scales
+        if groups.biases is not None:
+            biases[place] = groups.biases
+    lead, columns = info.shape[:-1], info.shape[-1]
+    weight = mx.array(codes.view("<u4")).reshape(*lead, columns * packing.bits // 32)
+    arrays = _narrowest((scales, biases), dtype) if affine else [mx.array(scales)]
+    shaped = [array.reshape(*lead, columns // GROUP) for array in arrays]
+    mx.eval(weight, shaped)
+    return PackedArrays(weight, shaped[0], shaped[1] if affine else None, packing.bits, packing.mode)
+
+
+def _narrowest(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]:
+    """The float32 `numbers` in `dtype` if that loses nothing of any of them, else as they are."""
+    import mlx.core as mx
+
+    wide = [mx.array(array) for array in numbers]
+    narrow = [array.astype(dtype) for array in wide]
+    same = all(mx.array_equal(w, n.astype(mx.float32)).item() for w, n in zip(wide, narrow, strict=True))
+    return narrow if same else wide
