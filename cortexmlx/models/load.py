@@ -106,7 +106,8 @@ def _describe(
     if context is None:
         context = UNSTATED_CONTEXT
         notes += (f"the model does not state its context length: {context} tokens are assumed",)
-    floats = [a.dtype for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
+    floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
+    norms = [a for a in floats if a.ndim == 1]  # scales of packed weights may be finer than the activations
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -116,6 +117,6 @@ def _describe(
         context_length=context,
         weight_bytes=weights.weight_bytes(model),
         parameters=weights.parameter_count(model),
-        dtype=str(floats[0]).removeprefix("mlx.core."),
+        dtype=str((norms or floats)[0].dtype).removeprefix("mlx.core."),
         notes=notes,
     )

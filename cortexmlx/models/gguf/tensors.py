@@ -21,7 +21,7 @@ from cortexmlx.models.gguf.file import TENSOR_TYPES, TensorInfo
 
 FLOATS = ("F32", "F16", "BF16")
 READ_TYPES = frozenset((*FLOATS, *PACKED, *WIDENED))
-PIECE = 1 << 22
+PIECE = 1 << 20
 """Bytes of a file that are decoded at once."""
 
 _BLOCKS = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.values()}
@@ -100,8 +100,10 @@ def _widened(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
 
     kind = info.type_name
     if kind in WIDENED:
-        arrays = [mx.array(WIDENED[kind](blocks)).astype(dtype) for _, blocks in _pieces(raw, _BLOCKS[kind][1])]
-        mx.eval(arrays)
+        arrays = []
+        for _, blocks in _pieces(raw, _BLOCKS[kind][1]):
+            arrays.append(mx.array(WIDENED[kind](blocks)).astype(dtype))
+            mx.eval(arrays[-1])
         found = mx.concatenate(arrays).reshape(info.shape)
     else:
         stored = mx.array(raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[kind]))

@@ -78,7 +78,8 @@ def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template
     model = bpe_model(tokens, scores, pieces, meta.flag("tokenizer.ggml.add_space_prefix", True))
     standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
     added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
-    return SentencePieceTokenizer(model, special, template, added)
+    shown = {token for token, index in added.items() if types[index] == PieceType.USER_DEFINED}
+    return SentencePieceTokenizer(model, special, template, added, shown=shown)
 
 
 def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:

@@ -7,7 +7,7 @@ are written in the text (a rendered chat template is full of them): the text is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,9 @@ class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model (serialized, as in `tokenizer.model`) with special tokens around it.
 
     `added` are texts that stand for one id wherever they occur, also ids beyond the model's own pieces; they and
-    control pieces are what skipping special tokens leaves out. `prefix_after_added`: text that follows such a token
-    gets the model's leading space again, as text at the very beginning does. Raises ModelCorrupt when sentencepiece
-    refuses the model.
+    control pieces are what skipping special tokens leaves out, but for those in `shown`. `prefix_after_added`: text
+    that follows such a token gets the model's leading space again, as text at the very beginning does. Raises
+    ModelCorrupt when sentencepiece refuses the model.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class SentencePieceTokenizer(Tokenizer):
         chat_template: str | None = None,
         added: Mapping[str, int] | None = None,
         prefix_after_added: bool = True,
+        shown: Collection[str] = (),
     ) -> None:
         from sentencepiece import SentencePieceProcessor
 
@@ -58,6 +59,7 @@ class SentencePieceTokenizer(Tokenizer):
             tokens[index] = text
         super().__init__(tokens, special, chat_template)
         self._added = added
+        self._hidden = added.keys() - set(shown)
         self._cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
         self._pieces = [self._piece(index) for index in range(count)]
         dummy_prefix, no_extra_spaces = leading_space_flags(model)
@@ -69,7 +71,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _piece(self, index: int) -> Piece:
         core = self._first
         text = self._tokens[index]
-        if index >= core.vocab_size() or text in self._added or core.is_control(index):
+        if index >= core.vocab_size() or text in self._hidden or core.is_control(index):
             return Piece(text, special=True)
         if core.is_byte(index):
             return Piece("", byte=int(text[3:5], 16))
