@@ -27,10 +27,11 @@ INTERRUPTED = "interrupted: only the cases that were complete"
 
 @dataclass(frozen=True)
 class Plan:
-    """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
-    attention backend, repetitions, the prompts' seed, and whom to tell what is running."""
+    """What holds for every test: the model with its adapter, lines about it, KV memory in bytes (None: what the tests
+    need), the attention backend, repetitions, the prompts' seed, and whom to tell what is running."""
 
     model: str
+    adapter: str | None
     notes: tuple[str, ...]
     kv_memory: int | None
     attention: str
@@ -150,6 +151,7 @@ def _engine(
         make = Engine if token_target else partial(Engine, token_target=None)
         return make(
             plan.model,
+            adapter=plan.adapter,
             kv_memory=kv_memory,
             block_size=block_size,
             max_rows=max_rows,

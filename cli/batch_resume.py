@@ -30,10 +30,12 @@ class RunIdentity:
     system: str | None
     raw: bool
     params: SamplingParams
+    adapter: str | Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the file beside the output."""
         kept = {**asdict(self), "source": self.source if self.source == "-" else str(Path(self.source).resolve())}
+        kept["adapter"] = None if self.adapter is None else str(Path(self.adapter).expanduser().resolve())
         del kept["params"]["logits_processors"]  # functions, which no command takes
         normal: dict[str, Any] = json.loads(json.dumps(kept, default=dict))
         return normal

@@ -45,6 +45,7 @@ class Suite(str, Enum):
 def bench(
     model: options.Model = None,
     model_option: options.ModelOption = None,
+    adapter: options.Adapter = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,..", help="Prompt tokens; 0: none.")] = "512",
     generate: Annotated[str, typer.Option("--generate", "-n", metavar="N,..", help="Tokens; 0: none.")] = "128",
     batch: Annotated[str, typer.Option("--batch", "-b", metavar="N,..", help="Rows at once.")] = "1",
@@ -79,7 +80,7 @@ def bench(
     prompts, generates = _numbers("--prompt", prompt, 0), _numbers("--generate", generate, 0)
     batches, depths = _numbers("--batch", batch, 1), _numbers("--depth", depth, 0)
     with _model(model, model_option) as (path, notes), _progress() as on_run:
-        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run)
+        plan = Plan(path, adapter, notes, memory, attention, repetitions, seed, on_run)
         if against is None:
             report = measure_rows(plan, prompts, generates, batches, depths, sizes)
         else:

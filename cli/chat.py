@@ -176,12 +176,15 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
 
 def banner(engine: Engine, screen: Console) -> None:
     """Which model, how much context and KV memory, on what."""
+    from rich.markup import escape
+
     from cortexmlx.cli.device import device_line
 
     info, stats = engine.info, engine.stats()
     size = f"{info.parameters / 1e6:,.0f} M parameters"
     memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
-    screen.print(f"[bold]{info.name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
+    name = escape(info.name if info.adapter is None else f"{info.name} + {info.adapter}")
+    screen.print(f"[bold]{name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
     screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")
     screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention[/dim]")
     for remark in info.notes:

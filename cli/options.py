@@ -24,6 +24,16 @@ Model = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", metavar="MODEL", help="The same, as an option.", show_default=False)
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        "--adapter-path",
+        metavar="FOLDER",
+        help="A LoRA or DoRA adapter for the model, or fine-tuned layers.",
+        show_default=False,
+    ),
+]
 Prompt = Annotated[
     list[str] | None,
     typer.Option(
@@ -75,7 +85,13 @@ SAMPLING = {
 }
 """The options that make `SamplingParams`, in the order in which a command's help shows them."""
 
-ENGINE = {"kv_memory": KVMemory, "block_size": BlockSize, "max_rows": MaxRows, "attention": Attention}
+ENGINE = {
+    "adapter": Adapter,
+    "kv_memory": KVMemory,
+    "block_size": BlockSize,
+    "max_rows": MaxRows,
+    "attention": Attention,
+}
 """The options that make `EngineConfig`."""
 
 Command = Callable[..., None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ def plan(
         ),
     ] = None,
     model_option: options.ModelOption = None,
+    adapter: options.Adapter = None,
     context: Annotated[
         list[int] | None,
         typer.Option(
@@ -65,7 +66,7 @@ def plan(
     """
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
-        if model is not None or model_option is not None:
+        if model is not None or model_option is not None or adapter is not None:
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
@@ -74,6 +75,7 @@ def plan(
         return
     plan_model(
         options.model_name(model, model_option),
+        adapter,
         tuple(context or ()),
         options.memory_size(kv_memory),
         max_rows,
@@ -96,14 +98,23 @@ def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_js
 
 
 def plan_model(
-    target: str, lengths: tuple[int, ...], kv_memory: int | None, max_rows: int, itemsize: int | None, as_json: bool
+    target: str,
+    adapter: str | None,
+    lengths: tuple[int, ...],
+    kv_memory: int | None,
+    max_rows: int,
+    itemsize: int | None,
+    as_json: bool,
 ) -> None:
     """The plan of a model on this machine."""
     from cortexmlx.cli.plan_figures import make_plan, this_machine
     from cortexmlx.cli.plan_source import find
     from cortexmlx.cli.skeleton import build
+    from cortexmlx.models.adapters.files import read_adapter
 
     source = find(target)
+    if adapter is not None:
+        source = replace(source, adapter=read_adapter(adapter).added_bytes)
     figures = make_plan(
         source,
         build(source.config),

@@ -34,6 +34,7 @@ class ModelFigures:
     parameters: int
     context_length: int
     weight_bytes: int
+    adapter_bytes: int
     dtype: str
     groups: tuple[LayerGroup, ...]
     itemsize: int
@@ -105,6 +106,7 @@ def make_plan(
         parameters=skeleton.parameters,
         context_length=skeleton.context_length,
         weight_bytes=stored,
+        adapter_bytes=source.adapter,
         dtype=skeleton.dtype,
         groups=skeleton.groups,
         itemsize=size,
@@ -114,6 +116,7 @@ def make_plan(
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
+    weights_here += source.adapter
     return Plan(model, _here(skeleton, machine, weights_here, form, size_here, max_rows, kv_memory, lengths))
 
 

@@ -14,11 +14,15 @@ from cortexmlx.models.resolve import SourceKind, resolve
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A model's configuration, and what its weight files take on disk (None: only the configuration is here)."""
+    """A model's configuration, and what its weight files take on disk (None: only the configuration is here).
+
+    `adapter` is what the adapter that was asked for adds to them.
+    """
 
     name: str
     config: Mapping[str, Any]
     weight_bytes: int | None
+    adapter: int = 0
 
 
 def find(target: str) -> PlanSource:

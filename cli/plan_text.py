@@ -24,6 +24,8 @@ def _model(model: ModelFigures) -> Iterator[str]:
     size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
     yield f"{model.name}: {model.architecture}, {size} parameters, context {model.context_length:,} tokens"
     yield line("weights", format_bytes(model.weight_bytes), "as stored")
+    if model.adapter_bytes:
+        yield line("adapter", format_bytes(model.adapter_bytes), "as stored")
     yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
     if model.state_bytes_per_sequence:
         yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")

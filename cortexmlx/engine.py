@@ -51,8 +51,9 @@ _AHEAD_PER_ROW = 4
 class Engine:
     """Loads a model and answers requests, many at once, in this process.
 
-    `model` is a folder, a hub id, a `.gguf` file or "smollm2". `kv_memory` bounds the KV cache (bytes, or a text like
-    "4GB"; None: a modest share of the machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
+    `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it
+    or of fine-tuned layers. `kv_memory` bounds the KV cache (bytes, or a text like "4GB"; None: a modest share of the
+    machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
     requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
     computed per step at most, and while others decode only as many as take `token_target` seconds (None: no target).
     `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all running requests of
@@ -73,6 +74,7 @@ class Engine:
         self,
         model: str | Path,
         *,
+        adapter: str | Path | None = None,
         kv_memory: int | str | None = None,
         block_size: int = EngineConfig.block_size,
         max_rows: int = EngineConfig.max_rows,
@@ -90,6 +92,7 @@ class Engine:
         require_mlx_threads()
         config = EngineConfig(
             model,
+            adapter=adapter,
             kv_memory=kv_memory,
             block_size=block_size,
             max_rows=max_rows,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class ModelInfo:
     """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
-    says whether messages can be rendered; `notes` say what was done to the weights."""
+    says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
+    adapter in it."""
 
     name: str
     path: str
@@ -21,6 +22,7 @@ class ModelInfo:
     kv_bytes_per_token: int
     chat_template: bool
     notes: tuple[str, ...] = ()
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         gguf = sorted(folder.glob("*.gguf"))
+        if (folder / "adapter_config.json").is_file():
+            raise ModelNotFound(f"{folder} holds an adapter, not a model: give its model, and --adapter {folder}.")
         if gguf:
             raise ModelNotFound(f"{folder} has no config.json; give one of its files instead, such as {gguf[0]}.")
         raise ModelNotFound(f"{folder} holds no model: there is no config.json in it.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.machine import memory_bytes
+from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
@@ -18,8 +19,16 @@ Progress = Callable[[str, float], None]
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
 
 
-def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    name: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    dequantize: bool | None = None,
+    on_progress: Progress | None = None,
+) -> LoadedModel:
     """Resolve `name` and load it, on the thread that will run it (MLX's streams belong to threads).
+
+    `adapter`: the folder of a LoRA or DoRA adapter, or of fine-tuned layers, to put into it.
 
     `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
     that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
@@ -34,12 +43,14 @@ def load_model(name: str | Path, *, dequantize: bool | None = None, on_progress:
     enter_mlx_lm()
     report = on_progress or (lambda what, fraction: None)
     source = resolve(name)
+    tuned = None if adapter is None else read_adapter(adapter)
     slow_below_float32 = _slow_below_float32()
     path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True, report)
     report("loading weights", 0.8)
+    notes += _adapted(model, path, tuned)
     notes += _widen(model, slow_below_float32, dequantize)
     report("loading weights", 1.0)
-    return _describe(source.name, path, model, tokenizer, config, notes)
+    return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
 
 
 def _slow_below_float32() -> bool:
@@ -65,6 +76,16 @@ def _read(
     from cortexmlx.models.folder import load_folder
 
     return path, *load_folder(path), ()
+
+
+def _adapted(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
+    """Put the adapter into the model, if one was asked for; a word about one that lies there and was not."""
+    if adapter is not None:
+        from cortexmlx.models.adapters.apply import apply_adapter
+
+        return (apply_adapter(model, adapter),)
+    beside = adapter_beside(path)
+    return (f"{beside} lies beside the model and is not used: --adapter {path} does",) if beside else ()
 
 
 def float32_pays(parameters: int, memory: int) -> bool:
@@ -95,7 +116,13 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
 
 
 def _describe(
-    name: str, path: Path, model: Any, tokenizer: Any, config: dict[str, Any], notes: tuple[str, ...]
+    name: str,
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    config: dict[str, Any],
+    notes: tuple[str, ...],
+    adapter: Path | None,
 ) -> LoadedModel:
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -119,4 +146,5 @@ def _describe(
         parameters=weights.parameter_count(model),
         dtype=str((norms or floats)[0].dtype).removeprefix("mlx.core."),
         notes=notes,
+        adapter=adapter,
     )

@@ -15,7 +15,8 @@ class LoadedModel:
     `cortexmlx.models.tokenizers.base.Tokenizer`; `config` is what config.json says, or its equivalent for a GGUF file.
     `weight_bytes` is what the weights take in memory, `parameters` how many numbers they stand for, `context_length`
     the model's own limit in tokens, `dtype` the type of activations ("float32", "float16", "bfloat16"). `notes` tell
-    the user, one line each, what was done to the weights or could not be honoured.
+    the user, one line each, what was done to the weights or could not be honoured. `adapter` is the folder of the
+    adapter that is in the model, if there is one.
     """
 
     model: Any = field(repr=False)
@@ -28,3 +29,9 @@ class LoadedModel:
     parameters: int
     dtype: str
     notes: tuple[str, ...] = ()
+    adapter: Path | None = None
+
+    @property
+    def identity(self) -> str:
+        """What keys and values depend on beside the tokens: those of the model with an adapter are others."""
+        return str(self.path) if self.adapter is None else f"{self.path}\0{self.adapter.resolve()}"

@@ -25,7 +25,7 @@ def check_weights(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("model*.safetensors"))
     for file in files:
-        _check_file(file)
+        read_header(file)
     index = folder / INDEX
     if index.is_file():
         missing = sorted(_shards(index) - {file.name for file in files})
@@ -43,7 +43,11 @@ def _shards(index: Path) -> set[str]:
     return {str(name) for name in files.values()}
 
 
-def _check_file(file: Path) -> None:
+def read_header(file: Path) -> dict[str, Any]:
+    """What `file` says of its tensors by name (`dtype`, `shape`, `data_offsets`), all of them there with their bytes.
+
+    Raises ModelCorrupt naming the file and the bytes that are missing.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -54,17 +58,19 @@ def _check_file(file: Path) -> None:
         if length > size - 8:
             raise ModelCorrupt(f"{file} is damaged or cut short: it has {size} bytes. Download it again.")
         try:
-            header = json.loads(stream.read(length))
-            ends = {name: _end(entry) for name, entry in header.items() if name != "__metadata__"}
+            header: dict[str, Any] = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            ends = [_end(entry) for entry in header.values()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
-    needed = 8 + length + max(ends.values(), default=0)
+    needed = 8 + length + max(ends, default=0)
     if needed > size:
         raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed} bytes. Download it again.")
+    return header
 
 
 def _end(entry: Any) -> int:
     begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end:
+    if not 0 <= begin <= end or any(size < 0 for size in entry["shape"]):
         raise ValueError("offsets run backwards")
     return int(end)

@@ -16,6 +16,7 @@ class EngineConfig:
     """The options of an engine; `Engine` says what they mean. Raises InvalidRequest if one is out of its range."""
 
     model: str | Path
+    adapter: str | Path | None = None
     kv_memory: int | str | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     max_rows: int = 16

@@ -51,7 +51,9 @@ class EngineCore:
     """Model, arena, scheduler and runner, driven by `step`. Everything here runs on the engine's thread."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.loaded = load_model(config.model, dequantize=config.dequantize, on_progress=config.on_progress)
+        self.loaded = load_model(
+            config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
+        )
         model = self.loaded.model
         groups = group_layers(probe(model))
         vocab_size = _vocab_size(self.loaded)
@@ -72,6 +74,7 @@ class EngineCore:
             kv_bytes_per_token=bytes_per_token(groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes,
+            adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
         )
         self.measured = Measurements()
         self._answers: dict[JobId, Answer] = {}
@@ -84,7 +87,7 @@ class EngineCore:
         """An empty arena of at most `blocks` blocks, and a scheduler without requests."""
         config = self.config
         first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
-        prefix = PrefixCache(config.block_size, str(self.loaded.path))
+        prefix = PrefixCache(config.block_size, self.loaded.identity)
         self.arena = KVArena(groups, first, config.block_size)
         self.cache = KVCache(
             groups, first, config.block_size, max_blocks=blocks, prefix=prefix, may_resize=self.arena.can_resize

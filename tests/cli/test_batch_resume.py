@@ -87,6 +87,7 @@ def test_without_resume_it_begins_again(files: tuple[Path, Path], fakes: Fakes) 
         (["--max-tokens", "3", "--seed", "1"], "max_tokens and seed"),
         (["--system", "Be brief."], "system"),
         (["--raw"], "raw"),
+        (["--adapter", "tuned"], "adapter"),
         (["-m", "fake"], None),
     ],
 )

@@ -15,7 +15,10 @@ import pytest
 
 from cortexmlx.cli.start import run
 from support import cli_fakes
+from support.adapters import write_adapter
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.judge import greedy
+from support.tiny import write_tiny
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -60,6 +63,20 @@ def test_a_system_prompt_for_a_model_without_template_is_refused(
     assert capsys.readouterr().err == (
         "error: fake has no chat template, so --system has no place: put it into the prompt\n"
     )
+
+
+def test_an_adapter_answers_as_mlx_lm_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlx_lm import load
+
+    folder = write_tiny(tmp_path / "m")
+    adapter = write_adapter(tmp_path / "a", folder, num_layers=-1, keys=None)
+    model, tokenizer = load(str(folder), adapter_path=str(adapter))
+    wanted = greedy(model, tokenizer, tokenizer.encode("Hello"), 8)
+    command = ["generate", str(folder), "--raw", "-p", "Hello", "-n", "8", "--json", "--kv-memory", "256KB"]
+    assert run([*command, "--adapter", str(adapter)]) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == wanted
+    assert run(command) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] != wanted
 
 
 def test_ctrl_c_with_json_prints_the_partial_answer(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from cortexmlx.cli.plan_figures import make_plan
 from cortexmlx.cli.plan_source import find
 from cortexmlx.cli.skeleton import build
 from cortexmlx.cli.start import run
+from cortexmlx.kv.sizing import format_bytes
+from support.adapters import write_adapter
 from support.published import DEEPSEEK_V3, QWEN3_8B
 from support.tiny import write_tiny
 
@@ -44,6 +46,22 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     assert [entry["tokens"] for entry in figures["here"]["lengths"]] == [1024, 2048]
     shape = {"layers": 36, "kv_heads": 8, "k_dim": 128, "v_dim": 128, "window": None, "chunked": False, "row_bytes": 0}
     assert figures["model"]["shapes"] == [shape]
+
+
+def test_an_adapter_is_counted_with_the_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "m")
+    adapter = write_adapter(tmp_path / "a", folder, num_layers=-1, keys=None)
+    size = (adapter / "adapters.safetensors").stat().st_size
+    figures = []
+    for options in ([], ["--adapter", str(adapter)]):
+        assert run(["plan", str(folder), "--json", *options]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert [plan["model"]["adapter_bytes"] for plan in figures] == [0, size]
+    assert figures[1]["here"]["weight_bytes"] - figures[0]["here"]["weight_bytes"] == size
+    assert run(["plan", str(folder), "--adapter", str(adapter)]) == 0
+    assert f"\n  adapter         {format_bytes(size)}" in capsys.readouterr().out
+    assert run(["plan", str(folder), "--adapter", str(folder)]) == 1
+    assert "no adapter_config.json" in capsys.readouterr().err
 
 
 def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:

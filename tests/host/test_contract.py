@@ -54,6 +54,16 @@ class Recorder:
         return keys, values
 
 
+def test_an_adapters_layers_are_wrapped_by_name_and_their_parameters_have_three_names() -> None:
+    assert parameters(module("tuner.utils").linear_to_lora_layers) == ["model", "num_layers", "config", "use_dora"]
+    model = built()
+    settings = {"rank": 2, "scale": 1.0, "dropout": 0.0, "keys": ["mlp.up_proj", "lm_head"]}
+    module("tuner.utils").linear_to_lora_layers(model, 1, settings, use_dora=True)
+    wrapped = model.layers[-1].mlp.up_proj
+    assert set(wrapped.keys()) >= {"linear", "lora_a", "lora_b", "m"}
+    assert isinstance(model.layers[0].mlp.up_proj, nn.Linear)
+
+
 def test_a_model_asks_its_caches_for_a_mask_and_hands_them_keys_and_values_of_flat_tokens() -> None:
     caches = [Recorder(), Recorder()]
     logits = built()(mx.array([[1], [2]]), cache=caches)

@@ -55,6 +55,11 @@ def test_an_empty_folder_holds_no_model(tmp_path: Path) -> None:
     fails(tmp_path, ModelNotFound, "no config.json")
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    fails(tmp_path, ModelNotFound, "an adapter, not a model", "--adapter")
+
+
 def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     fails(tmp_path, ModelNotFound, "a.gguf")

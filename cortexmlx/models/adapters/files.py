@@ -1,0 +1,144 @@
+"""An adapter's folder, looked at before any model is loaded: which kind it is, and the shapes of its numbers. No mlx.
+
+mlx-lm writes `adapter_config.json` and `adapters.safetensors`; a folder of the PEFT library has a configuration of the
+same name with other settings (see `peft`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.models.adapters.peft import MODEL_FILE, is_peft, renamed, scale_of
+from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.safetensors_check import read_header
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapters.safetensors"
+
+
+class AdapterKind(str, Enum):
+    """What was trained: two thin matrices beside a layer, these with its magnitudes, or the layers themselves."""
+
+    LORA = "lora"
+    DORA = "dora"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that can be applied to the model that it was made for.
+
+    `settings` are mlx-lm's `lora_parameters` (rank, scale, dropout, and keys: which modules of a layer, None for all),
+    `num_layers` the layers from the last on that have them; both say nothing of a FULL one. `shapes` are those of its
+    numbers under the names that the model will have for them, `files` maps these names to those in `weights`, where
+    they differ. Those that are in `transposed` are stored the other way round. `base` is what it was trained on.
+    """
+
+    path: Path
+    kind: AdapterKind
+    weights: Path
+    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
+    size: int
+    num_layers: int = -1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    transposed: bool = False
+    base: str | None = None
+
+    @property
+    def added_bytes(self) -> int:
+        """What the model takes more with it; whole layers take the place of the model's."""
+        return 0 if self.kind is AdapterKind.FULL else self.size
+
+
+def read_adapter(path: str | Path) -> Adapter:
+    """The adapter in the folder `path` (or the folder of that file).
+
+    Raises ModelNotFound where there is none, ModelCorrupt for damaged files, ModelUnsupported for a kind of adapter
+    that cannot be applied, by name.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_file() and folder.suffix == ".safetensors":
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ModelNotFound(f"no adapter {str(path)!r}: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    if not (folder / CONFIG_FILE).is_file():
+        raise ModelNotFound(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it.")
+    config = read_json_object(folder / CONFIG_FILE)
+    adapter = _of_peft(folder, config) if is_peft(config) else _of_mlx_lm(folder, config)
+    rank = adapter.settings.get("rank")
+    for name, shape in adapter.shapes.items():
+        if rank is not None and name.endswith((".lora_a", ".lora_b")) and rank not in shape:
+            raise ModelCorrupt(f"{folder / CONFIG_FILE} says rank {rank}, but {name} is {shape}: not of one adapter.")
+    return adapter
+
+
+def adapter_beside(folder: Path) -> str | None:
+    """The name of an adapter's weights in a model's folder, which are not the model's and do nothing by themselves."""
+    return next((name for name in (WEIGHTS_FILE, MODEL_FILE) if (folder / name).is_file()), None)
+
+
+def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
+    where = folder / CONFIG_FILE
+    named = config.get("fine_tune_type", "lora")
+    if named not in [kind.value for kind in AdapterKind]:
+        raise ModelUnsupported(f"{where} says fine_tune_type {named!r}; lora, dora and full are known.")
+    kind = AdapterKind(named)
+    weights, shapes, size = _tensors(folder, WEIGHTS_FILE)
+    base = _text(config.get("model"))
+    if kind is AdapterKind.FULL:
+        return Adapter(folder, kind, weights, shapes, size, base=base)
+    layers, settings = config.get("num_layers"), config.get("lora_parameters")
+    if not isinstance(layers, int) or isinstance(layers, bool):
+        raise ModelCorrupt(f"{where} has num_layers {layers!r}, which must be a number of layers.")
+    if not isinstance(settings, dict):
+        raise ModelCorrupt(f"{where} has no lora_parameters. Was it written by `mlx_lm.lora`?")
+    return Adapter(folder, kind, weights, shapes, size, layers, _checked(where, settings), base=base)
+
+
+def _checked(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that count, each of its type."""
+    rank, scale, keys = settings.get("rank"), settings.get("scale"), settings.get("keys")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ModelCorrupt(f"{where} has rank {rank!r}, which must be at least 1.")
+    if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not math.isfinite(scale):
+        hint = " (mlx-lm wants scale, not alpha)" if scale is None and "alpha" in settings else ""
+        raise ModelCorrupt(f"{where} has scale {scale!r}, which must be a number{hint}.")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+        raise ModelCorrupt(f"{where} has keys {keys!r}, which must be names of modules.")
+    return {"rank": rank, "scale": float(scale), "dropout": 0.0, "keys": keys}
+
+
+def _of_peft(folder: Path, config: dict[str, Any]) -> Adapter:
+    scale = scale_of(folder / CONFIG_FILE, config)
+    if not (folder / MODEL_FILE).is_file() and (folder / "adapter_model.bin").is_file():
+        raise ModelUnsupported(f"{folder} has adapter_model.bin, a pickle, which is not read: save it as {MODEL_FILE}.")
+    weights, stored, size = _tensors(folder, MODEL_FILE)
+    names = renamed(folder, stored)
+    shapes = {name: tuple(reversed(stored[file])) for name, file in names.items()}
+    modules = sorted({name.rpartition(".")[0] for name in names})
+    settings = {"rank": config["r"], "scale": scale, "dropout": 0.0, "keys": modules}
+    kind = AdapterKind.DORA if config.get("use_dora") else AdapterKind.LORA
+    base = _text(config.get("base_model_name_or_path"))
+    return Adapter(folder, kind, weights, shapes, size, -1, settings, names, transposed=True, base=base)
+
+
+def _text(value: Any) -> str | None:
+    return " ".join(value.split()) or None if isinstance(value, str) else None
+
+
+def _tensors(folder: Path, name: str) -> tuple[Path, dict[str, tuple[int, ...]], int]:
+    """The file of that name, the shapes in it, and its bytes."""
+    file = folder / name
+    if not file.is_file():
+        raise ModelCorrupt(f"{folder} has an {CONFIG_FILE} but no {name}. Copy it again.")
+    shapes = {tensor: tuple(entry["shape"]) for tensor, entry in read_header(file).items()}
+    if not shapes:
+        raise ModelCorrupt(f"{file} holds no numbers at all. Was its training cut short?")
+    return file, shapes, file.stat().st_size

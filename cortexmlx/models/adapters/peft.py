@@ -1,0 +1,98 @@
+"""Adapters as Hugging Face's PEFT library writes them, told in mlx-lm's terms where that is the same mathematics.
+
+PEFT adds `alpha / r * B A x` to a linear layer's result (`alpha / sqrt(r)` with `use_rslora`), with A `[r, in]` and B
+`[out, r]`; mlx-lm adds `scale * x lora_a lora_b` with the transposed of both. DoRA's magnitudes are the same in both.
+Every other setting may mean other numbers, so one that is not known to mean nothing here is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+
+MODEL_FILE = "adapter_model.safetensors"
+MERGE = "merge it into its model (PEFT's merge_and_unload) and convert that"
+_PREFIX = "base_model.model."
+_PARTS = {
+    ".lora_A.weight": ".lora_a",
+    ".lora_B.weight": ".lora_b",
+    ".lora_magnitude_vector": ".m",
+    ".lora_magnitude_vector.weight": ".m",
+}
+
+_HARMLESS = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_dora",
+    "use_rslora",
+}
+"""Settings that are honoured, or say only which modules are adapted (which the tensors' names say, too) or how it was
+trained.
+"""
+
+_INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+"""How training began, where that left the model's own weights as they are."""
+
+
+def is_peft(config: dict[str, Any]) -> bool:
+    """Whether an adapter_config.json is PEFT's."""
+    return "peft_type" in config
+
+
+def scale_of(where: Path, config: dict[str, Any]) -> float:
+    """By how much the adapter's result is multiplied. Raises ModelUnsupported for what is not LoRA as told above,
+    ModelCorrupt if rank or alpha are no numbers.
+    """
+    if config["peft_type"] != "LORA":
+        raise ModelUnsupported(f"{where} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE}.")
+    strange = [key for key, value in config.items() if key not in _HARMLESS and not _means_nothing(key, value)]
+    if strange:
+        named = ", ".join(f"{key}={config[key]!r}" for key in sorted(strange))
+        raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE}.")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ModelCorrupt(f"{where} has r {rank!r}, which must be a rank of at least 1.")
+    if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise ModelCorrupt(f"{where} has lora_alpha {alpha!r}, which must be a number.")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def renamed(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
+    """mlx-lm's name of each tensor, with PEFT's. Raises ModelUnsupported for one that is no part of a LoRA layer."""
+    names = {}
+    for tensor in tensors:
+        ending = next((part for part in _PARTS if tensor.endswith(part)), None)
+        if ending is None or not tensor.startswith(_PREFIX):
+            raise ModelUnsupported(f"{folder / MODEL_FILE} has {tensor}, which is no part of a LoRA layer: {MERGE}.")
+        names[tensor.removeprefix(_PREFIX).removesuffix(ending) + _PARTS[ending]] = tensor
+    return names
+
+
+def _means_nothing(key: str, value: Any) -> bool:
+    if key == "init_lora_weights":
+        return value in _INITIAL
+    return not value or (key == "bias" and value == "none")
