@@ -27,17 +27,17 @@ INTERRUPTED = "interrupted: only the cases that were complete"
 
 @dataclass(frozen=True)
 class Plan:
-    """What holds for every test: the model with its adapter, lines about it, KV memory in bytes (None: what the tests
-    need), the attention backend, repetitions, the prompts' seed, and whom to tell what is running."""
+    """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
+    attention backend, repetitions, the prompts' seed, whom to tell what is running, and the model's adapter."""
 
     model: str
-    adapter: str | None
     notes: tuple[str, ...]
     kv_memory: int | None
     attention: str
     repetitions: int
     seed: int
     on_run: Callable[[str], None] | None
+    adapter: str | None = None
 
 
 def measure_rows(

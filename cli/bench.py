@@ -80,7 +80,7 @@ def bench(
     prompts, generates = _numbers("--prompt", prompt, 0), _numbers("--generate", generate, 0)
     batches, depths = _numbers("--batch", batch, 1), _numbers("--depth", depth, 0)
     with _model(model, model_option) as (path, notes), _progress() as on_run:
-        plan = Plan(path, adapter, notes, memory, attention, repetitions, seed, on_run)
+        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run, adapter)
         if against is None:
             report = measure_rows(plan, prompts, generates, batches, depths, sizes)
         else:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
-from cortexmlx.models.messages import one_line
+from cortexmlx.models.messages import logged, one_line
 from cortexmlx.models.safetensors_check import check_weights
-
-log = logging.getLogger("cortexmlx")
 
 # What mlx-lm reads of a model folder. Code is left out: it is never run.
 NEEDED_FILES = ["*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
@@ -52,7 +48,7 @@ def _download(repo: str, files: list[str], on_progress: Progress = _untold) -> P
     )
 
     try:
-        with _warnings_logged():
+        with logged("huggingface_hub"):
             folder = Path(snapshot_download(repo, allow_patterns=files, tqdm_class=_silent_bar(on_progress)))
     except GatedRepoError as error:
         raise ModelNotFound(
@@ -97,25 +93,6 @@ def _silent_bar(on_progress: Progress) -> type[Any]:
                     on_progress("downloading", min(1.0, self.n / self.total))
 
     return SilentBar
-
-
-@contextmanager
-def _warnings_logged() -> Iterator[None]:
-    """Meanwhile what the hub library would print (that it tries again, for one) goes to this package's logger."""
-    from huggingface_hub.utils.logging import get_logger
-
-    def pass_on(record: logging.LogRecord) -> bool:
-        log.log(record.levelno, "%s", " ".join(record.getMessage().split()))
-        return False
-
-    printing = [h for h in get_logger("huggingface_hub").handlers if type(h) is logging.StreamHandler]
-    for handler in printing:
-        handler.addFilter(pass_on)
-    try:
-        yield
-    finally:
-        for handler in printing:
-            handler.removeFilter(pass_on)
 
 
 def cached_folder(repo: str) -> Path | None:

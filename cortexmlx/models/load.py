@@ -75,7 +75,7 @@ def _read(
         return path, *load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder
 
-    return path, *load_folder(path), ()
+    return path, *load_folder(path)
 
 
 def _adapted(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:

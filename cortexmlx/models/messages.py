@@ -1,6 +1,12 @@
-"""Foreign exceptions inside our own messages."""
+"""What other packages say: inside our own messages, and in our log instead of on the terminal."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger("cortexmlx")
 
 _LONGEST = 300
 
@@ -9,3 +15,23 @@ def one_line(error: Exception) -> str:
     """What `error` says, on one line and not endless; its type where it says nothing."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+@contextmanager
+def logged(library: str) -> Iterator[None]:
+    """Meanwhile what an imported library would print through its logger goes to this package's: a program that sets up
+    no logging reads nothing that it did not print itself.
+    """
+
+    def pass_on(record: logging.LogRecord) -> bool:
+        log.log(record.levelno, "%s", " ".join(record.getMessage().split()))
+        return False
+
+    printing = [h for h in logging.getLogger(library).handlers if type(h) is logging.StreamHandler]
+    for handler in printing:
+        handler.addFilter(pass_on)
+    try:
+        yield
+    finally:
+        for handler in printing:
+            handler.removeFilter(pass_on)

@@ -18,22 +18,33 @@ INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
 
 
-def check_weights(folder: Path) -> list[Path]:
-    """The weight files of `folder` (`model*.safetensors`), each checked, and those of its index all present.
+def check_weights(folder: Path) -> dict[str, Path]:
+    """The tensors in the weight files of `folder` (`model*.safetensors`), each with its file. The files are checked,
+    and those of the index all present. An index none of whose files is here is not theirs: it came with the model
+    that these weights were made of.
 
-    Raises ModelCorrupt naming the file, the tensor and the bytes that are missing. An empty list means no weights.
+    Raises ModelCorrupt naming the file, the tensor and the bytes that are missing, or a tensor that is in two files: a
+    folder of two downloads, of which either may be wrong. An empty result means no weights.
     """
+    tensors: dict[str, Path] = {}
     files = sorted(folder.glob("model*.safetensors"))
     for file in files:
-        read_header(file)
+        for name in read_header(file):
+            if name in tensors:
+                raise ModelCorrupt(
+                    f"{folder} has {name} both in {tensors[name].name} and in {file.name}: remove the one that does "
+                    "not belong to the model."
+                )
+            tensors[name] = file
     index = folder / INDEX
     if index.is_file():
-        missing = sorted(_shards(index) - {file.name for file in files})
-        if missing:
+        shards, here = _shards(index), {file.name for file in files}
+        missing = sorted(shards - here)
+        if missing and (shards & here or not here):
             raise ModelCorrupt(
                 f"{folder} lacks {len(missing)} of its weight files, for example {missing[0]}. Download them again."
             )
-    return files
+    return tensors
 
 
 def _shards(index: Path) -> set[str]:
@@ -48,6 +59,13 @@ def read_header(file: Path) -> dict[str, Any]:
 
     Raises ModelCorrupt naming the file and the bytes that are missing.
     """
+    try:
+        return _header(file)
+    except OSError as error:
+        raise ModelCorrupt(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _header(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -61,7 +79,7 @@ def read_header(file: Path) -> dict[str, Any]:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
             ends = [_end(entry) for entry in header.values()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
     needed = 8 + length + max(ends, default=0)
     if needed > size:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.models.tokenizers.templates import unrendered
 from cortexmlx.request import Message
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -45,7 +46,7 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
     except CortexError:
         raise
     except Exception as error:
-        raise InvalidRequest(f"the chat template cannot render these messages: {error}") from error
+        raise unrendered(error) from error
 
 
 def _encode(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
-from support.tiny import CONFIGS
+from support.tiny import CONFIGS, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "mlx-lm.md"
@@ -62,6 +62,14 @@ def test_an_adapters_layers_are_wrapped_by_name_and_their_parameters_have_three_
     wrapped = model.layers[-1].mlp.up_proj
     assert set(wrapped.keys()) >= {"linear", "lora_a", "lora_b", "m"}
     assert isinstance(model.layers[0].mlp.up_proj, nn.Linear)
+
+
+def test_a_wrapper_takes_a_chat_template(tmp_path: Path) -> None:
+    wrapper = module("tokenizer_utils").load(write_tiny(tmp_path / "m"))
+    wrapper.chat_template, wrapper.has_chat_template = "{{ messages[0].content }}", True
+    assert wrapper.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x"
+    wrapper.has_chat_template = False
+    assert not wrapper.has_chat_template
 
 
 def test_a_model_asks_its_caches_for_a_mask_and_hands_them_keys_and_values_of_flat_tokens() -> None:

@@ -45,12 +45,6 @@ def test_the_loaded_folder_says_what_it_is(tmp_path: Path) -> None:
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("Hello")) == "Hello"
 
 
-def test_all_end_tokens_are_collected(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (folder / "generation_config.json").write_text('{"eos_token_id": [11, 12]}')
-    assert set(load_model(folder).tokenizer.eos_token_ids) == {7, 11, 12, 256}
-
-
 def test_an_empty_folder_holds_no_model(tmp_path: Path) -> None:
     fails(tmp_path, ModelNotFound, "no config.json")
 
@@ -98,6 +92,24 @@ def test_an_architecture_that_wants_another_package_says_so_and_ends_nothing(
     (folder / "config.json").write_text(json.dumps(CONFIG | {"model_type": "olmo"}))
     fails(folder, ModelUnsupported, "'olmo'", "install ai2-olmo")
     assert capsys.readouterr() == ("", ""), "mlx-lm prints it"
+
+
+def test_codes_of_floats_are_not_taken_for_numbers(tmp_path: Path) -> None:
+    """MLX reads 8-bit floats as bytes, and mlx-lm says nothing where a matrix of them fits."""
+    import mlx.core as mx
+
+    folder = write_folder(tmp_path / "m")
+    file = str(folder / "model.safetensors")
+    weights: Any = dict(mx.load(file))
+    name = "model.layers.0.mlp.up_proj.weight"
+    mx.save_safetensors(file, weights | {name: mx.to_fp8(weights[name])})
+    fails(folder, ModelUnsupported, "model.layers.0.mlp.up_proj.weight as uint8", "mlx_lm.convert")
+
+
+def test_weights_under_another_name_are_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    fails(folder, ModelUnsupported, "consolidated.safetensors", "model*.safetensors")
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import ModelCorrupt
+from cortexmlx.models.safetensors_check import check_weights
 from support.folders import fails, write_folder
 
 
@@ -46,3 +48,35 @@ def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors.index.json").write_text(content)
     fails(folder, ModelCorrupt, "model.safetensors.index.json")
+
+
+def test_a_tensor_in_two_files_is_refused_with_both(tmp_path: Path) -> None:
+    """mlx-lm reads all files in any order, and the last one wins."""
+    folder = write_folder(tmp_path / "m")
+    (folder / "model-00001-of-00002.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    fails(folder, ModelCorrupt, "model.embed_tokens.weight both in", "model-00001-of-00002", "and in model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "../../outside.safetensors", "/etc/passwd"])
+def test_an_index_of_other_files_is_not_followed(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    assert set(check_weights(folder).values()) == {folder / "model.safetensors"}
+
+
+def test_a_link_to_itself_and_a_folder_in_the_place_of_a_file_are_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    file = folder / "model.safetensors"
+    file.unlink()
+    file.symlink_to(file)
+    fails(folder, ModelCorrupt, "model.safetensors cannot be read", "symbolic links")
+    file.unlink()
+    file.mkdir()
+    fails(folder, ModelCorrupt, "model.safetensors cannot be read", "directory")
+
+
+def test_a_header_nested_without_end_is_damage(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    header = b"[" * 100_000
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    fails(folder, ModelCorrupt, "header cannot be read")

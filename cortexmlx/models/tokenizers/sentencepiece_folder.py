@@ -6,15 +6,20 @@ sentencepiece itself tokenizes; the folder's settings only say which special tok
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import ModelCorrupt
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from cortexmlx.models.tokenizers.templates import find_template
+
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+"""How such a file begins: a token's bytes in base64, and its rank."""
 
 _NAMED = ("bos_token", "eos_token", "pad_token")
 
@@ -22,7 +27,8 @@ _NAMED = ("bos_token", "eos_token", "pad_token")
 def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceTokenizer:
     """The tokenizer of `folder`; `eos_ids` are the ids that end a generation by the model's own configuration.
 
-    Raises ModelCorrupt when the model or one of the settings files cannot be read.
+    Raises ModelCorrupt when the model or one of the settings files cannot be read, ModelUnsupported
+    if the model is of another kind.
     """
     settings = _settings(folder, "tokenizer_config.json")
     named = {name: _content(settings.get(name)) for name in _NAMED}
@@ -35,6 +41,11 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     try:
         core = SentencePieceProcessor(model_proto=model)
     except Exception as error:  # the library raises RuntimeError and others, all from parsing
+        if _TIKTOKEN.match(model):
+            raise ModelUnsupported(
+                f"{folder / 'tokenizer.model'} is a tiktoken vocabulary, not a sentencepiece model, and needs Python "
+                "code to cut text into words. Take a folder with tokenizer.json."
+            ) from error
         raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {one_line(error)}") from error
     added = dict(_added(folder, settings))
     pieces = core.vocab_size()
@@ -64,7 +75,7 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     )
     legacy = settings.get("legacy")
     return SentencePieceTokenizer(
-        model, special, _chat_template(folder, settings), added, prefix_after_added=legacy is None or bool(legacy)
+        model, special, find_template(folder).text, added, prefix_after_added=legacy is None or bool(legacy)
     )
 
 
@@ -89,14 +100,3 @@ def _added(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
         content = _content(token)
         if content and str(index).isdecimal():
             yield content, int(index)
-
-
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The default template: a file of its own, or inside the settings, where several may be listed by name."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = settings.get("chat_template") or _settings(folder, "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
-    return template if isinstance(template, str) else None

@@ -1,5 +1,5 @@
-"""Chat templates, rendered by transformers' own renderer: templates come with models and are untrusted code, and that
-renderer keeps its sandbox up to date.
+"""Chat templates: found where a model's folder has them, rendered by transformers' own renderer. Templates come with
+models and are untrusted code, and that renderer keeps its sandbox up to date.
 """
 
 from __future__ import annotations
@@ -7,13 +7,59 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.package import without_side_effects
+from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 
 _RENDERER = "transformers.utils.chat_template_utils"
+
+
+@dataclass(frozen=True)
+class FoundTemplate:
+    """The template for an ordinary conversation, if there is one, and the names of those for other purposes."""
+
+    text: str | None
+    others: tuple[str, ...] = ()
+
+
+def find_template(folder: Path) -> FoundTemplate:
+    """The chat template of a model's folder: a file of its own, or in the tokenizer's settings, where several may be
+    listed by name, or in the file that processors of images read. Raises ModelCorrupt for a file that is broken.
+    """
+    others = sorted(path.stem for path in (folder / "additional_chat_templates").glob("*.jinja"))
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return FoundTemplate(file.read_text(encoding="utf-8", errors="replace"), tuple(others))
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        template = read_json_object(folder / name).get("chat_template") if (folder / name).is_file() else None
+        if isinstance(template, list):
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.pop("default", None)
+            others += map(str, named)
+        if isinstance(template, str):
+            return FoundTemplate(template, tuple(others))
+    return FoundTemplate(None, tuple(others))
+
+
+def with_one_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
+    """Give mlx-lm's wrapper the template for ordinary conversations where transformers finds none, or several and none
+    of them the default; notes for the user where there is none.
+    """
+    template = wrapper.chat_template
+    if isinstance(template, str) or (isinstance(template, dict) and "default" in template):
+        return ()
+    if wrapper.has_chat_template and template is None:  # mlx-lm renders in Python
+        return ()
+    found = find_template(folder)
+    wrapper.chat_template, wrapper.has_chat_template = found.text, found.text is not None
+    if found.text is None and found.others:
+        return (f"it has chat templates for special purposes only ({', '.join(found.others)}): none is used",)
+    return ()
 
 
 def render(
@@ -37,8 +83,16 @@ def render(
             **options,
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise InvalidRequest(f"the model's chat template cannot render these messages: {one_line(error)}") from error
+        raise unrendered(error) from error
     return str(rendered[0])
+
+
+def unrendered(error: Exception) -> InvalidRequest:
+    """What to tell the caller whose messages a template refused, or could not make anything of."""
+    return InvalidRequest(
+        f"the model's chat template cannot render these messages: {one_line(error)}. Change them, or give a plain text "
+        "(--raw), which goes without the template."
+    )
 
 
 def prepare() -> threading.Thread:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.templates import render
+from cortexmlx.models.tokenizers.folder import load_tokenizer
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.models.tokenizers.templates import FoundTemplate, find_template, render
+from cortexmlx.serving.prompt import tokenize
 from support.byte_tokenizers import SMOLLM, build
+from support.tiny import write_tiny
 
 
 def test_a_template_that_refuses_is_an_invalid_request() -> None:
@@ -54,4 +62,74 @@ def test_tools_and_variables_reach_the_template() -> None:
 def test_a_template_that_breaks_is_an_invalid_request_of_one_line(template: str) -> None:
     with pytest.raises(InvalidRequest, match="the model's chat template cannot render") as caught:
         render(template, MESSAGES, None, {})
+    assert "\n" not in str(caught.value)
+
+
+ORDINARY, OTHER = "o{{ messages[0]['content'] }}", "x"
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "others"),
+    [
+        ({"chat_template.jinja": ORDINARY, "tokenizer_config.json": OTHER}, ORDINARY, ()),
+        ({"tokenizer_config.json": ORDINARY, "chat_template.json": OTHER}, ORDINARY, ()),
+        ({"chat_template.json": ORDINARY}, ORDINARY, ()),
+        (
+            {"additional_chat_templates/rag.jinja": OTHER, "tokenizer_config.json": ORDINARY},
+            ORDINARY,
+            ("rag",),
+        ),
+        ({"additional_chat_templates/rag.jinja": OTHER}, None, ("rag",)),
+        ({"tokenizer_config.json": [("default", ORDINARY), ("rag", OTHER)]}, ORDINARY, ("rag",)),
+        ({"tokenizer_config.json": [("chat", ORDINARY), ("rag", OTHER)]}, None, ("chat", "rag")),
+        ({}, None, ()),
+    ],
+)
+def test_a_folder_has_one_template_for_ordinary_conversations(
+    tmp_path: Path, files: dict[str, Any], text: str | None, others: tuple[str, ...]
+) -> None:
+    """And the tokenizer that transformers loads gets it, too, also where transformers finds none or cannot decide."""
+    folder = write_tiny(tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "additional_chat_templates").mkdir()
+    for name, template in files.items():
+        if isinstance(template, list):
+            template = [{"name": name, "template": text} for name, text in template]
+        written = settings if name == "tokenizer_config.json" else {}
+        content = template if name.endswith(".jinja") else json.dumps(written | {"chat_template": template})
+        (folder / name).write_text(content)
+    assert find_template(folder) == FoundTemplate(text, others)
+    tokenizer, notes = load_tokenizer(folder, {257})
+    assert tokenizer.has_chat_template is (text is not None)
+    assert bool(notes) is (text is None and bool(others)) and all(name in "".join(notes) for name in notes and others)
+    if text is not None:
+        assert tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True) == "ohi"
+
+
+def test_what_current_templates_use_is_there(tmp_path: Path) -> None:
+    """Thinking, dates, loops that end early, and where an answer begins: as mlx-lm renders it."""
+    from mlx_lm.tokenizer_utils import load
+
+    folder = write_tiny(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(
+        "{{ strftime_now('%Y') | length }} {{ enable_thinking }} {% for m in messages %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% break %}{% endfor %}{% if add_generation_prompt %}<s>{% endif %}{{ tools is none }}"
+    )
+    ours, _ = load_tokenizer(folder, {257})
+    theirs = load(folder, {"trust_remote_code": False})
+    rendered = [t.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True) for t in (ours, theirs)]
+    assert rendered[0] == rendered[1] == "4 False hi<s>True"
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{{ raise_exception('after a\nsystem message') }}", "{% for t in tools %}{% endfor %}"]
+)
+def test_a_folders_template_that_fails_is_one_line_with_the_next_step(tmp_path: Path, template: str) -> None:
+    folder = write_tiny(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = SharedTokenizer(load_tokenizer(folder, {257})[0])
+    with pytest.raises(InvalidRequest, match=r"cannot render these messages: .*--raw") as caught:
+        tokenize(tokenizer, MESSAGES)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,93 @@
+"""What the JSON files of a model's folder say, checked for what no model means before anything is built of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.json_file import read_json_object
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as a dictionary with a `model_type`. Raises ModelNotFound where there is none, ModelCorrupt if
+    broken.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        gguf = sorted(folder.glob("*.gguf"))
+        if (folder / "adapter_config.json").is_file():
+            raise ModelNotFound(f"{folder} holds an adapter, not a model: give its model, and --adapter {folder}.")
+        if gguf:
+            raise ModelNotFound(f"{folder} has no config.json; give one of its files instead, such as {gguf[0]}.")
+        raise ModelNotFound(f"{folder} holds no model: there is no config.json in it.")
+    config = read_json_object(path)
+    if not isinstance(config.get("model_type"), str):
+        raise ModelCorrupt(f"{path} does not say which model_type it is.")
+    for name, value in _numbers(config):
+        if math.isnan(value):
+            raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
+    return config
+
+
+def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Raise ModelCorrupt if config.json asks for more layers than the weight files have tensors: building so many would
+    take minutes, only to say then that they are missing.
+    """
+    inner = config.get("text_config")
+    for source in (config, inner if isinstance(inner, Mapping) else {}):
+        for name in _LAYERS:
+            layers = source.get(name)
+            if isinstance(layers, int) and layers > tensors:
+                raise ModelCorrupt(
+                    f"{folder / 'config.json'} asks for {name}={layers}, but the weights are {tensors} tensors in all: "
+                    "they are not of the same model."
+                )
+
+
+def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
+    """All token ids that end a generation, by config.json and generation_config.json together."""
+    text_config = config.get("text_config")
+    sources = [config, text_config if isinstance(text_config, dict) else {}]
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        sources.append(read_json_object(generation))
+    found: set[int] = set()
+    for source in sources:
+        ids = source.get("eos_token_id")
+        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
+    return found
+
+
+def left_out(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the model was made for that is not done here: mlx-lm loads the language part of such a checkpoint."""
+    parts = {"vision_config": "images", "audio_config": "audio", "video_config": "videos"}
+    unread = [what for name, what in parts.items() if isinstance(config.get(name), Mapping)]
+    return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
+
+
+def foreign_quantization(config: Mapping[str, Any]) -> str | None:
+    """How the weights are quantized where it was not mlx-lm that did it, in its maker's words; None if they are not."""
+    inner = config.get("text_config")
+    for source in (config, inner if isinstance(inner, Mapping) else {}):
+        settings = source.get("quantization_config")
+        if "quantization" not in config and isinstance(settings, Mapping):
+            words = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
+            return " ".join(word for word in words if isinstance(word, str)) or "an unnamed way"
+    return None
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The floats in a JSON value, with where they stand."""
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, name)

@@ -1,0 +1,66 @@
+"""The tokenizer of a model's folder: by mlx-lm's loader, or sentencepiece itself, and by no code of the folder's own.
+
+What cannot be read is refused by the name of its file, with what else could be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
+from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.models.messages import logged, one_line
+from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
+from cortexmlx.models.tokenizers.templates import with_one_template
+
+_PLAIN = "glm4"
+"""A name under which transformers reads tokenizer.json as it is, whatever class the folder asks for."""
+
+_TIKTOKEN = "a tiktoken vocabulary, which says nothing of how text is cut into words: that is in Python code"
+"""Why such a file alone is not enough."""
+
+
+def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
+    """The tokenizer of `folder`, with notes for the user; `eos_ids` end a generation by the model's configuration.
+
+    Raises ModelCorrupt if its files cannot be read, ModelUnsupported if they need code that is not run.
+    """
+    if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
+        return load_sentencepiece_folder(folder, eos_ids), ()
+    notes: tuple[str, ...] = ()
+    mlx_lm_utils()  # which imports transformers: its logger can be asked from here on
+    try:
+        with logged("transformers"):
+            try:
+                wrapper = _load(folder, eos_ids)
+            except ValueError as error:
+                if "trust_remote_code" not in str(error) or not (folder / "tokenizer.json").is_file():
+                    raise
+                wrapper = _load(folder, eos_ids, tokenizer_type=_PLAIN)
+                notes += ("its tokenizer's own Python code is not run: tokenizer.json is read as it is",)
+        tokenizer = with_exact_text(wrapper)
+    except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
+        raise _unreadable(folder, error) from error
+    return tokenizer, notes + with_one_template(tokenizer, folder)
+
+
+def _load(folder: Path, eos_ids: set[int], **options: Any) -> Any:
+    settings = {"trust_remote_code": False, **options}
+    return mlx_lm_utils().load_tokenizer(folder, settings, eos_token_ids=sorted(eos_ids) or None)
+
+
+def _unreadable(folder: Path, error: Exception) -> CortexError:
+    if (folder / "tokenizer.json").is_file():
+        return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
+    advice = "Take a folder with tokenizer.json or a sentencepiece tokenizer.model."
+    if tiktoken := [*folder.glob("*.tiktoken"), *folder.glob("tiktoken.model")]:
+        return ModelUnsupported(f"{tiktoken[0]} is {_TIKTOKEN}, which is not run. {advice}")
+    if (folder / "tekken.json").is_file():
+        return ModelUnsupported(f"{folder / 'tekken.json'} is a tokenizer of the mistral-common package only. {advice}")
+    if "trust_remote_code" in str(error):
+        return ModelUnsupported(f"the tokenizer in {folder} wants to run code of its own, which is refused. {advice}")
+    if not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tokenizer_config.json")):
+        return ModelCorrupt(f"{folder} has no tokenizer. {advice}")
+    return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
