@@ -201,10 +201,11 @@ def why_ours(variant: PrefillVariant, reach: Reach, *, matrix_units: bool) -> st
 
     It says the same for all pieces of a layer. If it asked how long they are or how their blocks lie, an answer would
     depend on who else is there. `matrix_units` says whether MLX's products have units of their own (M5 and later),
-    which a kernel of `simdgroup_matrix` has not. Slopes are not in it: theirs is the reference path. Chunks hide
-    something only of a piece that goes on in the next one, so they do not count as a window.
+    which a kernel of `simdgroup_matrix` has not. Slopes are not in it, nor values that lie in their keys: theirs is the
+    reference path, which makes keys and values of latents for MLX's attention. Chunks hide something only of a piece
+    that goes on in the next one, so they do not count as a window.
     """
-    if variant.alibi:
+    if variant.alibi or variant.latent:
         return None
     if variant.softcap:
         return "its attention has no soft cap, and would write every score"

@@ -136,10 +136,11 @@ class MetalAttention:
     ) -> mx.array:
         step = kv.derived.get(MetalStep, kv.step)
         work = step.work(kv.tail_tokens, variant.geometry.partition)
-        keys, values = kv.arena.slab(kv.layer)
+        slab = kv.arena.slab(kv.layer)
         if kv.tail_tokens == _SETTLED:
-            _require_rows(kv.layer, keys=keys, values=values)
-        tail_keys, tail_values = self._tail(kv, keys, values)
+            _require_rows(kv.layer, slab)
+        keys, values = _keys_and_values(slab)
+        tail_keys, tail_values = _keys_and_values(self._tail(kv, slab))
         inputs = DecodeInputs(
             mx.contiguous(queries),  # a view where one projection makes queries, keys and values, and nothing rotates
             keys,
@@ -163,8 +164,8 @@ class MetalAttention:
         slopes: mx.array | None,
     ) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""
-        keys, values = kv.arena.slab(kv.layer)
-        shape, kv_shape, value_dim = queries.shape, keys.shape, values.shape[2]
+        keys = kv.arena.slab(kv.layer)[0]
+        shape, kv_shape, value_dim = queries.shape, keys.shape, _value_dim(kv)
         options = (softcap is not None, sinks is not None, slopes is not None)
         key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], value_dim, *options)
         if key not in self._served:
@@ -183,23 +184,24 @@ class MetalAttention:
         slopes: mx.array | None,
     ) -> _Variant:
         """The variant of a kernel for this layer."""
-        keys, values = kv.arena.slab(kv.layer)
+        keys = kv.arena.slab(kv.layer)[0]
         return kind(
             dtype=_name(queries.dtype),
             kv_dtype=_name(keys.dtype),
             key_dim=queries.shape[3],
-            value_dim=values.shape[2],
+            value_dim=_value_dim(kv),
             block_size=kv.arena.block_size,
             group=queries.shape[1] // keys.shape[0],
             softcap=softcap is not None,
             sinks=sinks is not None,
             alibi=slopes is not None,
+            latent=kv.value_in_key is not None,
         )
 
-    def _tail(self, kv: PagedKV, keys: mx.array, values: mx.array) -> Slab:
+    def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
         if kv.tail is not None:
             return kv.tail
-        return self._nothing(keys.shape[2], keys.dtype), self._nothing(values.shape[2], values.dtype)
+        return tuple(self._nothing(a.shape[2], a.dtype) for a in slab)
 
     def _nothing(self, dim: int, dtype: mx.Dtype) -> mx.array:
         if (dim, dtype) not in self._no_tail:
@@ -224,15 +226,25 @@ class MetalAttention:
         return known[1]
 
 
-def _require_rows(layer: int, **slabs: mx.array) -> None:
+def _keys_and_values(arrays: Slab) -> tuple[mx.array, mx.array | None]:
+    """Of a slab or a tail; no values where they lie in the keys."""
+    return arrays[0], arrays[1] if len(arrays) > 1 else None
+
+
+def _value_dim(kv: PagedKV) -> int:
+    """Numbers of a value."""
+    return kv.value_in_key or kv.arena.slab(kv.layer)[1].shape[2]
+
+
+def _require_rows(layer: int, slab: Slab) -> None:
     """Raise KVBlockError unless each slab lies in memory row by row, as the kernels read it. They are what `mx.zeros`
     made and updates wrote in place, so this is so; but MLX does not look, and the answers would be wrong.
     """
-    for name, slab in slabs.items():
-        memory = memoryview(slab)  # type: ignore[arg-type]
+    for name, array in zip(("keys", "values"), slab, strict=False):
+        memory = memoryview(array)  # type: ignore[arg-type]
         if not memory.c_contiguous:
             raise KVBlockError(
-                f"layer {layer}'s {name} {slab.shape} have strides of {memory.strides} bytes, which the decode kernels "
+                f"layer {layer}'s {name} {array.shape} have strides of {memory.strides} bytes, which the decode kernels "
                 "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
             )
 

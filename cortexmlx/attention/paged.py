@@ -56,9 +56,13 @@ class Attend(Protocol):
 class PagedKV:
     """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
 
-    `tail` is the layer's newest tokens, (keys, values) `[rows, kv_heads, W, dim]`, of which `tail_tokens` columns are
+    `tail` is the layer's newest tokens, an array `[rows, kv_heads, W, dim]` for each of the slab's, of which `tail_tokens` columns are
     live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes with `step`. With a
     `quantization` the slab and the tail are of six arrays each (`Quantization`).
+
+    Where values lie in their keys (latent attention), `expand` may say how the latents `[1, tokens, value_dim]` that a
+    prefill piece sees become keys and values `[heads, tokens, dim]`: then the queries of the step, which has pieces
+    alone, are those of such keys, followed by the numbers for what a stored key has behind its value.
     """
 
     arena: KVArena
@@ -70,6 +74,12 @@ class PagedKV:
     attend: Attend
     derived: Derived = field(default_factory=Derived)
     quantization: Quantization | None = None
+    expand: Callable[[mx.array], Slab] | None = None
+
+    @property
+    def value_in_key(self) -> int | None:
+        """How many of a key's first numbers are the value, or None where values are stored beside the keys."""
+        return self.arena.value_in_key(self.layer)
 
     def astype(self, _: mx.Dtype) -> PagedKV:
         """Models cast keys to the query's dtype; the backends do that themselves."""

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class _ProbeCache(LayerCache):
     """A cache of a probe, at position 0 of every row: records the window that the model's mask would show."""
 
-    def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array], ProbeKV]) -> None:
+    def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
         self.offset = mx.zeros(rows, mx.int32)
         self.mask_window: int | None = None
@@ -42,7 +42,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
     windows = [_window(model, cache) for cache in own_caches(model)]
     seen: dict[int, ProbeKV] = {}
 
-    def fetch(layer: int, keys: mx.array, values: mx.array) -> ProbeKV:
+    def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         seen[layer] = ProbeKV(keys, values)
         return seen[layer]
 
@@ -74,9 +74,10 @@ def probe(model: nn.Module) -> list[KVSpec]:
         KVSpec(
             kv_heads=seen[layer].keys.shape[1],
             key_dim=seen[layer].keys.shape[-1],
-            value_dim=seen[layer].values.shape[-1],
+            value_dim=seen[layer].value_dim,
             dtype=str(seen[layer].keys.dtype).removeprefix("mlx.core."),
             window=window,
+            value_in_key=seen[layer].value_in_key,
         )
         for layer, window in enumerate(windows)
     ]
@@ -87,7 +88,7 @@ def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) 
     layer hands over its keys and values. The model has been probed.
     """
 
-    def fetch(_: int, keys: mx.array, values: mx.array) -> ProbeKV:
+    def fetch(_: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         attended()
         return ProbeKV(keys, values)
 

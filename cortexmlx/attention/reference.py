@@ -62,7 +62,7 @@ def attend_rows(
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
     if kv.quantization is not None:
         return _attend_rows(queries[:rows], kv, softmax)
-    if _rounds_coarsely(queries, kv) and not softmax.of_no_model:
+    if rounds_coarsely(queries, kv) and not softmax.of_no_model:
         return _attend_rows_as_mlx(queries[:rows], kv, softmax)
     if rows == 1 and kv.step.runs[0] is not None:
         count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
@@ -87,7 +87,7 @@ def attend_pieces(
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
-def _rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
+def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     """Whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
 
     Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
@@ -97,10 +97,28 @@ def _rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
 
 
-def _as_mlx(queries: mx.array, keys: mx.array, values: mx.array, softmax: Softmax, mask: mx.array | str) -> mx.array:
+def _as_mlx(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    softmax: Softmax,
+    mask: mx.array | str,
+    shared: mx.array | None = None,
+) -> mx.array:
     """Attention as mlx-lm's models compute it, with their roundings: queries `[rows, query_heads, queries, dim]`, keys
-    and values `[rows, kv_heads, tokens, dim]`, `mask` a bool for each query and token, or "causal".
+    and values `[rows, kv_heads, tokens, dim]`, `mask` a bool for each query and token, or "causal". `shared` `[rows,
+    1, tokens, rest]` is the rest of latent attention's keys, whose scores those models add.
     """
+    if shared is not None and softmax.softcap is None:
+        dim = keys.shape[-1]
+        rest = (queries[..., dim:] * softmax.scale) @ shared.swapaxes(-1, -2)
+        visible = _visible(mask, *rest.shape[-2:])
+        rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
+        return mx.fast.scaled_dot_product_attention(
+            queries[..., :dim], keys, values, scale=softmax.scale, mask=rest, sinks=softmax.sinks
+        )
+    if shared is not None:
+        keys = mx.concatenate([keys, shared], axis=-1)
     if softmax.softcap is None:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=softmax.scale, mask=mask, sinks=softmax.sinks
@@ -109,14 +127,16 @@ def _as_mlx(queries: mx.array, keys: mx.array, values: mx.array, softmax: Softma
     grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
     scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
     scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
-    if isinstance(mask, str):
-        tokens = keys.shape[2]
-        mask = mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None]
-    else:
-        mask = mask[:, :, None] if mask.ndim == 4 else mask
+    mask = _visible(mask, count, keys.shape[2])
+    mask = mask[:, :, None] if mask.ndim == 4 else mask
     scores = mx.where(mask, scores, mx.array(-mx.inf, scores.dtype))
     out = mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]
     return out.reshape(rows, heads, count, -1)
+
+
+def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
+    """The mask as bools."""
+    return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask
 
 
 def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
@@ -124,11 +144,20 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     slab = kv.arena.blocks_of(kv.layer)
     index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads)
-    keys, values = (a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
+    seen = tuple(a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
     if kv.tail is not None:
-        tail_keys, tail_values = (t[:, :, : kv.tail_tokens] for t in kv.tail)
-        keys, values = mx.concatenate([keys, tail_keys], axis=2), mx.concatenate([values, tail_values], axis=2)
-    return _as_mlx(queries, keys, values, softmax, index.visible(kv))
+        newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
+        seen = tuple(mx.concatenate(both, axis=2) for both in zip(seen, newest, strict=True))
+    keys, values, shared = _apart(seen, kv.value_in_key)
+    return _as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
+
+
+def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Keys, values and, where these lie in those, the rest of the keys."""
+    if value_in_key is None:
+        return seen[0], seen[1], None
+    values = seen[0][..., :value_in_key]
+    return values, values, seen[0][..., value_in_key:]
 
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
@@ -144,7 +173,8 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     scores = _block_products(q.reshape(-1, group, dim), kv, index.row_head, index.block, values=False)
     scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
     if kv.tail is not None:
-        tail_keys, tail_values = _plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
+        tail = _plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
+        tail_keys, tail_values = tail[0], tail[-1]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
     scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
@@ -154,7 +184,7 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
-    return divided(out, total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 
 def _quantized_products(
@@ -192,7 +222,7 @@ def _block_products(
     """
     if kv.quantization is not None:
         return _quantized_products(left, kv, which_left, which_block, values=values)
-    blocks = kv.arena.blocks_of(kv.layer)[values]
+    blocks = kv.arena.blocks_of(kv.layer)[-1 if values else 0]
     blocks = blocks if values else blocks.swapaxes(-1, -2)
     if left.dtype == blocks.dtype and (left.dtype == mx.float32 or mx.default_device() != mx.cpu):
         return mx.gather_mm(left, blocks, which_left, which_block)
@@ -204,7 +234,8 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = kv.step.reach.oldest(length + tail - 1)
     begin = min(first, length)
-    keys, values = kv.arena.view(kv.layer, run, length)
+    view = kv.arena.view(kv.layer, run, length)
+    keys, values = view[0], view[-1]
     if begin:
         keys, values = keys[:, begin:], values[:, begin:]
     heads, span = keys.shape[0], length - begin
@@ -212,7 +243,8 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     q = softmax.scaled(queries).reshape(heads, query_heads // heads, dim)
     scores = q @ keys.swapaxes(-1, -2)
     if kv.tail is not None:
-        tail_keys, tail_values = (t[0, :, first - begin : tail] for t in kv.tail)
+        newest = tuple(t[0, :, first - begin : tail] for t in kv.tail)
+        tail_keys, tail_values = newest[0], newest[-1]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     shape, newest = (heads, query_heads // heads, 1), length + tail - 1
     distance = partial(ReferenceStep.distance, newest, newest + 1, first)
@@ -222,19 +254,37 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
         out = weights @ values
     else:
         out = mx.addmm(weights[..., span:] @ tail_values, weights[..., :span], values)
-    return divided(out, total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
+    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
+
+
+def _cut(sums: mx.array, kv: PagedKV) -> mx.array:
+    """Weighted sums of values. Where these lie in their keys, the sums are of whole keys: to cut those would have
+    copied them.
+    """
+    return sums if kv.value_in_key is None or kv.expand is not None else sums[..., : kv.value_in_key]
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
     """Consecutive queries of one row over all its tokens up to them, causal and within reach."""
     step = ReferenceStep.of(kv)
     base = step.oldest(piece)
-    keys, values = _piece_kv(kv, piece, base)
+    seen = _piece_kv(kv, piece, base)
     gpu = mx.default_device() != mx.cpu
     if (softmax.softcap is None and softmax.slopes is None and gpu) or (
-        _rounds_coarsely(queries, kv) and not softmax.of_no_model
+        rounds_coarsely(queries, kv) and not softmax.of_no_model
     ):
-        return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, step.mask(piece)).swapaxes(0, 2)
+        keys, values, rest = _apart(seen, kv.value_in_key)
+        if kv.expand is not None:
+            keys, values = kv.expand(mx.contiguous(values))
+        shared = None if rest is None else rest[None]
+        mask = step.mask(piece)
+        return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
+    keys, values = seen[0], seen[-1]
+    if kv.expand is not None:
+        _, latents, rest = _apart(seen, kv.value_in_key)
+        assert rest is not None
+        keys, values = kv.expand(mx.contiguous(latents))
+        keys = mx.concatenate([keys, mx.broadcast_to(rest, (*keys.shape[:-1], rest.shape[-1]))], axis=-1)
     heads, (count, query_heads, _, dim) = keys.shape[0], queries.shape
     group = query_heads // heads
     q = softmax.scaled(queries).reshape(count, heads, group, dim).transpose(1, 2, 0, 3)
@@ -250,7 +300,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
         scores = scores + step.causal(first, last, oldest, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
         out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest - base : last - base]
-        parts.append(divided(out.reshape(heads, group, end - begin, -1), total))
+        parts.append(divided(_cut(out, kv).reshape(heads, group, end - begin, -1), total))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 

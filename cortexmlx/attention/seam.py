@@ -7,6 +7,7 @@ by one that recognises a handle and calls `paged_attention`, and calls the origi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -40,10 +41,10 @@ def _several(cache: Any) -> bool:
 
 class LayerCache:
     """One leaf's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
-    the handle.
+    the handle; without values they lie in the keys.
     """
 
-    def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array], Any]) -> None:
+    def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array | None], Any]) -> None:
         self._layer = layer
         self._fetch = fetch
         self.offset: mx.array | int = 0
@@ -57,16 +58,24 @@ class LayerCache:
         handle = self._fetch(self._layer, keys, values)
         return handle, handle
 
+    def fetch_keys(self, keys: mx.array) -> Any:
+        """The same of keys `[tokens, kv_heads, 1, dim]` in which the values lie; returns the handle."""
+        return self._fetch(self._layer, keys, None)
+
 
 class OwnAttention(Exception):
     """A model computes with keys and values itself."""
 
 
 class ProbeKV:
-    """The handle of a probe: records the shapes, and that attention was reached through the seam."""
+    """The handle of a probe: records the shapes, and that attention was reached through the seam. Without values they
+    lie in the keys, and who attends says how many numbers they are.
+    """
 
-    def __init__(self, keys: mx.array, values: mx.array) -> None:
-        self.keys, self.values, self.dtype = keys, values, keys.dtype
+    def __init__(self, keys: mx.array, values: mx.array | None) -> None:
+        self.keys, self.dtype = keys, keys.dtype
+        self.value_in_key = values is None
+        self.value_dim = 0 if values is None else values.shape[-1]
         self.attended = False
 
     def astype(self, _: mx.Dtype) -> ProbeKV:
@@ -74,6 +83,14 @@ class ProbeKV:
 
     def __getattr__(self, _: str) -> Any:
         raise OwnAttention
+
+
+class OwnHandle(ABC):
+    """A handle of a layer that attends in a way of its own."""
+
+    @abstractmethod
+    def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
+        """Attention of the queries that the model hands over, with its scale and what it adds to the scores."""
 
 
 def install() -> None:
@@ -92,8 +109,10 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         sinks: mx.array | None = None,
         **others: Any,
     ) -> mx.array:
-        if isinstance(keys, PagedKV | ProbeKV):
-            if mask is not None or others:
+        if isinstance(keys, OwnHandle) and values is keys and sinks is None and not others:
+            return keys.attend(queries, scale, mask)
+        if isinstance(keys, PagedKV | ProbeKV | OwnHandle):
+            if mask is not None or others or isinstance(keys, OwnHandle):
                 raise ModelUnsupported(
                     "the model adds its own term to attention scores, which paged attention does not do"
                 )
@@ -115,4 +134,4 @@ def attend(
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, scale=scale, sinks=sinks, softcap=softcap)
     handle.attended = True
-    return mx.zeros((*queries.shape[:-1], handle.values.shape[-1]), queries.dtype)
+    return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

@@ -171,29 +171,30 @@ class ModelRunner:
         with swiglu.by_powers_of_two():
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows)
 
-    def _fetch(self, layer: int, keys: mx.array, values: mx.array) -> PagedKV:
+    def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention
-        finds all.
+        finds all. No values: they lie in the keys.
         """
+        new = (keys,) if values is None else (keys, values)
         plan = self._plan
         assert plan is not None
         group = self.arena.group_of[layer]
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]
-            self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in (keys, values)))
+            self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
         else:
-            tail = self._tail_write(layer, plan.column, keys, values)
+            tail = self._tail_write(layer, plan.column, new)
         step, derived = self._groups[group], self._derived[group]
         return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived)
 
-    def _tail_write(self, layer: int, column: int, keys: mx.array, values: mx.array) -> Slab:
+    def _tail_write(self, layer: int, column: int, new: Slab) -> Slab:
         if column == 0:
             rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
-            tail = tuple(mx.pad(a, rest) for a in (keys, values))
+            tail = tuple(mx.pad(a, rest) for a in new)
         else:
             tail = self._tail[layer]
-            for array, value in zip(tail, (keys, values), strict=True):
+            for array, value in zip(tail, new, strict=True):
                 array[:, :, column : column + 1] = value
         self._tail[layer] = tail
         return tail

@@ -1,7 +1,8 @@
 """The bytes of the KV cache: one preallocated slab per layer and kind, written in place and read through views.
 
 Layout: a layer's slab is a tuple of arrays (keys, values), each head-major `[kv_heads, slots, dim]`, where slot
-`block * block_size + offset` is the flat coordinate of a token. Consecutive blocks are therefore one strided view
+`block * block_size + offset` is the flat coordinate of a token; where values lie in their keys, it is (keys,) alone.
+Consecutive blocks are therefore one strided view
 `[kv_heads, tokens, dim]` of the slab, which matrix products read without a copy.
 
 MLX writes into an array in place only while nobody else holds its buffer: no view, no alias, no operation in flight.
@@ -79,10 +80,7 @@ class KVArena:
             spec = group.spec
             dtype = getattr(mx, spec.dtype)
             for layer in group.layers:
-                self._slabs[layer] = (
-                    mx.zeros((spec.kv_heads, self.slots, spec.key_dim), dtype),
-                    mx.zeros((spec.kv_heads, self.slots, spec.value_dim), dtype),
-                )
+                self._slabs[layer] = tuple(mx.zeros((spec.kv_heads, self.slots, dim), dtype) for dim in spec.slab_dims)
         mx.eval(self.arrays())
 
     @property
@@ -104,8 +102,13 @@ class KVArena:
         """Every slab array, for evaluation."""
         return [a for slab in self._slabs.values() for a in slab]
 
+    def value_in_key(self, layer: int) -> int | None:
+        """How many of a key's first numbers are the value, or None where values are stored beside the keys."""
+        spec = self.groups[self.group_of[layer]].spec
+        return spec.value_dim if spec.value_in_key else None
+
     def slab(self, layer: int) -> Slab:
-        """The layer's (keys, values), each `[kv_heads, slots, dim]`. Drop the reference before the next write."""
+        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`. Drop the reference before the next write."""
         return self._slabs[layer]
 
     def view(self, layer: int, run: KVHandle, tokens: int) -> Slab:
@@ -144,8 +147,8 @@ class KVArena:
             )
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
-        """Write `[kv_heads, tokens, dim]` keys and values to `slots` (`[tokens]` int32, or a slice). Lazy; must be
-        drained.
+        """Write `[kv_heads, tokens, dim]` for each array of the slab to `slots` (`[tokens]` int32, or a slice). Lazy;
+        must be drained.
         """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value

@@ -24,10 +24,11 @@ class KVSpec:
     """What one layer keeps of a sequence.
 
     `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
-    "bfloat16") for every token; `value_dim` 0: the value is read from the key's memory, as in latent attention.
-    `window` None attends to all earlier tokens; w attends to the w newest, the token itself included, or if it is
-    `chunked`, to those since the last multiple of w (`reach`). `row_bytes` is state that does not grow with the tokens:
-    a recurrent layer has that and no heads. Layers with equal specs form one group and share block tables.
+    "bfloat16") for every token; with `value_in_key` the value is the key's first numbers and takes no memory of its own
+    (latent attention). `window` None attends to all earlier tokens; w attends to the w newest, the token itself
+    included, or if it is `chunked`, to those since the last multiple of w (`reach`). `row_bytes` is state that does not
+    grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one group and share
+    block tables.
     """
 
     kv_heads: int
@@ -37,11 +38,17 @@ class KVSpec:
     window: int | None = None
     row_bytes: int = 0
     chunked: bool = False
+    value_in_key: bool = False
 
     @property
     def reach(self) -> Reach:
         """How far back a query sees."""
         return Reach(self.window, self.chunked)
+
+    @property
+    def slab_dims(self) -> tuple[int, ...]:
+        """How many numbers each array of a layer's slab has for a token and head: of keys, and of values."""
+        return (self.key_dim,) if self.value_in_key else (self.key_dim, self.value_dim)
 
     @property
     def itemsize(self) -> int:
@@ -50,8 +57,8 @@ class KVSpec:
 
     @property
     def numbers_per_token(self) -> int:
-        """How many numbers one layer keeps for one token: `(Dk + Dv) * kv_heads`."""
-        return (self.key_dim + self.value_dim) * self.kv_heads
+        """How many numbers one layer keeps for one token: `(Dk + Dv) * kv_heads`, or `Dk * kv_heads`."""
+        return sum(self.slab_dims) * self.kv_heads
 
     @property
     def bytes_per_token(self) -> int:

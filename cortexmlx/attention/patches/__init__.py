@@ -9,15 +9,28 @@ from typing import Any
 
 import mlx.nn as nn
 
-from cortexmlx.attention.patches import dynamic_rope, gemma2, gpt_bigcode, plamo
+from cortexmlx.attention.patches import dynamic_rope, gemma2, gpt_bigcode, latent, plamo
 from cortexmlx.host.modules import replace_method
 
 Method = Callable[..., Any]
+
+_LATENT = (
+    ("deepseek_v3", "DeepseekV3Attention"),
+    ("glm4_moe_lite", "Glm4MoeLiteAttention"),
+    ("mistral4", "Mistral4Attention"),
+    ("longcat_flash", "LongcatFlashMLA"),
+    ("kimi_linear", "KimiMLAAttention"),
+    ("kimi_k3", "KimiK3MLAAttention"),
+    ("bailing_hybrid", "MultiLatentAttention"),
+    ("bailing_moe_v3", "BailingMLA"),
+)
+"""The classes that keep latents."""
 
 _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
     ("gemma2", "Attention"): gemma2.attention,
     ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
     ("plamo", "Attention"): plamo.attention,
+    **dict.fromkeys(_LATENT, latent.attention),
     ("rope_utils", "DynamicNTKScalingRoPE"): dynamic_rope.rotation,
 }
 """What takes the place of `__call__`, by module and class."""
