@@ -108,7 +108,9 @@ class KVArena:
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`. Drop the reference before the next write."""
+        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`. Drop the reference before the next
+        write.
+        """
         return self._slabs[layer]
 
     def view(self, layer: int, run: KVHandle, tokens: int) -> Slab:
