@@ -8,12 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
-from mlx_lm.models.cache import RotatingKVCache
 
 from cortexmlx.attention import patches
 from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec
 
 _log = logging.getLogger(__name__)
@@ -39,14 +40,14 @@ def probe(model: nn.Module) -> list[KVSpec]:
     """
     install()
     patches.install(model)
-    windows = [_window(model, cache) for cache in own_caches(model)]
+    reaches = [_reach(model, cache) for cache in own_caches(model)]
     seen: dict[int, ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         seen[layer] = ProbeKV(keys, values)
         return seen[layer]
 
-    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(windows))]
+    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(reaches))]
     try:
         model(mx.zeros((2, 1), mx.int32), cache=arranged(model, caches))
     except ModelUnsupported as error:
@@ -60,12 +61,12 @@ def probe(model: nn.Module) -> list[KVSpec]:
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
         raise ModelUnsupported(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
-    bypassed = [layer for layer in range(len(windows)) if layer not in seen or not seen[layer].attended]
+    bypassed = [layer for layer in range(len(reaches)) if layer not in seen or not seen[layer].attended]
     if bypassed:
         raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
-    for cache, window in zip(caches, windows, strict=True):
-        if cache.mask_window not in (None, window):
-            kept = "all of them" if window is None else f"only {window}"
+    for cache, reach in zip(caches, reaches, strict=True):
+        if cache.mask_window not in (None, reach.tokens):
+            kept = "all of them" if reach.tokens is None else f"only {reach.tokens}"
             raise ModelUnsupported(
                 f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
                 "answer's: which of the two is meant is not known"
@@ -76,33 +77,35 @@ def probe(model: nn.Module) -> list[KVSpec]:
             key_dim=seen[layer].keys.shape[-1],
             value_dim=seen[layer].value_dim,
             dtype=str(seen[layer].keys.dtype).removeprefix("mlx.core."),
-            window=window,
+            window=reach.tokens,
+            chunked=reach.chunked,
             value_in_key=seen[layer].value_in_key,
         )
-        for layer, window in enumerate(windows)
+        for layer, reach in enumerate(reaches)
     ]
 
 
 def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
     """Logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is called as each
-    layer hands over its keys and values. The model has been probed.
+    layer attends. The model has been probed.
     """
 
     def fetch(_: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
-        attended()
-        return ProbeKV(keys, values)
+        return ProbeKV(keys, values, attended)
 
     caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(own_caches(model)))]
     logits: mx.array = model(tokens, cache=arranged(model, caches))
     return logits
 
 
-def _window(model: nn.Module, cache: Any) -> int | None:
-    """The sliding window that one of mlx-lm's own caches stands for."""
+def _reach(model: nn.Module, cache: Any) -> Reach:
+    """How far back a query sees with one of mlx-lm's own caches."""
     if type(cache) is PlainCache:
-        return None
-    if type(cache) is RotatingKVCache:
-        return int(cache.max_size)
+        return Reach()
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return Reach(int(cache.max_size))
+    if type(cache) is ChunkedKVCache:
+        return Reach(int(cache.chunk_size), chunked=True)
     raise ModelUnsupported(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
 
 

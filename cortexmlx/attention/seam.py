@@ -47,7 +47,12 @@ class LayerCache:
     def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array | None], Any]) -> None:
         self._layer = layer
         self._fetch = fetch
+        self._handle: Any = None
         self.offset: mx.array | int = 0
+
+    def begin(self, offset: mx.array | int) -> None:
+        """A step begins, whose tokens are at the positions `offset` `[tokens]`."""
+        self.offset, self._handle = offset, None
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """No mask: which tokens a query sees is part of the handle."""
@@ -55,8 +60,12 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Take `[tokens, kv_heads, 1, dim]` keys and values of the step; return the handle in the place of both."""
-        handle = self._fetch(self._layer, keys, values)
-        return handle, handle
+        self._handle = self._fetch(self._layer, keys, values)
+        return self._handle, self._handle
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """The handle once more: for a layer that has no keys and values of its own, and attends to these."""
+        return self._handle, self._handle
 
     def fetch_keys(self, keys: mx.array) -> Any:
         """The same of keys `[tokens, kv_heads, 1, dim]` in which the values lie; returns the handle."""
@@ -68,15 +77,16 @@ class OwnAttention(Exception):
 
 
 class ProbeKV:
-    """The handle of a probe: records the shapes, and that attention was reached through the seam. Without values they
-    lie in the keys, and who attends says how many numbers they are.
+    """The handle of a probe: records the shapes, and that attention was reached through the seam, which it also tells
+    `note` each time. Without values they lie in the keys, and who attends says how many numbers they are.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array | None) -> None:
+    def __init__(self, keys: mx.array, values: mx.array | None, note: Callable[[], None] = lambda: None) -> None:
         self.keys, self.dtype = keys, keys.dtype
         self.value_in_key = values is None
         self.value_dim = 0 if values is None else values.shape[-1]
         self.attended = False
+        self.note = note
 
     def astype(self, _: mx.Dtype) -> ProbeKV:
         return self
@@ -134,4 +144,5 @@ def attend(
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, scale=scale, sinks=sinks, softcap=softcap)
     handle.attended = True
+    handle.note()
     return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

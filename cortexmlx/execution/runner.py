@@ -102,7 +102,7 @@ class ModelRunner:
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches:
-            cache.offset = positions
+            cache.begin(positions)
         self._angles.begin(positions)
         logits = self._forward(plan)
         if plan.logit_segments:
@@ -155,7 +155,7 @@ class ModelRunner:
         self._writes = []
         self._angles.end()
         for cache in self._caches:
-            cache.offset = 0
+            cache.begin(0)
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 

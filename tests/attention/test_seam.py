@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.models.cache import CacheList, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.seam import arranged, install, own_caches
+from cortexmlx.attention.seam import LayerCache, arranged, install, own_caches
 from support.core_driver import Driver
 from support.tiny import CONFIGS, tokens_of
 
@@ -57,6 +57,22 @@ def test_mlx_lm_itself_is_not_disturbed(tiny: Any, judged: Any) -> None:
         cache = make_prompt_cache(model)
         pieces = [model(tokens[:, :12], cache=cache), model(tokens[:, 12:], cache=cache)]
         np.testing.assert_allclose(np.array(mx.concatenate(pieces, 1)), np.array(model(tokens)), atol=1e-3)
+
+
+def test_a_layer_without_keys_of_its_own_gets_the_handle_of_this_step_and_none_of_the_one_before() -> None:
+    """A handle of an earlier step would show the tail as it was, and keep its memory."""
+    handles: list[object] = []
+
+    def fetch(layer: int, keys: mx.array, values: mx.array) -> object:
+        handles.append(object())
+        return handles[-1]
+
+    cache = LayerCache(0, fetch)
+    for step in range(2):
+        cache.begin(step)
+        assert cache.offset == step and cache.keys_and_values() == (None, None)
+        assert cache.update_and_fetch(mx.zeros(1), mx.zeros(1)) == (handles[step],) * 2
+        assert cache.keys_and_values() == (handles[step],) * 2
 
 
 def test_installing_again_wraps_nothing_twice() -> None:

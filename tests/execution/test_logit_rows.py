@@ -47,7 +47,20 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "gpt2", "cohere2", "deepseek_v2", "mixtral", "gpt_oss", "nanbeige", *ELSEWHERE]
+    "name",
+    [
+        "llama",
+        "gemma3_text",
+        "gpt2",
+        "cohere2",
+        "deepseek_v2",
+        "mixtral",
+        "gpt_oss",
+        "nanbeige",
+        "llama4",
+        "afm7",
+        *ELSEWHERE,
+    ],
 )
 def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str, tiny: Any) -> None:
     import mlx_lm

@@ -96,6 +96,9 @@ def test_make_prompt_cache_tells_full_layers_from_windows() -> None:
         cache.make_prompt_cache(built(CONFIGS["windowed llama"]))[0].max_size
         == CONFIGS["windowed llama"]["sliding_window"]
     )
+    chunked = cache.make_prompt_cache(built(CONFIGS["llama4"]))
+    assert [type(c) for c in chunked] == [cache.ChunkedKVCache] * 3 + [cache.KVCache]
+    assert chunked[0].chunk_size == CONFIGS["llama4"]["text_config"]["attention_chunk_size"]
 
 
 def test_swiglu_is_one_function_that_models_import_by_name() -> None:
@@ -202,6 +205,24 @@ def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> 
             "q_proj k_proj v_proj o_proj rotary_emb k_num_heads qk_dim v_dim scale config",
         ),
         ("gpt_bigcode.GPTBigCodeModel", ["self", "inputs", "cache"], "wte wpe h ln_f"),
+        ("llama4.LlamaModel", ["self", "inputs", "cache"], "embed_tokens layers norm"),
+        (
+            "llama4.Attention",
+            ["self", "x", "mask", "cache"],
+            "q_proj k_proj v_proj o_proj n_heads n_kv_heads head_dim scale use_rope attn_temperature_tuning "
+            "floor_scale attn_scale",
+        ),
+        ("afm7.AFMModel", ["self", "inputs", "cache"], "embedding layers kv_reuse_layers output_norm"),
+        (
+            "afm7.KVReuseAttention",
+            ["self", "x", "keys", "values", "mask"],
+            "q_proj q_norm rope out_proj n_heads head_dim scale",
+        ),
+        (
+            "afm7.KVReuseTransformerBlock",
+            ["self", "x", "keys", "values", "mask"],
+            "self_attn mlp input_layernorm post_attention_layernorm",
+        ),
         ("rope_utils.DynamicNTKScalingRoPE", ["self", "x", "offset"], "dims traditional base"),
     ],
 )

@@ -103,6 +103,61 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dynamic rope": _BASE | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
     "nanbeige": _BASE | {"model_type": "nanbeige", "num_loops": 2},
     "cohere2": _BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
+    "llama4": {
+        "model_type": "llama4",
+        "eos_token_id": EOS,
+        "text_config": _BASE
+        | {
+            "model_type": "llama4_text",
+            "num_hidden_layers": 4,
+            "attention_bias": False,
+            "attention_chunk_size": 16,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 48,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 4,
+            "rope_scaling": None,
+            "use_qk_norm": True,
+            "floor_scale": 10,
+            "attn_scale": 0.5,
+        },
+    },
+    "gemma3n": {
+        "model_type": "gemma3n",
+        "eos_token_id": EOS,
+        "text_config": _BASE
+        | {
+            "model_type": "gemma3n",
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 9,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+            "rope_local_base_freq": 100.0,
+            "final_logit_softcapping": 9.0,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.5, 0.0],
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 4.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+        },
+    },
+    "afm7": {
+        "model_type": "afm7",
+        "vocab_size": VOCAB,
+        "hidden_dim": 32,
+        "num_layers": 4,
+        "num_kv_reuse_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "hidden_dim_scale_factor": 1.5,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": EOS,
+    },
     "mamba": {
         "model_type": "mamba",
         "vocab_size": VOCAB,
@@ -119,7 +174,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, with layers
-that run twice, with a class of its own for attention or positions, and a model without attention.
+that run twice or attend to another's keys and values, in chunks, with a class of its own for attention or positions,
+and a model without attention.
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from cortexmlx.attention.patches import dynamic_rope, gemma2, gpt_bigcode, latent, plamo
+from cortexmlx.attention.patches import afm7, dynamic_rope, gemma2, gpt_bigcode, latent, llama4, plamo
 from cortexmlx.host.modules import replace_method
 
 Method = Callable[..., Any]
@@ -27,8 +27,11 @@ _LATENT = (
 """The classes that keep latents."""
 
 _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
+    ("afm7", "AFMModel"): afm7.body,
     ("gemma2", "Attention"): gemma2.attention,
     ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
+    ("llama4", "Attention"): llama4.attention,
+    ("llama4", "LlamaModel"): llama4.body,
     ("plamo", "Attention"): plamo.attention,
     **dict.fromkeys(_LATENT, latent.attention),
     ("rope_utils", "DynamicNTKScalingRoPE"): dynamic_rope.rotation,
