@@ -244,7 +244,7 @@ def _require_rows(layer: int, slab: Slab) -> None:
         memory = memoryview(array)  # type: ignore[arg-type]
         if not memory.c_contiguous:
             raise KVBlockError(
-                f"layer {layer}'s {name} {array.shape} have strides of {memory.strides} bytes, which the decode kernels "
+                f"layer {layer}'s {name} {array.shape} have strides of {memory.strides} bytes, which the kernels "
                 "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
             )
 

@@ -147,7 +147,7 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
     seen = tuple(a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
     if kv.tail is not None:
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
-        seen = tuple(mx.concatenate(both, axis=2) for both in zip(seen, newest, strict=True))
+        seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
     keys, values, shared = _apart(seen, kv.value_in_key)
     return _as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
 
@@ -243,8 +243,8 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax)
     q = softmax.scaled(queries).reshape(heads, query_heads // heads, dim)
     scores = q @ keys.swapaxes(-1, -2)
     if kv.tail is not None:
-        newest = tuple(t[0, :, first - begin : tail] for t in kv.tail)
-        tail_keys, tail_values = newest[0], newest[-1]
+        columns = tuple(t[0, :, first - begin : tail] for t in kv.tail)
+        tail_keys, tail_values = columns[0], columns[-1]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     shape, newest = (heads, query_heads // heads, 1), length + tail - 1
     distance = partial(ReferenceStep.distance, newest, newest + 1, first)

@@ -168,7 +168,7 @@ def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
 def test_any_step_as_a_gpu_computes_it(data: st.DataObject) -> None:
     """Below float32 a CPU takes MLX's attention for every row; a GPU takes the products of blocks and views."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "_rounds_coarsely", lambda queries, kv: False)
+        patch.setattr(reference, "rounds_coarsely", lambda queries, kv: False)
         Case(data.draw).run()
 
 
@@ -179,7 +179,7 @@ def test_a_gpus_errors_are_those_of_mlxs_attention(
     dtype: str, rows: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of blocks, of views and of the tail below float32, beside MLX's attention of all tokens in one piece."""
-    monkeypatch.setattr(reference, "_rounds_coarsely", lambda queries, kv: False)
+    monkeypatch.setattr(reference, "rounds_coarsely", lambda queries, kv: False)
     heads, group, dim, size, tail = 2, 2, 64, 16, 5
     kind, rng = getattr(mx, dtype), np.random.default_rng(length)
     blocks = -(-length // size)

@@ -1,4 +1,4 @@
-"""Each class that keeps latents, beside itself on mlx-lm's own cache: rows and prefill pieces of any lengths in one step,
+"""Each class that keeps latents, beside itself on mlx-lm's own cache: rows and pieces of any lengths in one step,
 scattered over the arena, and then rows with a tail. Whole engines are in tests/engine/test_latent_engine.py.
 """
 
@@ -23,6 +23,7 @@ from cortexmlx.attention.seam import LayerCache, ProbeKV, install
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 
@@ -108,7 +109,7 @@ class Paged:
             slots = None if run else self.slots(s)[: first + counts[s]].astype(np.int32)
             pieces.append(Piece(end - counts[s], end, first, run, slots))
         lengths = np.array([f + 1 for f in firsts[:rows]], np.int32)
-        step = GroupStep(tables, lengths, (None,) * rows, tuple(pieces), None)
+        step = GroupStep(tables, lengths, (None,) * rows, tuple(pieces), Reach())
 
         def fetch(layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
             assert values is None
@@ -129,7 +130,7 @@ class Paged:
         for row, blocks in enumerate(self.blocks):
             tables[row, : len(blocks)] = blocks
         alone = KVHandle(self.blocks[0][0], len(self.blocks[0])) if rows == 1 else None
-        step = GroupStep(tables, np.array(lengths, np.int32), (alone,) * rows, (), None)
+        step = GroupStep(tables, np.array(lengths, np.int32), (alone,) * rows, (), Reach())
         tail, found = mx.zeros((rows, 1, TAIL_COLUMNS, RANK + ROPE), getattr(mx, self.dtype)), []
         for column in range(steps):
 
@@ -189,7 +190,7 @@ def test_keys_and_values_are_made_of_latents_where_that_is_less_work(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_matrices(bits: int) -> None:
-    changes = {name: 32 for name in ("hidden_size", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim", "q_lora_rank")}
+    changes = dict.fromkeys(("hidden_size", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim", "q_lora_rank"), 32)
     module = module_of(CLASSES[0], **changes)
     nn.quantize(module, group_size=32, bits=bits)
     assert type(module.embed_q).__name__ == type(module.unembed_out).__name__ == "QuantizedMultiLinear"
