@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention import patches
 from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
+from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec
@@ -40,16 +41,25 @@ def probe(model: nn.Module) -> list[KVSpec]:
     """
     install()
     patches.install(model)
-    reaches = [_reach(model, cache) for cache in own_caches(model)]
+    made = own_caches(model)
+    reaches = [Reach() if is_state(cache) else _reach(model, cache) for cache in made]
+    recurrent = RecurrentProbe(model, made)
     seen: dict[int, ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         seen[layer] = ProbeKV(keys, values)
+        recurrent.attends()
         return seen[layer]
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(reaches))]
     try:
-        model(mx.zeros((2, 1), mx.int32), cache=arranged(model, caches))
+        with recurrent.watched():
+            model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
+        recurrent.install()
+        if recurrent.leaves:
+            parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(reaches))]
+            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
+        states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{_kind(model)}: {error}") from None
     except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
@@ -58,10 +68,13 @@ def probe(model: nn.Module) -> list[KVSpec]:
         why = "its layers compute attention themselves, not by mlx-lm's function"
         if "Metal" in str(error):
             why = "it has Metal kernels of its own, which need an Apple GPU"
+        elif not own and recurrent.leaves:
+            why = "mlx-lm's code for it cannot compute a step of several rows in parts"
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
         raise ModelUnsupported(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
-    bypassed = [layer for layer in range(len(reaches)) if layer not in seen or not seen[layer].attended]
+    paged = [layer for layer in range(len(reaches)) if layer not in states]
+    bypassed = [layer for layer in paged if layer not in seen or not seen[layer].attended]
     if bypassed:
         raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
     for cache, reach in zip(caches, reaches, strict=True):
@@ -72,7 +85,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
                 "answer's: which of the two is meant is not known"
             )
     return [
-        KVSpec(
+        states.get(layer)
+        or KVSpec(
             kv_heads=seen[layer].keys.shape[1],
             key_dim=seen[layer].keys.shape[-1],
             value_dim=seen[layer].value_dim,
@@ -87,13 +101,16 @@ def probe(model: nn.Module) -> list[KVSpec]:
 
 def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
     """Logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is called as each
-    layer attends. The model has been probed.
+    layer attends, or touches its state. The model has been probed.
     """
 
     def fetch(_: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         return ProbeKV(keys, values, attended)
 
-    caches = [_ProbeCache(layer, tokens.shape[0], fetch) for layer in range(len(own_caches(model)))]
+    caches = [
+        NotedState(len(cache.cache), attended) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
+        for layer, cache in enumerate(own_caches(model))
+    ]
     logits: mx.array = model(tokens, cache=arranged(model, caches))
     return logits
 

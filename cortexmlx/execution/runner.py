@@ -13,11 +13,12 @@ import numpy as np
 
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.attention.seam import LayerCache, arranged
+from cortexmlx.attention.seam import LayerCache, arranged, own_caches
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
+from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
@@ -59,8 +60,11 @@ class ModelRunner:
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
         self._attend = attend
-        self._caches = [LayerCache(layer, self._fetch) for layer in sorted(arena.group_of)]
-        self._arranged = arranged(model, self._caches)
+        self._caches = {layer: LayerCache(layer, self._fetch) for layer in arena.group_of}
+        own = own_caches(model)
+        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if leaf not in self._caches})
+        every: dict[int, Any] = {**self._caches, **self.states.leaves}
+        self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
         self._angles = share_angles(model)
         swiglu.install()
@@ -92,6 +96,7 @@ class ModelRunner:
         if plan.copies:
             self._copy(plan.copies)
         if plan.kind is StepKind.FLUSH:
+            self.states.carry_out(plan.states)
             return Pending(plan, None, started)
         self._plan = plan
         if plan.groups is not None:
@@ -101,10 +106,12 @@ class ModelRunner:
             self._writes = [_LazyWrite(write, self.arena) for write in plan.writes]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
-        for cache in self._caches:
+        for cache in self._caches.values():
             cache.begin(positions)
         self._angles.begin(positions)
+        self.states.begin(plan)
         logits = self._forward(plan)
+        states = self.states.end()
         if plan.logit_segments:
             if rows is not None:
                 self._sampler = BatchSampler(rows, self._vocab_size)
@@ -115,7 +122,7 @@ class ModelRunner:
             pending = Pending(plan, None, started)
         self._last = pending
         built = time.perf_counter()
-        results = _arrays(pending.sampled) + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
+        results = _arrays(pending.sampled) + states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         # Handing over blocks while too much is queued: that is waiting for the device, too.
@@ -127,7 +134,7 @@ class ModelRunner:
         started = time.perf_counter()
         sampled = pending.sampled
         if sampled is None:
-            mx.eval(self.arena.arrays())
+            mx.eval(self.arena.arrays() + self.states.arrays())
             result = StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
         else:
             mx.eval(_arrays(sampled))
@@ -154,7 +161,8 @@ class ModelRunner:
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()
-        for cache in self._caches:
+        self.states.forget_rows()
+        for cache in self._caches.values():
             cache.begin(0)
 
     # -- the forward pass ---------------------------------------------------------------------------------------------

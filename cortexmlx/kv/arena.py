@@ -160,7 +160,7 @@ class KVArena:
         if blocks == self.blocks:
             return True
         slots = (min(blocks, self.blocks) + 2) * self.block_size
-        slab = max(group.bytes_per_token // len(group.layers) for group in self.groups) * slots
+        slab = max(group.spec.bytes_per_token for group in self.groups) * slots
         growth = self._growth(blocks)
         return obtainable(slab + growth + min(growth, _SPARE))
 

@@ -17,6 +17,7 @@ from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.kv.table import SequenceBlocks
 
@@ -38,12 +39,14 @@ class KVCache:
         max_blocks: int | None = None,
         prefix: PrefixCache | None = None,
         may_resize: Callable[[int], bool] = lambda blocks: True,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = blocks
         self.max_blocks = max(blocks, max_blocks or blocks)
         self.prefix = prefix or PrefixCache(block_size)
+        self.snapshots = snapshots
         self._may_resize = may_resize
         self._pools = [BlockPool(blocks) for _ in groups]
         self._sequences: dict[int, SequenceBlocks] = {}

@@ -20,6 +20,9 @@ DEFAULT_TOKENS_PER_ROW = 32 * 1024
 DEFAULT_FULL_ROWS = 4
 """How many rows of that length the default arena holds: memory is shared with every other app."""
 
+SNAPSHOTS_PER_ROW = 4
+"""How many snapshots of its state a row gets in the mean: at the end of a prompt, of turns, where texts part."""
+
 
 def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
     """Bytes of one token in all layers, while it is inside every window. 36 layers, 8 KV heads, d=128 at 2 bytes:
@@ -41,6 +44,24 @@ def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | No
 def row_bytes(groups: Iterable[LayerGroup]) -> int:
     """Bytes of the state that a sequence has whatever its length: that of recurrent layers."""
     return sum(group.spec.row_bytes * len(group.layers) for group in groups)
+
+
+def states_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
+    """Bytes of the states of `rows` rows: after a row's last two steps, and of the step that is being computed."""
+    return 3 * rows * row_bytes(groups)
+
+
+def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[int, int]:
+    """Bytes for keys and values, and how many snapshots of a row's state, out of the cache's `memory`.
+
+    Snapshots get a quarter of it at most, and all of it where tokens take none.
+    """
+    each = row_bytes(groups := tuple(groups))
+    if not each:
+        return memory, 0
+    share = memory // 4 if bytes_per_token(groups) else memory
+    snapshots = min(SNAPSHOTS_PER_ROW * rows, share // each)
+    return memory - snapshots * each, snapshots
 
 
 def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
@@ -81,14 +102,18 @@ def default_kv_tokens(context: int, max_rows: int) -> int:
     return min(context, DEFAULT_TOKENS_PER_ROW) * min(max_rows, DEFAULT_FULL_ROWS)
 
 
-def default_kv_bytes(bytes_per_token: int, context: int, max_rows: int, working_set: int, reserved: int) -> int:
-    """Bytes of the default arena: `default_kv_tokens`, at most half of what the machine has left.
+def default_kv_bytes(
+    bytes_per_token: int, context: int, max_rows: int, working_set: int, reserved: int, row_bytes: int = 0
+) -> int:
+    """Bytes of the default cache: `default_kv_tokens`, and snapshots of the rows' states of `row_bytes`, at most half
+    of what the machine has left.
 
     `working_set` is what the device recommends to use in all; `reserved` what weights, tails and logits take of it.
     0 means that nothing is left.
     """
     room = max(working_set - reserved, 0) // 2
-    return min(default_kv_tokens(context, max_rows) * bytes_per_token, room)
+    snapshots = SNAPSHOTS_PER_ROW * max_rows * row_bytes
+    return min(default_kv_tokens(context, max_rows) * bytes_per_token + snapshots, room)
 
 
 def arena_blocks(memory: int, bytes_per_token: int, block_size: int) -> int:

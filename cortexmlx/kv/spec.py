@@ -79,6 +79,13 @@ class LayerGroup:
         return self.spec.bytes_per_token * len(self.layers)
 
 
+def paged(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
+    """The groups that keep something for every token. Where there are none, one without layers: its blocks take no
+    memory, but lengths, rows and the prefix cache go by blocks.
+    """
+    return tuple(group for group in groups if group.spec.kv_heads) or (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
+
+
 def group_layers(specs: list[KVSpec]) -> tuple[LayerGroup, ...]:
     """Group layer indices by equal spec, in the order in which the specs first appear."""
     members: dict[KVSpec, list[int]] = {}

@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.kv.state.ops import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import JobId
 
@@ -77,7 +78,8 @@ class StepPlan:
     a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
     MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
     the step before left it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its
-    first step to its flush, but some are free by the time of the flush, and may lie behind the new end.
+    first step to its flush, but some are free by the time of the flush, and may lie behind the new end. `states` says
+    what becomes of the states of recurrent layers.
     """
 
     number: int
@@ -93,6 +95,7 @@ class StepPlan:
     blocks: int
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
+    states: StateOps = NOTHING
 
     @property
     def logit_rows(self) -> IntArray:

@@ -73,7 +73,7 @@ class RunningSet:
         """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
         block copies that this takes. Raises KVCacheFull; then nothing changed.
         """
-        if job.fork_of is None or job.generated or not can_fork(job):
+        if job.fork_of is None or job.generated or not can_fork(job) or self.cache.snapshots is not None:
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
             copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
         else:

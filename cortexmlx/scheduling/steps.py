@@ -8,6 +8,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.state.ops import NOTHING
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
@@ -117,6 +118,7 @@ class StepBuilder:
             blocks=self.cache.blocks,
             flush=flush,
             copies=copies,
+            states=NOTHING if self.cache.snapshots is None else self.cache.snapshots.take(),
         )
 
     def _remembered(self, plan: StepPlan) -> StepPlan:

@@ -21,8 +21,18 @@ from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import arena_blocks, bytes_per_token, default_kv_bytes, logits_bytes, tail_bytes
-from cortexmlx.kv.spec import LayerGroup, group_layers
+from cortexmlx.kv.sizing import (
+    arena_blocks,
+    bytes_per_token,
+    default_kv_bytes,
+    logits_bytes,
+    row_bytes,
+    split_memory,
+    states_bytes,
+    tail_bytes,
+)
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged
+from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
@@ -55,11 +65,16 @@ class EngineCore:
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
         model = self.loaded.model
-        groups = group_layers(probe(model))
+        layers = group_layers(probe(model))
         vocab_size = _vocab_size(self.loaded)
         self.config = config
-        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, groups, vocab_size)
-        self._begin_empty(groups, arena_blocks(memory, bytes_per_token(groups), config.block_size))
+        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, layers, vocab_size)
+        memory, snapshots = split_memory(layers, memory, config.max_rows)
+        per_token, context = bytes_per_token(layers), self.loaded.context_length
+        free_of_bytes = config.max_rows * -(-context // config.block_size)
+        blocks = arena_blocks(memory, per_token, config.block_size) if per_token else free_of_bytes
+        self._snapshots = snapshots if row_bytes(layers) else None
+        self._begin_empty(paged(layers), blocks)
         self.backend = choose_backend(config.attention)
         self.runner = ModelRunner(model, self.arena, vocab_size, self.backend.attend)
         self.info = ModelInfo(
@@ -71,7 +86,7 @@ class EngineCore:
             parameters=self.loaded.parameters,
             weight_bytes=self.loaded.weight_bytes,
             dtype=self.loaded.dtype,
-            kv_bytes_per_token=bytes_per_token(groups),
+            kv_bytes_per_token=per_token,
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes,
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
@@ -90,7 +105,13 @@ class EngineCore:
         prefix = PrefixCache(config.block_size, self.loaded.identity)
         self.arena = KVArena(groups, first, config.block_size)
         self.cache = KVCache(
-            groups, first, config.block_size, max_blocks=blocks, prefix=prefix, may_resize=self.arena.can_resize
+            groups,
+            first,
+            config.block_size,
+            max_blocks=blocks,
+            prefix=prefix,
+            may_resize=self.arena.can_resize,
+            snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -101,7 +122,7 @@ class EngineCore:
             client_tokens=config.client_tokens,
             token_target=config.token_target,
             pipeline=config.pipeline,
-            share_prefixes=config.prefix_cache,
+            share_prefixes=config.prefix_cache and self._snapshots is None,
             share_between_clients=config.share_prefixes_between_clients,
         )
 
@@ -353,4 +374,6 @@ def _vocab_size(loaded: LoadedModel) -> int:
 def _default_kv_bytes(rows: int, loaded: LoadedModel, groups: Sequence[LayerGroup], vocab_size: int) -> int:
     """The modest default of `kv.sizing`, on this machine."""
     reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
-    return default_kv_bytes(bytes_per_token(groups), loaded.context_length, rows, working_set_bytes(), reserved)
+    reserved += states_bytes(groups, rows)
+    per_token, state = bytes_per_token(groups), row_bytes(groups)
+    return default_kv_bytes(per_token, loaded.context_length, rows, working_set_bytes(), reserved, state)

@@ -16,14 +16,16 @@ from cortexmlx.serving.handle import RequestHandle
 class Driver:
     """Requests into an `EngineCore`, one step at a time, on the test's own thread."""
 
-    def __init__(self, model: Path, *, tokens: int = 512, **config: Any) -> None:
-        """`tokens` of KV memory; `config` as in `EngineConfig`."""
+    def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
+        """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
         from cortexmlx.attention.probe import probe
         from cortexmlx.models import load_model
 
-        per_token = sum(spec.bytes_per_token for spec in probe(load_model(model).model))
+        specs = probe(load_model(model).model)
+        per_token = sum(spec.bytes_per_token for spec in specs)
+        memory = tokens * per_token or snapshots * sum(spec.row_bytes for spec in specs)
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
-        self.core = EngineCore(EngineConfig(str(model), kv_memory=tokens * per_token, **settings))
+        self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings))
         self._requests = 0
 
     def add(

@@ -158,35 +158,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "eos_token_id": EOS,
     },
-    "mamba": {
-        "model_type": "mamba",
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "state_size": 8,
-        "num_hidden_layers": 2,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-        "max_position_embeddings": 512,
-        "eos_token_id": EOS,
-    },
 }
 """One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, with layers
-that run twice or attend to another's keys and values, in chunks, with a class of its own for attention or positions,
-and a model without attention.
+that run twice or attend to another's keys and values, in chunks, with a class of its own for attention or positions.
+Those with recurrent layers are in `recurrent`.
 """
 
 
 def write_tiny(folder: Path, name: str = "llama", seed: int = 0, **changes: Any) -> Path:
-    """Write the model `CONFIGS[name]` with random weights to `folder`; `changes` override its configuration."""
+    """Write the model `CONFIGS[name]` or `RECURRENT[name]` with random weights to `folder`; `changes` override its
+    configuration.
+    """
     import mlx.core as mx
     import numpy as np
     from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
-    config = CONFIGS[name] | changes
+    from support.recurrent import RECURRENT
+
+    config = (CONFIGS | RECURRENT)[name] | changes
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     model_class, args_class = _get_classes(config)

@@ -9,7 +9,17 @@ from typing import Any
 
 import mlx.nn as nn
 
-from cortexmlx.attention.patches import afm7, dynamic_rope, gemma2, gpt_bigcode, latent, llama4, plamo
+from cortexmlx.attention.patches import (
+    afm7,
+    baichuan_m1,
+    dynamic_rope,
+    gemma2,
+    gpt_bigcode,
+    latent,
+    llama4,
+    plamo,
+    plamo2,
+)
 from cortexmlx.host.modules import replace_method
 
 Method = Callable[..., Any]
@@ -28,11 +38,13 @@ _LATENT = (
 
 _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
     ("afm7", "AFMModel"): afm7.body,
+    ("baichuan_m1", "Attention"): baichuan_m1.attention,
     ("gemma2", "Attention"): gemma2.attention,
     ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
     ("llama4", "Attention"): llama4.attention,
     ("llama4", "LlamaModel"): llama4.body,
     ("plamo", "Attention"): plamo.attention,
+    ("plamo2", "Attention"): plamo2.attention,
     **dict.fromkeys(_LATENT, latent.attention),
     ("rope_utils", "DynamicNTKScalingRoPE"): dynamic_rope.rotation,
 }

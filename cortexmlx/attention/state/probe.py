@@ -1,0 +1,108 @@
+"""What a probe finds out about recurrent leaves: how large their state is, and which classes of modules touch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache
+
+from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep, install
+from cortexmlx.attention.state.watch import running_modules
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import ITEMSIZE, KVSpec
+
+A_STEP = StateStep([Part(np.array([0], np.int32), piece=False), Part(np.array([1, 2], np.int32), piece=True)])
+"""A step in which every way of cutting it shows: a single token, and two of another row."""
+
+
+class NotedState(ArraysCache):  # type: ignore[misc]
+    """A recurrent leaf's cache in a probe: `touched()` is called whenever its arrays are."""
+
+    def __init__(self, size: int, touched: Callable[[], None]) -> None:
+        super().__init__(size)
+        self._touched = touched
+
+    def __getitem__(self, slot: Any) -> Any:
+        self._touched()
+        return super().__getitem__(slot)
+
+    def __setitem__(self, slot: Any, value: Any) -> None:
+        self._touched()
+        super().__setitem__(slot, value)
+
+    def shifted(self, slot: int, new: mx.array) -> mx.array:
+        """See `StateLeaf.shifted`, which whole steps may use: that is no touch."""
+        super().__setitem__(slot, new)
+        return mx.zeros_like(new)
+
+
+class RecurrentProbe:
+    """The recurrent leaves of a model, and what its modules do with them while it is `watched`."""
+
+    def __init__(self, model: nn.Module, own: Sequence[Any]) -> None:
+        self._model = model
+        self._running: list[nn.Module] = []
+        self._touching: list[nn.Module] = []
+        self._attending: list[nn.Module] = []
+        self._caches = {leaf: NotedState(len(c.cache), self._touched) for leaf, c in enumerate(own) if is_state(c)}
+
+    @property
+    def leaves(self) -> list[int]:
+        """Which leaves are recurrent."""
+        return list(self._caches)
+
+    def among(self, caches: Sequence[Any]) -> list[Any]:
+        """The caches of a probe: these leaves have their own."""
+        return [self._caches.get(leaf, cache) for leaf, cache in enumerate(caches)]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note who touches a state, if there are any."""
+        if not self._caches:
+            yield
+            return
+        with running_modules(self._model) as self._running:
+            yield
+
+    def attends(self) -> None:
+        """A layer hands over its keys and values now."""
+        self._attending += self._running
+
+    def install(self) -> None:
+        """Have the classes that touch a state called in parts. Raises ModelUnsupported if one of them attends, too, or
+        calls what does: attention is for a whole step.
+        """
+        both = {type(m).__name__ for m in self._touching if any(m is other for other in self._attending)}
+        if both:
+            raise ModelUnsupported(f"{', '.join(sorted(both))} keeps a state and attends to keys and values at once")
+        install({type(module) for module in self._touching})
+
+    def in_a_step(self, caches: Sequence[Any]) -> list[Any]:
+        """The caches of a probe in the midst of `A_STEP`: these leaves have the ones that they have in any step."""
+        leaves = {leaf: StateLeaf(len(cache.cache)) for leaf, cache in self._caches.items()}
+        for leaf in leaves.values():
+            leaf.begin(A_STEP, [[None] * leaf.size for _ in A_STEP.parts])
+        return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
+
+    def spec(self, leaf: int, rows: int) -> KVSpec:
+        """What a row keeps in a leaf, after a step of so many rows. Raises ModelUnsupported if nothing is known."""
+        arrays = [array for array in self._caches[leaf].cache if array is not None]
+        if not arrays:
+            raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")
+        names = [str(array.dtype).removeprefix("mlx.core.") for array in arrays]
+        dtype = next((name for name in names if name in ITEMSIZE), "float32")
+        return KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in arrays) // rows)
+
+    def _touched(self) -> None:
+        if self._running:
+            self._touching.append(self._running[-1])
+
+
+def is_state(cache: Any) -> bool:
+    """Whether one of mlx-lm's own caches is that of a recurrent layer."""
+    return type(cache) is ArraysCache

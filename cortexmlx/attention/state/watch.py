@@ -1,0 +1,42 @@
+"""Which of a model's modules is running, for a probe that wants to know who touches a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.nn as nn
+
+
+@contextmanager
+def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """While this lasts, the list has the model's modules whose `__call__` is running, the innermost last. Their classes
+    are as they were afterwards.
+    """
+    running: list[nn.Module] = []
+    own = {owner: owner.__dict__.get("__call__") for owner in {type(module) for module in model.modules()}}
+    try:
+        for owner in own:
+            if any("__call__" in base.__dict__ for base in owner.__mro__):
+                _wrap(owner, running)
+        yield running
+    finally:
+        for owner, method in own.items():
+            if method is not None:
+                owner.__call__ = method
+            elif "__call__" in owner.__dict__:
+                del owner.__call__
+
+
+def _wrap(owner: Any, running: list[nn.Module]) -> None:
+    original: Callable[..., Any] = owner.__call__
+
+    def call(module: nn.Module, *inputs: Any, **others: Any) -> Any:
+        running.append(module)
+        try:
+            return original(module, *inputs, **others)
+        finally:
+            running.pop()
+
+    owner.__call__ = call

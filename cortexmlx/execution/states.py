@@ -1,0 +1,222 @@
+"""The states of recurrent layers: what each row's tokens so far have left there, and snapshots of some of them.
+
+All arrays here are immutable: a step makes new ones, and nothing waits for a step to be drained. Rows that are computed
+together have their states in one batch. The next step takes the batch as it is if its rows are the same, which is so
+within a decode window. Of each row the states of its last two steps are kept: when a step's token turns out to be the
+last, the next step is already on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep
+from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.state.ops import Row, Save, StateOps
+from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+
+States = tuple[tuple[mx.array | None, ...], ...]
+"""The arrays of some rows `[rows, ...]`, for each leaf and each of its slots; None where nothing was written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The states of `rows` rows."""
+
+    states: States
+    rows: int
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """The shapes without the rows: only states of equal shapes are computed together."""
+        return tuple(None if a is None else a.shape[1:] for leaf in self.states for a in leaf)
+
+    def arrays(self) -> Iterator[mx.array]:
+        return (a for leaf in self.states for a in leaf if a is not None)
+
+    def taken(self, rows: Sequence[int]) -> Batch:
+        """A copy of some rows."""
+        index = mx.array(list(rows), mx.int32)
+        return Batch(_each([self.states], lambda arrays: mx.take(arrays[0], index, axis=0)), len(rows))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the state of a row after `tokens` tokens lies."""
+
+    batch: Batch
+    row: int
+    tokens: int
+
+
+class StateStore:
+    """Rows' states and snapshots. `leaves` are what the model gets for the leaves of `sizes`, slots by leaf."""
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        self.leaves = {leaf: StateLeaf(size) for leaf, size in sizes.items()}
+        self._empty = tuple((None,) * size for size in sizes.values())
+        self._snapshots: dict[int, Batch] = {}
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """No row is there any more; snapshots stay."""
+        self._newest: dict[Row, Place] = {}
+        self._older: dict[Row, Place] = {}
+        self._step: StateStep | None = None
+        self._batch: Batch | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._cuts: dict[Row, list[Save]] = {}
+        for leaf in self.leaves.values():
+            leaf.end()
+
+    def forget(self) -> None:
+        """Nothing is there any more."""
+        self.forget_rows()
+        self._snapshots.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states, those of snapshots among them."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """All states, for evaluation."""
+        places = (*self._newest.values(), *self._older.values())
+        batches = {id(b): b for b in (*(place.batch for place in places), *self._snapshots.values())}
+        return [array for batch in batches.values() for array in batch.arrays()]
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: StepPlan) -> None:
+        """Hand the leaves the states that a step begins with. Raises KVBlockError for a state that is not there."""
+        if not self.leaves:
+            return
+        self.carry_out(plan.states)
+        self._cuts = {}
+        for cut in plan.states.cuts:
+            self._cuts.setdefault(cut.row, []).append(cut)
+        if plan.kind is not StepKind.DECODE or plan.groups is not None or self._batch is None:
+            parts = [*self._singles(plan.segments), *self._pieces(plan.segments)]
+            self._step = StateStep([part for part, _ in parts])
+            states = [batch.states if batch is not None else self._empty for _, batch in parts]
+        else:
+            states = [self._batch.states]
+        assert self._step is not None
+        self._segments = plan.segments
+        for index, leaf in enumerate(self.leaves.values()):
+            leaf.begin(self._step, (state[index] for state in states))
+
+    def end(self) -> list[mx.array]:
+        """Take the states that the step left in the leaves; returns the arrays to evaluate."""
+        if not self.leaves:
+            return []
+        assert self._step is not None
+        by_leaf = [leaf.end() for leaf in self.leaves.values()]
+        parts = self._step.parts
+        after = [
+            Batch(tuple(tuple(leaf[i]) for leaf in by_leaf), 1 if part.piece else len(part.tokens))
+            for i, part in enumerate(parts)
+        ]
+        self._batch = after[0] if len(after) == 1 and not parts[0].piece else None
+        place_of = {int(t): (b, row) for p, b in zip(parts, after, strict=True) for row, t in _ends(p)}
+        kept = [array for batch in after for array in batch.arrays()]
+        end = 0
+        for segment in self._segments:
+            begin, end = end, end + segment.count
+            row = (segment.job, segment.generation)
+            for cut in self._cuts.get(row, ()):
+                batch, index = place_of[begin + cut.tokens - segment.first - 1]
+                kept += self._keep(cut.snapshot, Place(batch, index, cut.tokens))
+            if segment.live:
+                if row in self._newest:
+                    self._older[row] = self._newest[row]
+                self._newest[row] = Place(*place_of[end - 1], segment.first + segment.count)
+        return kept
+
+    def _singles(self, segments: Sequence[Segment]) -> Iterator[tuple[Part, Batch | None]]:
+        """The single tokens of a step, with those together whose states are alike."""
+        alike: dict[object, list[tuple[int, Place | None]]] = {}
+        for token, segment in enumerate(segments):
+            if segment.count == 1:
+                place = self._newest.get((segment.job, segment.generation))
+                alike.setdefault(place and place.batch.shapes, []).append((token, place))
+        for members in alike.values():
+            tokens = np.array([token for token, _ in members], np.int32)
+            yield Part(tokens, piece=False), _together([place for _, place in members if place is not None])
+
+    def _pieces(self, segments: Sequence[Segment]) -> Iterator[tuple[Part, Batch | None]]:
+        """The pieces of a step, each cut where its state is to be kept."""
+        end = 0
+        for segment in segments:
+            begin, end = end, end + segment.count
+            if segment.count == 1:
+                continue
+            row = (segment.job, segment.generation)
+            inner = sorted(begin + cut.tokens - segment.first for cut in self._cuts.get(row, ()))
+            borders = [begin, *(border for border in inner if border < end), end]
+            place = self._newest.get(row)
+            for first, last in pairwise(borders):
+                part = Part(np.arange(first, last, dtype=np.int32), piece=True, goes_on=first > begin)
+                yield part, _together([place]) if place is not None and first == begin else None
+
+    # -- what is kept -------------------------------------------------------------------------------------------------
+
+    def carry_out(self, ops: StateOps) -> None:
+        """Carry out what comes before a step."""
+        saved = [array for save in ops.saves for array in self._keep(save.snapshot, self._place(save))]
+        for begin in ops.begins:
+            self._newest[begin.row] = Place(self._snapshots[begin.snapshot], 0, begin.tokens)
+        for snapshot in ops.drops:
+            self._snapshots.pop(snapshot, None)
+        for row in ops.ends:
+            self._newest.pop(row, None)
+            self._older.pop(row, None)
+        if saved:
+            mx.async_eval(saved)  # type: ignore[no-untyped-call]
+
+    def _place(self, save: Save) -> Place:
+        for places in (self._newest, self._older):
+            place = places.get(save.row)
+            if place is not None and place.tokens == save.tokens:
+                return place
+        raise KVBlockError(
+            f"the state of row {save.row} after {save.tokens} tokens is not there: this is a fault of the scheduler, "
+            "please report it"
+        )
+
+    def _keep(self, snapshot: int, place: Place) -> list[mx.array]:
+        """A real copy: a slice would hold the memory of all that it is a slice of."""
+        batch = self._snapshots[snapshot] = place.batch.taken([place.row])
+        return list(batch.arrays())
+
+
+def _ends(part: Part) -> Iterator[tuple[int, int]]:
+    """The rows of a part's batch, each with its last flat token."""
+    return enumerate(part.tokens[-1:] if part.piece else part.tokens)
+
+
+def _together(places: Sequence[Place]) -> Batch | None:
+    """The states of some rows as one batch; None of no rows."""
+    if not places:
+        return None
+    runs: list[tuple[Batch, list[int]]] = []
+    for place in places:
+        if not runs or runs[-1][0] is not place.batch:
+            runs.append((place.batch, []))
+        runs[-1][1].append(place.row)
+    taken = [batch if rows == list(range(batch.rows)) else batch.taken(rows) for batch, rows in runs]
+    return taken[0] if len(taken) == 1 else Batch(_each([b.states for b in taken], mx.concatenate), len(places))
+
+
+def _each(states: Sequence[States], make: Callable[[list[mx.array]], mx.array]) -> States:
+    """`make` of the arrays of each slot; None where there are none."""
+    return tuple(
+        tuple(None if slots[0] is None else make(list(slots)) for slots in zip(*leaves, strict=True))
+        for leaves in zip(*states, strict=True)
+    )

@@ -1,0 +1,98 @@
+"""Snapshots of recurrent states: which there are, where a text can be begun from one, and which goes first. No mlx.
+
+Keys and values of any beginning of a text are there as soon as those of the text are. A state is not: it can be had
+only at the places where it was kept. A snapshot hangs at its *home*: the sequence that computed it, and from when the
+block of its last token is cached on, that block's entry. So it goes when the block goes. All are of one size, and when
+there are as many as may be, the one goes that was not begun from or made for the longest time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cortexmlx.kv.state.ops import Row, Save, StateOps
+
+Home = dict[int, int]
+"""Snapshots by place: how many tokens of the sequence, or of the block, they come after."""
+
+
+class Snapshots:
+    """At most `most` snapshots, and what is to be done about rows' states in the next step."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._homes: OrderedDict[int, tuple[Home, int]] = OrderedDict()
+        self._count = 0
+        self._saves: list[Save] = []
+        self._begins: list[Save] = []
+        self._drops: list[int] = []
+        self._ends: list[Row] = []
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    def make(self, home: Home, place: int) -> int | None:
+        """A new snapshot at a home; None if there is one at that place, or none may be. Whoever makes it sees to it
+        that the state is kept.
+        """
+        if place in home:
+            self.use(home[place])
+            return None
+        if not self.most:
+            return None
+        while len(self._homes) >= self.most:
+            self._drop(next(iter(self._homes)))
+        self._count += 1
+        home[place] = self._count
+        self._homes[self._count] = (home, place)
+        return self._count
+
+    def use(self, snapshot: int) -> None:
+        """A sequence begins here, or would have made it: it goes last."""
+        self._homes.move_to_end(snapshot)
+
+    def move(self, home: Home, place: int, to: Home, there: int) -> None:
+        """Hang a snapshot elsewhere; it goes if another is there."""
+        snapshot = home[place]
+        if there in to:
+            self._drop(snapshot)
+            return
+        del home[place]
+        to[there] = snapshot
+        self._homes[snapshot] = (to, there)
+
+    def drop_all(self, home: Home) -> None:
+        """The home goes, and its snapshots with it."""
+        for snapshot in list(home.values()):
+            self._drop(snapshot)
+
+    def _drop(self, snapshot: int) -> None:
+        home, place = self._homes.pop(snapshot)
+        del home[place]
+        self._drops.append(snapshot)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def save(self, row: Row, tokens: int, home: Home) -> None:
+        """Keep a row's state after so many of its tokens, which one of its last two steps computed."""
+        snapshot = self.make(home, tokens)
+        if snapshot is not None:
+            self._saves.append(Save(row, tokens, snapshot))
+
+    def begin(self, row: Row, tokens: int, snapshot: int) -> None:
+        """A row begins with a snapshot's state, that after so many tokens."""
+        self.use(snapshot)
+        self._begins.append(Save(row, tokens, snapshot))
+
+    def end(self, row: Row) -> None:
+        """A row's state is not needed any more."""
+        self._ends.append(row)
+
+    def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
+        """All that is to be done since it was asked last; `cuts` are those of the step that does it."""
+        ops = StateOps(tuple(self._saves), tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
+        for done in (self._saves, self._begins, self._drops, self._ends):
+            done.clear()
+        return ops
