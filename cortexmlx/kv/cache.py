@@ -8,7 +8,6 @@ written: `fork` shares full blocks and gives the child its own copy of the parti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
@@ -17,6 +16,7 @@ from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check
 from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.state.book import StateBook
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.kv.table import SequenceBlocks
@@ -46,7 +46,7 @@ class KVCache:
         self.blocks = blocks
         self.max_blocks = max(blocks, max_blocks or blocks)
         self.prefix = prefix or PrefixCache(block_size)
-        self.snapshots = snapshots
+        self.states = StateBook(block_size, snapshots)
         self._may_resize = may_resize
         self._pools = [BlockPool(blocks) for _ in groups]
         self._sequences: dict[int, SequenceBlocks] = {}
@@ -54,8 +54,10 @@ class KVCache:
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
-        """What of `tokens` is cached under `salt`, at most `max_tokens`; `keys` are `prefix.keys(tokens, salt)`."""
-        return self.prefix.match(tokens, keys, max_tokens, salt)
+        """With what of `tokens`, at most `max_tokens`, a sequence can begin under `salt`; `keys` are
+        `prefix.keys(tokens, salt)`.
+        """
+        return self.states.beginning(self.prefix.match(tokens, keys, max_tokens, salt), tokens, max_tokens)
 
     def in_use(self, match: Match) -> int:
         """How many of a match's full blocks belong to a sequence now: sharing those costs no memory."""
@@ -89,10 +91,13 @@ class KVCache:
         finally:
             if source is not None and not self._owned(source):
                 self.prefix.mark_unused(source)
-        if source is None or match is None:
+        if match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
-            return self.allocate_for(seq, tokens, headroom, replace(match, partial=None, partial_tokens=0))
+            return self.allocate_for(seq, tokens, headroom, self.states.of_whole_blocks(match))
+        self.states.begin(sequence, match, own)
+        if source is None:
+            return ()
         full = sequence.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(sequence.tables))
 
@@ -135,6 +140,7 @@ class KVCache:
                 return
             sequence.parent = cached
             sequence.registered = index + 1
+            self.states.hang(sequence, cached, index)
 
     def release_blocks(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """End a sequence and keep what it computed for others: its full blocks and its partial one."""
@@ -143,7 +149,8 @@ class KVCache:
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
         if rest and sequence.registered == full:
-            self.prefix.insert(sequence.parent, rest, sequence.blocks_at(full))
+            cached = self.prefix.insert(sequence.parent, rest, sequence.blocks_at(full))
+            self.states.hang(sequence, cached or self.prefix.find(sequence.parent, rest), full)
         self.free(seq)
 
     def reserve(self, seq: int, tokens: int) -> None:
@@ -185,6 +192,7 @@ class KVCache:
         full, rest = divmod(length, self.block_size)
         sequence = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
         sequence.length = length
+        self.states.fork(source, sequence)
         sequence.registered = min(full, source.registered)
         for _ in range(source.registered - sequence.registered):
             assert isinstance(sequence.parent, Entry)  # as many predecessors as registered blocks
@@ -201,11 +209,16 @@ class KVCache:
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return tuple(BlockCopy(group, old, new) for group, (old, new) in enumerate(pairs))
 
+    def sequence(self, seq: int) -> SequenceBlocks:
+        """What a sequence has, for `states`."""
+        return self._sequences[seq]
+
     def free(self, seq: int) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
         or evicted, and any other goes back to the allocator.
         """
         sequence = self._sequences.pop(seq)
+        self.states.drop(sequence.states)
         held = [self.prefix.entry_of(block) for block in sequence.tables[0].blocks]
         for pool, table in zip(self._pools, sequence.tables, strict=True):
             pool.decref([b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None])
@@ -218,6 +231,7 @@ class KVCache:
         """Evict up to `entries` unused cached blocks, oldest first (None: all of them). Returns how many went."""
         dropped = 0
         while (entries is None or dropped < entries) and (old := self.prefix.evict()) is not None:
+            self.states.drop(old.states)
             for pool, block in zip(self._pools, old.blocks, strict=True):
                 pool.free_cached(block)
             dropped += 1
@@ -358,6 +372,7 @@ class KVCache:
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""
         check_invariants(self._pools, self._sequences, self.prefix, self.block_size)
+        self.states.check_invariants([s.states for s in self._sequences.values()], self.prefix.states)
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 

@@ -45,24 +45,28 @@ class Node:
 @dataclass(eq=False)
 class Entry(Node):
     """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
-    partial block.
+    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after.
     """
 
     parent: Node
     tokens: tuple[int, ...]
     blocks: Blocks
+    states: dict[int, int] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Match:
     """What of a prompt is cached: after `root`, `entries`, full blocks in order, then `partial_tokens` tokens at the
-    beginning of `partial`'s block.
+    beginning of `partial`'s block. Where that takes a recurrent state, it ends at `snapshot`, though the first
+    `chain` tokens are cached.
     """
 
     root: Node
     entries: tuple[Entry, ...]
     partial: Entry | None
     partial_tokens: int
+    snapshot: int | None = None
+    chain: int = 0
 
     @property
     def last(self) -> Node:
@@ -131,7 +135,7 @@ class PrefixCache:
             last = entry
         start = len(entries) * self.block_size
         partial, common = _best_child(last, tokens[start : min(start + self.block_size, max_tokens)])
-        return Match(root, tuple(entries), partial, common)
+        return Match(root, tuple(entries), partial, common, chain=start)
 
     def entry_of(self, block: int) -> Entry | None:
         """The entry that a block of group 0 belongs to."""
@@ -213,6 +217,11 @@ class PrefixCache:
         assert all(self._entries.get(key) is entry for key, entry in self._unused.items()), "what is gone waits to go"
 
     @property
+    def states(self) -> list[dict[int, int]]:
+        """The snapshots of all entries."""
+        return [entry.states for entry in self._entries.values()]
+
+    @property
     def unused_blocks(self) -> list[Blocks]:
         """The blocks of the entries that could be evicted, the next to go first."""
         return [entry.blocks for entry in self._unused.values()]
@@ -224,13 +233,13 @@ def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
     for index, entry in enumerate(reversed(parent.children.values())):
         if index == _CHILDREN_LOOKED_AT or longest == len(rest):
             break
-        common = _common(entry.tokens, rest)
+        common = common_length(entry.tokens, rest)
         if common > longest:
             best, longest = entry, common
     return best, longest
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:

@@ -49,16 +49,19 @@ class BlockTable:
 
 class SequenceBlocks:
     """A sequence's tables (one per group), its length in tokens, and how many of its blocks are in the prefix cache,
-    up to `parent`: a root if there are none.
+    up to `parent`: a root if there are none. `states` are its snapshots, by place, whose blocks are not in the prefix
+    cache, and `snapshot` is the one that it began with.
     """
 
-    __slots__ = ("length", "parent", "registered", "tables")
+    __slots__ = ("length", "parent", "registered", "snapshot", "states", "tables")
 
     def __init__(self, groups: int, parent: Node) -> None:
         self.tables = [BlockTable() for _ in range(groups)]
         self.length = 0
         self.registered = 0
         self.parent = parent
+        self.states: dict[int, int] = {}
+        self.snapshot: int | None = None
 
     def blocks_at(self, index: int) -> Blocks:
         """The block of each group at `index`: they hold the same tokens."""

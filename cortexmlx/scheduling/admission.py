@@ -164,6 +164,8 @@ class Admission:
             if gate is not None:
                 self._lines.remove(job)
                 self._hold(job, gate)
+                if running.cache.states.needed:
+                    self._claims.keep_state(job, gate)
             elif running.fits(job, match):
                 return job, match
             else:

@@ -70,6 +70,12 @@ class Claims:
         last = job.keys[end - 1]
         return last if last in self._owners else job.keys[begin]
 
+    def keep_state(self, job: Job, gate: object) -> None:
+        """A job waits for a block, if the gate is one: whoever computes it is to keep its recurrent state behind it."""
+        owner = self._owners.get(gate) if isinstance(gate, Key) else None
+        if owner is not None and isinstance(gate, Key):
+            owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
+
     def clear(self) -> None:
         """Forget all claims."""
         self._owners.clear()

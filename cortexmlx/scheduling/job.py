@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from cortexmlx.kv.prefix import Key
+from cortexmlx.kv.state.ops import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 
 JobId = NewType("JobId", int)
@@ -36,7 +37,9 @@ class Job:
     are planned in all, of at most `max_new_tokens`. `keys` name the full blocks of `tokens` in the prefix cache, as far
     as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
     with `fork_of` begins as a copy of that one's prompt. `arrival` is on the scheduler's clock, `number` counts jobs.
-    `generation` changes when the job loses its row: results of an older one are dropped.
+    `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
+    states, the job's is that of `row`, `states` says after how many tokens it is to be had (its last two steps), and
+    `cuts` after how many it is to be kept.
     """
 
     id: JobId
@@ -56,6 +59,9 @@ class Job:
     reserved: int = 0
     cached: int = 0
     preemptions: int = 0
+    row: Row = (-1, -1)
+    states: tuple[int, ...] = ()
+    cuts: set[int] = field(default_factory=set)
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)

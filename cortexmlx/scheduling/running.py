@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job
@@ -73,7 +74,7 @@ class RunningSet:
         """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
         block copies that this takes. Raises KVCacheFull; then nothing changed.
         """
-        if job.fork_of is None or job.generated or not can_fork(job) or self.cache.snapshots is not None:
+        if job.fork_of is None or job.generated or not self._can_fork(job):
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
             copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
         else:
@@ -82,7 +83,35 @@ class RunningSet:
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.length(job.id)
+        self._enter(job, match)
         return copies
+
+    def _can_fork(self, job: Job) -> bool:
+        parent = job.fork_of
+        if parent is None or not can_fork(job):
+            return False
+        return self.cache.states.can_fork(self.cache.sequence(parent.id), job.prompt_length - 1)
+
+    def _enter(self, job: Job, match: Match | None) -> None:
+        """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the
+        last token of the prompt, and where the prompt leaves what was cached before.
+        """
+        job.row, job.states = (job.id, job.generation), ()
+        self.cache.states.enter(job.row, self.cache.sequence(job.id))
+        forked = max(job.params.n, job.params.best_of or 1) > 1
+        wanted = {job.prompt_length - 1} if self.share_prefixes or forked else set()
+        job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
+
+    def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
+        """The states to be kept on the way of a step that computes so many tokens of each job."""
+        cuts = []
+        for job, count in scheduled if self.cache.states.snapshots is not None else ():
+            end = job.num_computed_tokens + count
+            for place in sorted(place for place in job.cuts if job.num_computed_tokens < place <= end):
+                snapshot = self.cache.states.make(self.cache.sequence(job.id), place)
+                if snapshot is not None:
+                    cuts.append(Save(job.row, place, snapshot))
+        return tuple(cuts)
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
         copies = self.cache.fork(parent.id, job.id, job.prompt_length - 1)
@@ -125,15 +154,26 @@ class RunningSet:
             self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
         self.changes += 1
 
+    def keeps_all_of(self, job: Job) -> bool:
+        """Whether the newest tokens of a job that has ended are to be cached, too: if it finished well. If it was
+        cancelled, others can begin with the older ones as well, but where there are states only with all.
+        """
+        well = job.state is RequestState.FINISHED
+        cut_short = job.state is RequestState.CANCELLED and self.cache.states.needed
+        return self.share_prefixes and (well or cut_short)
+
     def release_row(self, job: Job) -> None:
         """Free a job's row, but not its blocks."""
         self.jobs.remove(job)
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Give up the blocks of a job that has left; what it stored stays cached."""
+        """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that."""
+        stored = min(job.num_stored_tokens, len(job.tokens)) if self.share_prefixes else 0
+        kept = max((place for place in job.states if place <= stored), default=0)
+        self.cache.states.leave(job.row, self.cache.sequence(job.id), kept)
         if self.share_prefixes:
-            self.cache.release_blocks(job.id, job.tokens, min(job.num_stored_tokens, len(job.tokens)), job.keys)
+            self.cache.release_blocks(job.id, job.tokens, stored, job.keys)
         else:
             self.cache.free(job.id)
         self.changes += 1

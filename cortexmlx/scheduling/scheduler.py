@@ -139,7 +139,7 @@ class Scheduler:
         """End a job, whatever it is doing; unknown ones are ignored.
 
         Its row is free at once. Its blocks are given up, too: what is stored of it stays cached, the rest is free. Only
-        a job that finished well keeps them until its newest tokens have gone from the tail to the arena.
+        a job whose newest tokens are worth it keeps them until those have gone from the tail to the arena.
         """
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -152,7 +152,7 @@ class Scheduler:
             return
         self._running.release_row(job)
         self._admission.release_claim(job)
-        if state is RequestState.FINISHED and lane is not None and self._running.share_prefixes:
+        if lane is not None and self._running.keeps_all_of(job):
             self._window.await_flush(lane)
         else:
             self._running.release_blocks(job)
@@ -173,6 +173,7 @@ class Scheduler:
         self._admission.clear()
         self._builder.forget()
         self.cache.drop_cached()
+        self.cache.states.take()
 
     def relieve(self, critical: bool) -> None:
         """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
@@ -308,7 +309,7 @@ class Scheduler:
         scheduled = singles + [p for p in pieces if p[1] > 1]
         if not scheduled:
             return None
-        plan = self._builder.mixed(scheduled, flush, copies)
+        plan = self._builder.mixed(scheduled, flush, copies, self._running.cuts(scheduled))
         self._planned(plan, scheduled)
         return plan
 
@@ -340,6 +341,7 @@ class Scheduler:
         """Advance the jobs of a step by what it computes."""
         for job, count in scheduled:
             job.num_computed_tokens += count
+            job.states = (*job.states[-1:], job.num_computed_tokens)
             self.cache.append(job.id, count)
             if plan.kind is StepKind.MIXED:
                 self._running.store(job, job.num_computed_tokens)

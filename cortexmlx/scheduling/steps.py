@@ -8,7 +8,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.state.ops import NOTHING
+from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
@@ -27,8 +27,16 @@ class StepBuilder:
         self.count = 0
         self._result_of: dict[tuple[JobId, int], int] = {}
 
-    def mixed(self, scheduled: ScheduledTokens, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan:
-        """A step that computes so many tokens of each job and writes them straight to the arena."""
+    def mixed(
+        self,
+        scheduled: ScheduledTokens,
+        flush: Flush | None,
+        copies: tuple[BlockCopy, ...],
+        cuts: tuple[Save, ...] = (),
+    ) -> StepPlan:
+        """A step that computes so many tokens of each job and writes them straight to the arena. `cuts` are the states
+        to be kept on its way.
+        """
         segments, tokens, positions, token_index = [], [], [], []
         for job, count in scheduled:
             first = job.num_computed_tokens
@@ -48,6 +56,7 @@ class StepBuilder:
             writes=arena_writes(self.cache, scheduled),
             flush=flush,
             copies=copies,
+            cuts=cuts,
         )
         return self._remembered(plan)
 
@@ -102,6 +111,7 @@ class StepBuilder:
         column: int = 0,
         flush: Flush | None = None,
         copies: tuple[BlockCopy, ...] = (),
+        cuts: tuple[Save, ...] = (),
     ) -> StepPlan:
         self.count += 1
         return StepPlan(
@@ -118,7 +128,7 @@ class StepBuilder:
             blocks=self.cache.blocks,
             flush=flush,
             copies=copies,
-            states=NOTHING if self.cache.snapshots is None else self.cache.snapshots.take(),
+            states=self.cache.states.take(cuts),
         )
 
     def _remembered(self, plan: StepPlan) -> StepPlan:

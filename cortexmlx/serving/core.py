@@ -122,7 +122,7 @@ class EngineCore:
             client_tokens=config.client_tokens,
             token_target=config.token_target,
             pipeline=config.pipeline,
-            share_prefixes=config.prefix_cache and self._snapshots is None,
+            share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
         )
 
@@ -187,6 +187,7 @@ class EngineCore:
         self.backend.reconsider()
         self._in_flight.clear()
         self.runner.reset()
+        self.runner.states.forget()
         self.scheduler.forget_all()
         if isinstance(error, MemoryRefused):
             self.cache.stay(self.arena.blocks)
@@ -202,6 +203,7 @@ class EngineCore:
         self._forget_requests()
         self._begin_empty(self.cache.groups, self.cache.max_blocks)
         self.runner.reset()
+        self.runner.states.forget()
         self.runner.arena = self.arena
 
     def relieve(self, critical: bool) -> None:
@@ -237,6 +239,7 @@ class EngineCore:
         """
         if not self.idle:
             return
+        self.runner.states.carry_out(self.cache.states.take())
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()

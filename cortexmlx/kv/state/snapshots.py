@@ -9,6 +9,7 @@ there are as many as may be, the one goes that was not begun from or made for th
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from cortexmlx.kv.state.ops import Row, Save, StateOps
 
@@ -75,11 +76,9 @@ class Snapshots:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def save(self, row: Row, tokens: int, home: Home) -> None:
-        """Keep a row's state after so many of its tokens, which one of its last two steps computed."""
-        snapshot = self.make(home, tokens)
-        if snapshot is not None:
-            self._saves.append(Save(row, tokens, snapshot))
+    def save(self, row: Row, tokens: int, snapshot: int) -> None:
+        """A new snapshot is a row's state after so many of its tokens, which one of its last two steps computed."""
+        self._saves.append(Save(row, tokens, snapshot))
 
     def begin(self, row: Row, tokens: int, snapshot: int) -> None:
         """A row begins with a snapshot's state, that after so many tokens."""
@@ -92,7 +91,15 @@ class Snapshots:
 
     def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
         """All that is to be done since it was asked last; `cuts` are those of the step that does it."""
-        ops = StateOps(tuple(self._saves), tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
+        saves, cuts = (tuple(s for s in each if s.snapshot in self._homes) for each in (self._saves, cuts))
+        ops = StateOps(saves, tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
         for done in (self._saves, self._begins, self._drops, self._ends):
             done.clear()
         return ops
+
+    def check_invariants(self, homes: Sequence[Home]) -> None:
+        """Raise AssertionError unless each snapshot hangs at its place at one of these homes, and nothing else."""
+        hanging = {snapshot: (id(home), place) for home in homes for place, snapshot in home.items()}
+        known = {snapshot: (id(home), place) for snapshot, (home, place) in self._homes.items()}
+        assert hanging == known, "a snapshot hangs elsewhere than is known"
+        assert sum(map(len, homes)) == len(known) <= self.most, "a snapshot hangs twice, or there are too many"

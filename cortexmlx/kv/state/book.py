@@ -1,0 +1,119 @@
+"""Recurrent states of sequences and of cached blocks: who has a snapshot where, who begins with which. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cortexmlx.kv.prefix import Entry, Match
+from cortexmlx.kv.state.beginning import at_block_end, at_snapshot
+from cortexmlx.kv.state.ops import NOTHING, Row, Save, StateOps
+from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.kv.table import SequenceBlocks
+
+
+class StateBook:
+    """What a `KVCache` knows of states. Without `snapshots` the model has none: then a text can be begun from wherever
+    its keys and values are cached, and nothing here does anything.
+    """
+
+    def __init__(self, block_size: int, snapshots: Snapshots | None) -> None:
+        self.snapshots = snapshots
+        self._block_size = block_size
+
+    @property
+    def needed(self) -> bool:
+        """Whether the model has states."""
+        return self.snapshots is not None
+
+    def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
+        """See `Snapshots.take`."""
+        return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
+
+    def beginning(self, match: Match, tokens: Sequence[int], max_tokens: int) -> Match:
+        """The part of a match of `tokens` that they can be begun from."""
+        if self.snapshots is None:
+            return match
+        rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
+        return at_snapshot(match, rest, self._block_size)
+
+    def of_whole_blocks(self, match: Match) -> Match:
+        """The part of a match that they can be begun from without its partial block."""
+        less = replace(match, partial=None, partial_tokens=0)
+        return less if self.snapshots is None else at_block_end(less, self._block_size)
+
+    def begin(self, sequence: SequenceBlocks, match: Match, own: Entry | None) -> None:
+        """A sequence begins with a match. `own` is the entry, forgotten since, whose block is the sequence's own now:
+        snapshots within what matched stay there.
+        """
+        sequence.snapshot = match.snapshot
+        if self.snapshots is not None and own is not None:
+            begin = sequence.length - match.partial_tokens
+            for place in [place for place in own.states if place <= match.partial_tokens]:
+                self.snapshots.move(own.states, place, sequence.states, begin + place)
+            self.snapshots.drop_all(own.states)
+
+    def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
+        """A sequence begins as a copy of another's beginning."""
+        if self.snapshots is not None and sequence.length:
+            sequence.snapshot = self._at(source, sequence.length)
+
+    def can_fork(self, source: SequenceBlocks, tokens: int) -> bool:
+        """Whether a copy of so many of a sequence's tokens can go on."""
+        return self.snapshots is None or not tokens or self._at(source, tokens) is not None
+
+    def hang(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
+        """The block at `index` of a sequence is cached: its snapshots go to its entry."""
+        begin = index * self._block_size
+        if self.snapshots is None or entry is None:
+            return
+        for place in [p for p in sequence.states if begin < p <= begin + len(entry.tokens)]:
+            self.snapshots.move(sequence.states, place, entry.states, place - begin)
+
+    def drop(self, states: dict[int, int]) -> None:
+        """A sequence or an entry goes, and its snapshots with it."""
+        if self.snapshots is not None:
+            self.snapshots.drop_all(states)
+
+    def make(self, sequence: SequenceBlocks, tokens: int) -> int | None:
+        """A snapshot after so many of a sequence's tokens, which the caller sees to; None if none is to be made."""
+        assert self.snapshots is not None
+        return self.snapshots.make(*self._home_of(sequence, tokens))
+
+    def enter(self, row: Row, sequence: SequenceBlocks) -> None:
+        """A sequence gets a row, whose state is that of what the sequence begins with."""
+        if self.snapshots is not None and sequence.snapshot is not None:
+            self.snapshots.begin(row, sequence.length, sequence.snapshot)
+
+    def leave(self, row: Row, sequence: SequenceBlocks, kept: int) -> None:
+        """A sequence loses its row. Its state after `kept` of its tokens is kept, unless that is 0."""
+        if self.snapshots is None:
+            return
+        snapshot = self.make(sequence, kept) if kept else None
+        if snapshot is not None:
+            self.snapshots.save(row, kept, snapshot)
+        self.snapshots.end(row)
+
+    def _at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
+        home, place = self._home_of(sequence, tokens)
+        return home.get(place)
+
+    def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int], int]:
+        """Where a snapshot after so many of a sequence's tokens hangs, and at which place there."""
+        index = (tokens - 1) // self._block_size
+        if index >= sequence.registered:
+            return sequence.states, tokens
+        entry = sequence.parent
+        for _ in range(sequence.registered - 1 - index):
+            assert isinstance(entry, Entry)  # as many predecessors as registered blocks
+            entry = entry.parent
+        assert isinstance(entry, Entry)
+        return entry.states, tokens - index * self._block_size
+
+    def check_invariants(self, *homes: Sequence[dict[int, int]]) -> None:
+        """Raise AssertionError unless the snapshots hang at these homes of sequences and entries: for tests."""
+        every = [home for some in homes for home in some]
+        if self.snapshots is None:
+            assert not any(every), "snapshots of a model without states"
+        else:
+            self.snapshots.check_invariants(every)
