@@ -18,7 +18,7 @@ from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.state.book import StateBook
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.kv.step import BlockCopy
+from cortexmlx.kv.step import BlockCopy, copies_of
 from cortexmlx.kv.table import SequenceBlocks
 
 
@@ -46,17 +46,15 @@ class KVCache:
         self.blocks = blocks
         self.max_blocks = max(blocks, max_blocks or blocks)
         self.prefix = prefix or PrefixCache(block_size)
-        self.states = StateBook(block_size, snapshots)
         self._may_resize = may_resize
         self._pools = [BlockPool(blocks) for _ in groups]
         self._sequences: dict[int, SequenceBlocks] = {}
+        self.states = StateBook(block_size, snapshots, self._sequences)
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
-        """With what of `tokens`, at most `max_tokens`, a sequence can begin under `salt`; `keys` are
-        `prefix.keys(tokens, salt)`.
-        """
+        """What `tokens` can begin with under `salt`, at most `max_tokens`; `keys` are `prefix.keys(tokens, salt)`."""
         return self.states.beginning(self.prefix.match(tokens, keys, max_tokens, salt), tokens, max_tokens)
 
     def in_use(self, match: Match) -> int:
@@ -88,16 +86,14 @@ class KVCache:
         else:
             if own is not None:
                 self.prefix.remove(own)
+            self.states.begin(sequence, match, own)
         finally:
             if source is not None and not self._owned(source):
                 self.prefix.mark_unused(source)
-        if match is None:
+        if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
             return self.allocate_for(seq, tokens, headroom, self.states.of_whole_blocks(match))
-        self.states.begin(sequence, match, own)
-        if source is None:
-            return ()
         full = sequence.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(sequence.tables))
 
@@ -209,10 +205,6 @@ class KVCache:
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return tuple(BlockCopy(group, old, new) for group, (old, new) in enumerate(pairs))
 
-    def sequence(self, seq: int) -> SequenceBlocks:
-        """What a sequence has, for `states`."""
-        return self._sequences[seq]
-
     def free(self, seq: int) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
         or evicted, and any other goes back to the allocator.
@@ -276,12 +268,7 @@ class KVCache:
             for table, new_numbers in zip(sequence.tables, moved, strict=True):
                 table.blocks = [new_numbers[b] for b in table.blocks]
         self.prefix.move(moved)
-        return tuple(
-            BlockCopy(group, old, new)
-            for group, new_numbers in enumerate(moved)
-            for old, new in new_numbers.items()
-            if old != new
-        )
+        return copies_of(moved)
 
     # -- what a step needs to know ------------------------------------------------------------------------------------
 
@@ -372,7 +359,7 @@ class KVCache:
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""
         check_invariants(self._pools, self._sequences, self.prefix, self.block_size)
-        self.states.check_invariants([s.states for s in self._sequences.values()], self.prefix.states)
+        self.states.check_invariants(self.prefix.states)
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
@@ -402,11 +389,7 @@ class KVCache:
             while allocator.free_blocks < blocks and self.drop_cached(1):
                 pass
         if allocator.free_blocks < blocks:
-            raise KVCacheFull(
-                f"the KV cache is full: {blocks} more blocks of {self.block_size} tokens are needed, "
-                f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
-                "raise the KV memory (--kv-memory) or run fewer requests at once"
-            )
+            raise pool.full(blocks, self.block_size)
 
     def _grow_by(self, least: int) -> None:
         """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""

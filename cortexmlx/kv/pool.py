@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.table import BlockTable, runs_of
 
@@ -64,6 +65,14 @@ class BlockPool:
     def free_cached(self, block: int) -> None:
         """Free a block that nobody owns and that is no longer cached."""
         self.allocator.free(KVHandle(block, 1))
+
+    def full(self, blocks: int, block_size: int) -> KVCacheFull:
+        """What to tell whoever needs so many more blocks."""
+        return KVCacheFull(
+            f"the KV cache is full: {blocks} more blocks of {block_size} tokens are needed, "
+            f"{self.allocator.free_blocks} of {self.allocator.total_blocks} are free; "
+            "raise the KV memory (--kv-memory) or run fewer requests at once"
+        )
 
     def grow(self, more: int) -> None:
         """Add `more` free blocks at the end."""

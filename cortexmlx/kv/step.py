@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,13 @@ class BlockCopy:
     group: int
     source: int
     target: int
+
+
+def copies_of(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
+    """The copies that bring the blocks of each group to their new numbers."""
+    return tuple(
+        BlockCopy(g, old, new) for g, numbers in enumerate(moved) for old, new in numbers.items() if old != new
+    )
 
 
 @dataclass(frozen=True)

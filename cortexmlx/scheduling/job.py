@@ -107,6 +107,11 @@ class Job:
         """How many tokens it may have in the end, with its prompt."""
         return self.prompt_length + self.max_new_tokens
 
+    def advance(self, count: int) -> None:
+        """A step computes `count` more of its tokens."""
+        self.num_computed_tokens += count
+        self.states = (*self.states[-1:], self.num_computed_tokens)
+
     @property
     def running(self) -> bool:
         """It has blocks and a row."""

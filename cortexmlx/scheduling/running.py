@@ -90,14 +90,14 @@ class RunningSet:
         parent = job.fork_of
         if parent is None or not can_fork(job):
             return False
-        return self.cache.states.can_fork(self.cache.sequence(parent.id), job.prompt_length - 1)
+        return self.cache.states.can_fork(parent.id, job.prompt_length - 1)
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the
         last token of the prompt, and where the prompt leaves what was cached before.
         """
         job.row, job.states = (job.id, job.generation), ()
-        self.cache.states.enter(job.row, self.cache.sequence(job.id))
+        self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
         wanted = {job.prompt_length - 1} if self.share_prefixes or forked else set()
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
@@ -108,7 +108,7 @@ class RunningSet:
         for job, count in scheduled if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count
             for place in sorted(place for place in job.cuts if job.num_computed_tokens < place <= end):
-                snapshot = self.cache.states.make(self.cache.sequence(job.id), place)
+                snapshot = self.cache.states.make(job.id, place)
                 if snapshot is not None:
                     cuts.append(Save(job.row, place, snapshot))
         return tuple(cuts)
@@ -171,7 +171,7 @@ class RunningSet:
         """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that."""
         stored = min(job.num_stored_tokens, len(job.tokens)) if self.share_prefixes else 0
         kept = max((place for place in job.states if place <= stored), default=0)
-        self.cache.states.leave(job.row, self.cache.sequence(job.id), kept)
+        self.cache.states.leave(job.row, job.id, kept)
         if self.share_prefixes:
             self.cache.release_blocks(job.id, job.tokens, stored, job.keys)
         else:

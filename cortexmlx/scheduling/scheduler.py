@@ -173,7 +173,6 @@ class Scheduler:
         self._admission.clear()
         self._builder.forget()
         self.cache.drop_cached()
-        self.cache.states.take()
 
     def relieve(self, critical: bool) -> None:
         """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
@@ -340,8 +339,7 @@ class Scheduler:
     def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
         """Advance the jobs of a step by what it computes."""
         for job, count in scheduled:
-            job.num_computed_tokens += count
-            job.states = (*job.states[-1:], job.num_computed_tokens)
+            job.advance(count)
             self.cache.append(job.id, count)
             if plan.kind is StepKind.MIXED:
                 self._running.store(job, job.num_computed_tokens)

@@ -189,6 +189,7 @@ class EngineCore:
         self.runner.reset()
         self.runner.states.forget()
         self.scheduler.forget_all()
+        self.cache.states.take()
         if isinstance(error, MemoryRefused):
             self.cache.stay(self.arena.blocks)
         self._answers.clear()

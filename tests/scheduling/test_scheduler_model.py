@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -46,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         client_tokens=st.sampled_from([None, 40]),
         between=st.booleans(),
         worth_waiting=st.sampled_from([1, 1, 5, 64]),
+        snapshots=st.sampled_from([None, None, 0, 1, 3, 20]),
     )
     def begin(
         self,
@@ -62,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         client_tokens: int | None,
         between: bool,
         worth_waiting: int,
+        snapshots: int | None,
     ) -> None:
         self.now = 0.0
         self.worth_waiting = worth_waiting
@@ -74,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_blocks=first + more,
             prefix=PrefixCache(block_size),
             may_resize=lambda blocks: blocks <= self.allowed,
+            snapshots=None if snapshots is None else Snapshots(snapshots),
         )
         self.scheduler = Scheduler(
             cache,
@@ -292,7 +296,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.scheduler.cache.stats()
         assert stats.free_blocks == stats.total_blocks and stats.sequences == 0
         assert self.scheduler.rows_running == self.scheduler.rows_waiting == 0
+        self.shadow.states.nothing_is_left_but_snapshots()
         self.scheduler.cache.drop_cached()
+        assert not self.scheduler.cache.states.snapshots
         for group in range(len(self.scheduler.cache.groups)):
             allocator = self.scheduler.cache.allocator(group)
             assert allocator.free_blocks == allocator.total_blocks

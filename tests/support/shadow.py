@@ -20,6 +20,7 @@ from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.shadow_states import ShadowStates
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""
@@ -73,6 +74,7 @@ class Shadow:
         self.cache: KVCache = scheduler.cache
         self.vocab = vocab
         self.stories: dict[int, Story] = {}
+        self.states = ShadowStates(self.cache, self.stories)
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
         self.blocks = -1
         self._arena: list[np.ndarray] = [np.zeros(0, np.int64) for _ in self.cache.groups]
@@ -135,6 +137,7 @@ class Shadow:
         if plan.blocks != self.blocks:
             self._resize(plan.blocks)
         self._copy(plan.copies)
+        self.states.carry_out(plan)
         if plan.kind is StepKind.FLUSH:
             assert plan.flush is not None and not plan.segments
             return []

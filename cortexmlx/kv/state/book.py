@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.prefix import Entry, Match
@@ -14,11 +14,12 @@ from cortexmlx.kv.table import SequenceBlocks
 
 class StateBook:
     """What a `KVCache` knows of states. Without `snapshots` the model has none: then a text can be begun from wherever
-    its keys and values are cached, and nothing here does anything.
+    its keys and values are cached, and nothing here does anything. `sequences` are the cache's.
     """
 
-    def __init__(self, block_size: int, snapshots: Snapshots | None) -> None:
+    def __init__(self, block_size: int, snapshots: Snapshots | None, sequences: Mapping[int, SequenceBlocks]) -> None:
         self.snapshots = snapshots
+        self._sequences = sequences
         self._block_size = block_size
 
     @property
@@ -42,12 +43,14 @@ class StateBook:
         less = replace(match, partial=None, partial_tokens=0)
         return less if self.snapshots is None else at_block_end(less, self._block_size)
 
-    def begin(self, sequence: SequenceBlocks, match: Match, own: Entry | None) -> None:
-        """A sequence begins with a match. `own` is the entry, forgotten since, whose block is the sequence's own now:
-        snapshots within what matched stay there.
+    def begin(self, sequence: SequenceBlocks, match: Match | None, own: Entry | None) -> None:
+        """A sequence begins, with a match if there is one. `own` is the entry, forgotten since, whose block is
+        the sequence's own now: snapshots within what matched stay there.
         """
+        if self.snapshots is None or match is None:
+            return
         sequence.snapshot = match.snapshot
-        if self.snapshots is not None and own is not None:
+        if own is not None:
             begin = sequence.length - match.partial_tokens
             for place in [place for place in own.states if place <= match.partial_tokens]:
                 self.snapshots.move(own.states, place, sequence.states, begin + place)
@@ -58,9 +61,9 @@ class StateBook:
         if self.snapshots is not None and sequence.length:
             sequence.snapshot = self._at(source, sequence.length)
 
-    def can_fork(self, source: SequenceBlocks, tokens: int) -> bool:
+    def can_fork(self, seq: int, tokens: int) -> bool:
         """Whether a copy of so many of a sequence's tokens can go on."""
-        return self.snapshots is None or not tokens or self._at(source, tokens) is not None
+        return self.snapshots is None or not tokens or self._at(self._sequences[seq], tokens) is not None
 
     def hang(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
         """The block at `index` of a sequence is cached: its snapshots go to its entry."""
@@ -75,21 +78,22 @@ class StateBook:
         if self.snapshots is not None:
             self.snapshots.drop_all(states)
 
-    def make(self, sequence: SequenceBlocks, tokens: int) -> int | None:
+    def make(self, seq: int, tokens: int) -> int | None:
         """A snapshot after so many of a sequence's tokens, which the caller sees to; None if none is to be made."""
         assert self.snapshots is not None
-        return self.snapshots.make(*self._home_of(sequence, tokens))
+        return self.snapshots.make(*self._home_of(self._sequences[seq], tokens))
 
-    def enter(self, row: Row, sequence: SequenceBlocks) -> None:
+    def enter(self, row: Row, seq: int) -> None:
         """A sequence gets a row, whose state is that of what the sequence begins with."""
+        sequence = self._sequences[seq]
         if self.snapshots is not None and sequence.snapshot is not None:
             self.snapshots.begin(row, sequence.length, sequence.snapshot)
 
-    def leave(self, row: Row, sequence: SequenceBlocks, kept: int) -> None:
+    def leave(self, row: Row, seq: int, kept: int) -> None:
         """A sequence loses its row. Its state after `kept` of its tokens is kept, unless that is 0."""
         if self.snapshots is None:
             return
-        snapshot = self.make(sequence, kept) if kept else None
+        snapshot = self.make(seq, kept) if kept else None
         if snapshot is not None:
             self.snapshots.save(row, kept, snapshot)
         self.snapshots.end(row)
@@ -110,9 +114,9 @@ class StateBook:
         assert isinstance(entry, Entry)
         return entry.states, tokens - index * self._block_size
 
-    def check_invariants(self, *homes: Sequence[dict[int, int]]) -> None:
-        """Raise AssertionError unless the snapshots hang at these homes of sequences and entries: for tests."""
-        every = [home for some in homes for home in some]
+    def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
+        """Raise AssertionError unless every snapshot hangs at an entry or a sequence: for tests and debug runs."""
+        every = [*of_entries, *(sequence.states for sequence in self._sequences.values())]
         if self.snapshots is None:
             assert not any(every), "snapshots of a model without states"
         else:

@@ -32,6 +32,10 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._homes)
 
+    def all(self) -> set[int]:
+        """Their names."""
+        return set(self._homes)
+
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, place: int) -> int | None:

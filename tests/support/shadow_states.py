@@ -1,0 +1,72 @@
+"""The states of recurrent layers as numbers: what a shadow knows of each row is the number of its newest token, and
+that is what the row's state must be when it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.state.ops import Row, StateOps
+from cortexmlx.scheduling.plan import StepPlan
+
+
+class Numbers(Protocol):
+    """What a request must compute."""
+
+    def number(self, position: int) -> int: ...
+
+
+class ShadowStates:
+    """Rows' states after their last two steps, and snapshots: each the tokens that it comes after, and their number."""
+
+    def __init__(self, cache: KVCache, stories: Mapping[int, Numbers]) -> None:
+        self._cache = cache
+        self._stories = stories
+        self._rows: dict[Row, list[tuple[int, int]]] = {}
+        self._snapshots: dict[int, tuple[int, int]] = {}
+
+    def carry_out(self, plan: StepPlan) -> None:
+        """What a step does with states. All rows must have the state of the text so far."""
+        if not self._cache.states.needed:
+            assert plan.states == StateOps()
+            return
+        self.settle(plan.states)
+        cuts = {(cut.row, cut.tokens): cut.snapshot for cut in plan.states.cuts}
+        assert len(cuts) == len(plan.states.cuts)
+        for segment in plan.segments:
+            row, end = (segment.job, segment.generation), segment.first + segment.count
+            if not segment.live:
+                continue
+            wanted = [self._after(segment.job, segment.first)] if segment.first else []
+            assert self._rows.get(row, [])[-1:] == wanted, f"job {segment.job} goes on with a state that is not its own"
+            for place in range(segment.first + 1, end + 1):
+                if (row, place) in cuts:
+                    self._snapshots[cuts.pop((row, place))] = self._after(segment.job, place)
+            self._rows[row] = [*self._rows.get(row, [])[-1:], self._after(segment.job, end)]
+        assert not cuts, "a state is to be kept that the step does not compute"
+
+    def settle(self, ops: StateOps) -> None:
+        """What is done before a step, or when nothing is left to do."""
+        for save in ops.saves:
+            (kept,) = [state for state in self._rows[save.row] if state[0] == save.tokens]
+            assert save.snapshot not in self._snapshots
+            self._snapshots[save.snapshot] = kept
+        for begin in ops.begins:
+            assert begin.row not in self._rows and self._snapshots[begin.snapshot][0] == begin.tokens
+            self._rows[begin.row] = [self._snapshots[begin.snapshot]]
+        for snapshot in ops.drops:
+            self._snapshots.pop(snapshot, None)
+        for row in ops.ends:
+            self._rows.pop(row, None)
+
+    def nothing_is_left_but_snapshots(self) -> None:
+        """When nothing runs, no row has a state; all snapshots are those that the cache knows."""
+        self.settle(self._cache.states.take())
+        assert not self._rows, "the state of a row that is gone is still there"
+        snapshots = self._cache.states.snapshots
+        assert self._snapshots.keys() == (set() if snapshots is None else snapshots.all()), "a snapshot is lost"
+
+    def _after(self, job: int, tokens: int) -> tuple[int, int]:
+        return tokens, self._stories[job].number(tokens - 1)
