@@ -48,7 +48,6 @@ def test_a_lazy_pass_says_when_each_layer_attends(judged: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("mamba", {}, "mamba"),
         ("llama", PHI3SMALL, "phi3small: its layers compute attention themselves"),
         (
             "llama",
