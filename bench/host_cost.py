@@ -22,6 +22,7 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
+from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
@@ -72,6 +73,7 @@ def measure(model: str, rows: int) -> HostCost:
     """Decode `rows` rows both ways, about `STEPS` steps with all of them together."""
     core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False))
     timed = _Timed(MetalAttention(stub_factory, check=False))
+    assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
     core.runner._attend = timed.attend
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):

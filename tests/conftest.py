@@ -92,3 +92,14 @@ def theirs(judged: Callable[[str], Any]) -> Greedy:
         return greedy(*judged(name), prompt, max_tokens)
 
     return lambda name, prompt, max_tokens: answer(name, tuple(prompt), max_tokens)
+
+
+@pytest.fixture
+def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model that is loaded now cannot be paged: it runs one request at a time."""
+    from cortexmlx.attention.probe import NotPaged
+
+    def refuse(_: Any) -> Any:
+        raise NotPaged("tiny: a test wants it so")
+
+    monkeypatch.setattr("cortexmlx.execution.way.probe", refuse)

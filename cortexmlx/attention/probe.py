@@ -21,6 +21,10 @@ from cortexmlx.kv.spec import KVSpec
 _log = logging.getLogger(__name__)
 
 
+class NotPaged(ModelUnsupported):
+    """A model's attention cannot be paged. mlx-lm may run it all the same, a sequence at a time."""
+
+
 class _ProbeCache(LayerCache):
     """A cache of a probe, at position 0 of every row: records the window that the model's mask would show."""
 
@@ -37,7 +41,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
     """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated: a spec
     for each leaf (`own_caches`).
 
-    Raises ModelUnsupported when a layer keeps something else than keys and values, or attends past the seam.
+    Raises NotPaged when a layer keeps something else than keys and values, or attends past the seam, ModelUnsupported
+    when what a token of a prompt sees is not what is kept for an answer's.
     """
     install()
     patches.install(model)
@@ -61,7 +66,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
             model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
         states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
-        raise ModelUnsupported(f"{_kind(model)}: {error}") from None
+        raise NotPaged(f"{_kind(model)}: {error}") from None
     except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
         _log.info("%s fails in a step of two rows", _kind(model), exc_info=True)
         own = isinstance(error, OwnAttention) or ProbeKV.__name__ in str(error)
@@ -72,11 +77,11 @@ def probe(model: nn.Module) -> list[KVSpec]:
             why = "mlx-lm's code for it cannot compute a step of several rows in parts"
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
-        raise ModelUnsupported(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
+        raise NotPaged(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
     paged = [layer for layer in range(len(reaches)) if layer not in states]
     bypassed = [layer for layer in paged if layer not in seen or not seen[layer].attended]
     if bypassed:
-        raise ModelUnsupported(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
+        raise NotPaged(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
     for cache, reach in zip(caches, reaches, strict=True):
         if cache.mask_window not in (None, reach.tokens):
             kept = "all of them" if reach.tokens is None else f"only {reach.tokens}"
@@ -123,7 +128,7 @@ def _reach(model: nn.Module, cache: Any) -> Reach:
         return Reach(int(cache.max_size))
     if type(cache) is ChunkedKVCache:
         return Reach(int(cache.chunk_size), chunked=True)
-    raise ModelUnsupported(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+    raise NotPaged(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
 
 
 def _kind(model: nn.Module) -> str:

@@ -21,6 +21,7 @@ from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.plan import ArenaWrite, Flush, StepKind, StepPlan
 
@@ -46,6 +47,22 @@ class StepResult:
     logprobs: list[float] | None
     top_ids: list[list[int]] | None
     top_logprobs: list[list[float]] | None
+
+
+def read(pending: Pending) -> StepResult:
+    """The results of a step on the host, once they are there."""
+    sampled = pending.sampled
+    if sampled is None:
+        return StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
+    mx.eval(sampled.arrays())
+    return StepResult(
+        pending.plan,
+        time.perf_counter() - pending.started,
+        _host(sampled.tokens),
+        None if sampled.logprobs is None else _host(sampled.logprobs),
+        None if sampled.top_ids is None else _host(sampled.top_ids),
+        None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
+    )
 
 
 class ModelRunner:
@@ -132,20 +149,9 @@ class ModelRunner:
     def collect(self, pending: Pending) -> StepResult:
         """Wait for a step and bring its results to the host."""
         started = time.perf_counter()
-        sampled = pending.sampled
-        if sampled is None:
+        if pending.sampled is None:
             mx.eval(self.arena.arrays() + self.states.arrays())
-            result = StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
-        else:
-            mx.eval(_arrays(sampled))
-            result = StepResult(
-                pending.plan,
-                time.perf_counter() - pending.started,
-                _host(sampled.tokens),
-                None if sampled.logprobs is None else _host(sampled.logprobs),
-                None if sampled.top_ids is None else _host(sampled.top_ids),
-                None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
-            )
+        result = read(pending)
         self.wait_seconds += time.perf_counter() - started
         return result
 
@@ -164,6 +170,15 @@ class ModelRunner:
         self.states.forget_rows()
         for cache in self._caches.values():
             cache.begin(0)
+
+    def forget(self) -> None:
+        """After a step that failed: nothing that was kept beside the arena can be trusted, either."""
+        self.reset()
+        self.states.forget()
+
+    def settle(self, ops: StateOps) -> None:
+        """Do what is to be done with the rows' states, when no step is left that could take it along."""
+        self.states.carry_out(ops)
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 

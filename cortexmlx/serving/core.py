@@ -13,26 +13,20 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.probe import probe
 from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused
-from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
+from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
-from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.cache import KVCache
+from cortexmlx.execution.way import way_of
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
-    arena_blocks,
     bytes_per_token,
     default_kv_bytes,
     logits_bytes,
     row_bytes,
-    split_memory,
     states_bytes,
     tail_bytes,
 )
-from cortexmlx.kv.spec import LayerGroup, group_layers, paged
-from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
@@ -53,9 +47,6 @@ _FRAGMENTED = 0.5
 _BLOCKS_AT_ONCE = 256
 """How many blocks compaction copies at a time: bounds its memory."""
 
-_FIRST_TOKENS = 2048
-"""Tokens that the arena holds before it grows: small enough to be there at once."""
-
 
 class EngineCore:
     """Model, arena, scheduler and runner, driven by `step`. Everything here runs on the engine's thread."""
@@ -64,19 +55,15 @@ class EngineCore:
         self.loaded = load_model(
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
-        model = self.loaded.model
-        layers = group_layers(probe(model))
+        self._way = way_of(self.loaded.model)
+        groups = self._way.groups
         vocab_size = _vocab_size(self.loaded)
         self.config = config
-        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, layers, vocab_size)
-        memory, snapshots = split_memory(layers, memory, config.max_rows)
-        per_token, context = bytes_per_token(layers), self.loaded.context_length
-        free_of_bytes = config.max_rows * -(-context // config.block_size)
-        blocks = arena_blocks(memory, per_token, config.block_size) if per_token else free_of_bytes
-        self._snapshots = snapshots if row_bytes(layers) else None
-        self._begin_empty(paged(layers), blocks)
-        self.backend = choose_backend(config.attention)
-        self.runner = ModelRunner(model, self.arena, vocab_size, self.backend.attend)
+        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, groups, vocab_size)
+        rows, context = config.max_rows, self.loaded.context_length
+        self._begin_empty(self._way.blocks(memory, config.block_size, rows, context))
+        self.backend = self._way.backend(config.attention)
+        self.runner = self._way.runner(vocab_size, self.backend)
         self.info = ModelInfo(
             name=self.loaded.name,
             path=str(self.loaded.path),
@@ -86,9 +73,9 @@ class EngineCore:
             parameters=self.loaded.parameters,
             weight_bytes=self.loaded.weight_bytes,
             dtype=self.loaded.dtype,
-            kv_bytes_per_token=per_token,
+            kv_bytes_per_token=bytes_per_token(groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
-            notes=self.loaded.notes,
+            notes=self.loaded.notes + self._way.notes,
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
         )
         self.measured = Measurements()
@@ -98,24 +85,13 @@ class EngineCore:
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
 
-    def _begin_empty(self, groups: Sequence[LayerGroup], blocks: int) -> None:
+    def _begin_empty(self, blocks: int) -> None:
         """An empty arena of at most `blocks` blocks, and a scheduler without requests."""
-        config = self.config
-        first = min(blocks, -(-_FIRST_TOKENS // config.block_size))
-        prefix = PrefixCache(config.block_size, self.loaded.identity)
-        self.arena = KVArena(groups, first, config.block_size)
-        self.cache = KVCache(
-            groups,
-            first,
-            config.block_size,
-            max_blocks=blocks,
-            prefix=prefix,
-            may_resize=self.arena.can_resize,
-            snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
-        )
+        config, most = self.config, self._way.most_rows
+        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, self.loaded.identity))
         self.scheduler = Scheduler(
             self.cache,
-            max_rows=config.max_rows,
+            max_rows=min(config.max_rows, most or config.max_rows),
             prefill_budget=config.prefill_budget,
             context_length=self.loaded.context_length,
             max_request_tokens=config.max_request_tokens,
@@ -186,8 +162,7 @@ class EngineCore:
         """End every request with an error and drop what is in flight."""
         self.backend.reconsider()
         self._in_flight.clear()
-        self.runner.reset()
-        self.runner.states.forget()
+        self.runner.forget()
         self.scheduler.forget_all()
         self.cache.states.take()
         if isinstance(error, MemoryRefused):
@@ -202,10 +177,8 @@ class EngineCore:
         caller's to fail.
         """
         self._forget_requests()
-        self._begin_empty(self.cache.groups, self.cache.max_blocks)
-        self.runner.reset()
-        self.runner.states.forget()
-        self.runner.arena = self.arena
+        self._begin_empty(self.cache.max_blocks)
+        self.runner.forget()
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena
@@ -240,7 +213,7 @@ class EngineCore:
         """
         if not self.idle:
             return
-        self.runner.states.carry_out(self.cache.states.take())
+        self.runner.settle(self.cache.states.take())
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
@@ -265,7 +238,7 @@ class EngineCore:
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards. Safe to call again."""
         self._forget_requests()
-        for name in ("runner", "arena", "loaded"):
+        for name in ("_way", "runner", "arena", "loaded"):
             self.__dict__.pop(name, None)
         mx.clear_cache()
 

@@ -7,8 +7,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from cortexmlx.attention.backends import Backend
-from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.kv.arena import KVArena
+from cortexmlx.execution.way import Arena, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -23,9 +22,9 @@ class Reported(Protocol):
     config: EngineConfig
     info: ModelInfo
     cache: KVCache
-    arena: KVArena
+    arena: Arena
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: Runner
     backend: Backend
     measured: Measurements
 
@@ -42,7 +41,7 @@ def engine_stats(core: Reported) -> EngineStats:
     return EngineStats(
         rows_running=scheduler.rows_running,
         rows_waiting=scheduler.rows_waiting,
-        max_rows=core.config.max_rows,
+        max_rows=scheduler.max_rows,
         block_size=core.cache.block_size,
         total_blocks=cache.total_blocks,
         free_blocks=cache.free_blocks,

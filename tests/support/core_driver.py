@@ -18,12 +18,14 @@ class Driver:
 
     def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
         """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
-        from cortexmlx.attention.probe import probe
+        from cortexmlx.execution.way import way_of
+        from cortexmlx.kv.sizing import bytes_per_token, row_bytes
         from cortexmlx.models import load_model
 
-        specs = probe(load_model(model).model)
-        per_token = sum(spec.bytes_per_token for spec in specs)
-        memory = tokens * per_token or snapshots * sum(spec.row_bytes for spec in specs)
+        way = way_of(load_model(model).model)
+        memory = tokens * bytes_per_token(way.groups) or snapshots * row_bytes(way.groups)
+        if way.most_rows is not None:
+            memory += row_bytes(way.groups)
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
         self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings))
         self._requests = 0

@@ -1,0 +1,145 @@
+"""mlx-lm's own caches, in the place of an arena: what they keep, how much that is, and how far they can be cut back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache as PlainCache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+
+from cortexmlx.kv.sizing import sequence_bytes
+from cortexmlx.kv.spec import KVSpec, LayerGroup, group_layers
+from cortexmlx.machine import obtainable
+
+_CUT_EXACTLY = (PlainCache, RotatingKVCache)
+"""The classes that are as they were after `trim`, while they say that they can. Not all that say so are: one forgets
+the length and keeps the tokens, another has dropped the tokens of the chunk before.
+"""
+
+_MORE = 256
+"""Tokens by which a cache of unknown kind is made to grow, to see how much that takes: a step of mlx-lm's buffers."""
+
+_SPARE = 64 << 20
+"""Bytes that must be left for a step when the caches are to grow."""
+
+
+class OwnCaches:
+    """What mlx-lm's model keeps of the one sequence that runs, or ran last: of its first `length` tokens.
+
+    To the engine this is an arena of `blocks` blocks of `block_size` tokens, which only count. Nothing is allocated
+    beforehand: mlx-lm's buffers grow with the sequence, by up to 256 tokens at a time, and `groups` say how many bytes
+    a token takes.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.blocks = blocks
+        self.length = 0
+        self._model = model
+        self._caches: list[Any] = make_prompt_cache(model)
+
+    def run(self, tokens: mx.array) -> mx.array:
+        """The model's logits `[1, count, vocab]` of the next tokens `[1, count]`, which the caches keep from now on."""
+        logits: mx.array = self._model(tokens, cache=self._caches)
+        self.length += tokens.shape[1]
+        return logits
+
+    def rewind(self, tokens: int) -> bool:
+        """Go back to the first `tokens` tokens: to none always, to others if what is kept then is exactly what they
+        left. False: nothing has changed.
+        """
+        surplus = self.length - tokens
+        if not tokens:
+            self._caches, self.length = make_prompt_cache(self._model), 0
+        elif surplus < 0 or (surplus and not all(map(_can_be_cut, _leaves(self._caches)))):
+            return False
+        elif surplus:
+            for leaf in _leaves(self._caches):
+                leaf.trim(surplus)
+            self.length = tokens
+        return True
+
+    # -- as an arena --------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of mlx-lm's buffers now."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """All that the caches keep, for evaluation."""
+        return [array for leaf in _leaves(self._caches) for array in _arrays(leaf)]
+
+    def can_resize(self, blocks: int) -> bool:
+        """Whether the system has the memory now that a sequence of so many blocks takes, beside what it has."""
+        wanted = sequence_bytes(self.groups, blocks * self.block_size)
+        return obtainable(max(wanted - self.nbytes, 0) + _SPARE)
+
+    def resize(self, blocks: int) -> None:
+        """Count `blocks` blocks; a sequence that is longer is forgotten."""
+        self.blocks = blocks
+        if self.length > blocks * self.block_size:
+            self.rewind(0)
+
+    def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Nothing lies in blocks."""
+
+
+def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
+    """What mlx-lm's own caches of a model keep: from forward passes of one sequence that are never evaluated.
+
+    Raises whatever the model's code raises.
+    """
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, 1), mx.int32), cache=caches)
+    specs = [_spec_of_keys(leaf) for leaf in _leaves(caches)]
+    if None in specs:
+        before = [_nbytes(leaf) for leaf in _leaves(caches)]
+        model(mx.zeros((1, _MORE), mx.int32), cache=caches)
+        measured = (_spec_by_growth(size, _nbytes(leaf)) for size, leaf in zip(before, _leaves(caches), strict=True))
+        return group_layers([known or grown for known, grown in zip(specs, measured, strict=True)])
+    return group_layers([spec for spec in specs if spec is not None])
+
+
+def cannot_be_cut(model: nn.Module) -> list[str]:
+    """The classes among the model's caches that cannot be cut back to fewer tokens."""
+    return sorted({type(leaf).__name__ for leaf in _leaves(make_prompt_cache(model)) if not _can_be_cut(leaf)})
+
+
+def _spec_of_keys(leaf: Any) -> KVSpec | None:
+    """Of a cache with keys and values `[1, heads, tokens, dim]`, as mlx-lm has them; None of any other."""
+    keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
+    if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
+        return None
+    dtype = str(keys.dtype).removeprefix("mlx.core.")
+    return KVSpec(keys.shape[1], keys.shape[-1], values.shape[-1], dtype, getattr(leaf, "max_size", None))
+
+
+def _spec_by_growth(before: int, after: int) -> KVSpec:
+    """Of a cache that has so many bytes with one token and with `_MORE` more, in numbers of two bytes."""
+    numbers = -(-(after - before) // (2 * _MORE))
+    return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(before - 2 * numbers, 0))
+
+
+def _can_be_cut(leaf: Any) -> bool:
+    return type(leaf) in _CUT_EXACTLY and bool(leaf.is_trimmable())
+
+
+def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches, and of one that holds several those."""
+    for cache in caches:
+        yield from getattr(cache, "caches", (cache,))
+
+
+def _nbytes(leaf: Any) -> int:
+    return sum(array.nbytes for array in _arrays(leaf))
+
+
+def _arrays(leaf: Any) -> list[mx.array]:
+    return [part for _, part in tree_flatten(leaf.state) if isinstance(part, mx.array)]

@@ -1,0 +1,117 @@
+"""SerialRunner: carries out plans of one row with mlx-lm's own caches. Only the engine's thread may call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from cortexmlx.errors import KVBlockError
+from cortexmlx.execution.runner import Pending, StepResult, read
+from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.execution.serial.caches import OwnCaches
+from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+
+_GROWN = 256
+"""Tokens after which mlx-lm's buffers have been replaced by longer ones, whose memory MLX would keep."""
+
+
+class SerialRunner:
+    """Turns plans of a single row into tokens, as mlx-lm's `generate_step` does: prompts in pieces `[1, count]`, whose
+    last token is a pass of its own because only its logits are wanted, then single tokens `[1, 1]`.
+    """
+
+    def __init__(self, arena: OwnCaches, vocab_size: int) -> None:
+        self.arena = arena
+        self.build_seconds = 0.0
+        self.wait_seconds = 0.0
+        self._vocab_size = vocab_size
+        self._sampler: BatchSampler | None = None
+        self._last: Pending | None = None
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of the row's tokens: all of them are outside of blocks."""
+        return self.arena.nbytes
+
+    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
+        """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
+        step begins. Whatever it raises, what the caches keep is forgotten.
+        """
+        started = time.perf_counter()
+        if plan.blocks != self.arena.blocks:
+            self.arena.resize(plan.blocks)
+        if plan.kind is StepKind.FLUSH:
+            return Pending(plan, None, started)
+        try:
+            pending = self._start(plan, rows, started)
+        except Exception:
+            self.arena.rewind(0)
+            raise
+        self._last = pending
+        return pending
+
+    def _start(self, plan: StepPlan, rows: Sequence[SamplingRow] | None, started: float) -> Pending:
+        (segment,) = plan.segments
+        logits = self._forward(plan, segment)
+        if rows:
+            self._sampler = BatchSampler(rows, self._vocab_size)
+        sampled = None
+        if logits is not None:
+            assert self._sampler is not None
+            sampled = self._sampler(logits, plan.token_index, [segment.live])
+        built = time.perf_counter()
+        results = sampled.arrays() if sampled is not None else []
+        mx.async_eval(results + (self.arena.arrays() if plan.kind is StepKind.MIXED else []))  # type: ignore[no-untyped-call]
+        self.build_seconds += built - started
+        self.wait_seconds += time.perf_counter() - built
+        return Pending(plan, sampled, started)
+
+    def collect(self, pending: Pending) -> StepResult:
+        """Wait for a step and bring its results to the host. If it failed, what the caches keep is forgotten."""
+        started = time.perf_counter()
+        try:
+            if pending.plan.kind is StepKind.MIXED:
+                mx.eval(self.arena.arrays())
+            result = read(pending)
+        except Exception:
+            self.arena.rewind(0)
+            raise
+        if any((s.first + s.count) % _GROWN == 0 or s.count > 1 for s in pending.plan.segments):
+            mx.clear_cache()
+        self.wait_seconds += time.perf_counter() - started
+        return result
+
+    def reset(self) -> None:
+        """Forget the last step. What the caches keep stays, for the next prompt may begin with it."""
+        self._last = self._sampler = None
+
+    def forget(self) -> None:
+        """After a step that failed, whose caches are empty."""
+        self.reset()
+
+    def settle(self, ops: StateOps) -> None:
+        """Nothing: the row's state is in mlx-lm's caches."""
+
+    def _forward(self, plan: StepPlan, segment: Segment) -> mx.array | None:
+        """Logits `[1, vocab]` of the step's last token, if they are wanted."""
+        if segment.first != self.arena.length:
+            raise KVBlockError(
+                f"a step begins at token {segment.first}, but the caches have {self.arena.length}: this is a fault of "
+                "the scheduler, please report it"
+            )
+        tokens = self._tokens(plan)[None]
+        if not segment.needs_logits:
+            self.arena.run(tokens)
+            return None
+        if segment.count > 1:
+            self.arena.run(tokens[:, :-1])
+        return self.arena.run(tokens[:, -1:])[:, -1]
+
+    def _tokens(self, plan: StepPlan) -> mx.array:
+        if plan.tokens is not None:
+            return mx.array(plan.tokens)
+        assert self._last is not None and self._last.sampled is not None
+        return self._last.sampled.tokens

@@ -1,0 +1,43 @@
+"""One sequence at a time, whose keys and values lie in caches that know nothing of blocks. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import Match
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import BlockCopy
+
+_COUNTED = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
+"""The one group of blocks: no layer keeps anything in them."""
+
+
+class OneSequence(KVCache):
+    """A `KVCache` whose blocks only count tokens, and in which nobody has any while a sequence begins.
+
+    What is cached is what the last sequence left, for only its tokens are kept. A sequence that begins like it takes
+    that over: `rewind(tokens)` brings what is kept back to the first `tokens` tokens, or says that it cannot; then the
+    sequence begins with nothing, and `rewind(0)` forgets everything.
+    """
+
+    def __init__(self, blocks: int, block_size: int, *, rewind: Callable[[int], bool], **options: Any) -> None:
+        super().__init__(_COUNTED, blocks, block_size, **options)
+        self._rewind = rewind
+
+    def allocate_for(
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None
+    ) -> tuple[BlockCopy, ...]:
+        """Begin a sequence in the place of the last one, with what of `match` is still there. There is nothing to
+        copy. Raises KVCacheFull; then what is kept has not changed.
+        """
+        super().allocate_for(seq, tokens, headroom, match)
+        if not self._rewind(self.length(seq)):
+            assert match is not None
+            self.free(seq)
+            self._rewind(0)
+            super().allocate_for(seq, tokens, headroom, replace(match, entries=(), partial=None, partial_tokens=0))
+        self.drop_cached()
+        return ()

@@ -1,0 +1,210 @@
+"""How a model is run: many rows on paged attention, or one row on mlx-lm's own caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from cortexmlx.attention.backends import Backend, choose_backend
+from cortexmlx.attention.probe import NotPaged, probe
+from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
+from cortexmlx.execution.sampling import SamplingRow
+from cortexmlx.execution.serial.caches import OwnCaches, cannot_be_cut, kept_by
+from cortexmlx.execution.serial.runner import SerialRunner
+from cortexmlx.execution.serial.sequence import OneSequence
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.sizing import (
+    arena_blocks,
+    bytes_per_token,
+    format_bytes,
+    row_bytes,
+    sequence_bytes,
+    split_memory,
+    tokens_that_fit,
+)
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged
+from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.scheduling.plan import StepPlan
+
+_FIRST_TOKENS = 2048
+"""Tokens that the arena holds before it grows: small enough to be there at once."""
+
+
+class Arena(Protocol):
+    """Where keys and values are, as the engine's core sees it: see `KVArena`."""
+
+    blocks: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def arrays(self) -> list[mx.array]: ...
+
+    def can_resize(self, blocks: int) -> bool: ...
+
+    def resize(self, blocks: int) -> None: ...
+
+    def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None: ...
+
+
+class Runner(Protocol):
+    """Who carries out plans, as the engine's core sees it: see `ModelRunner`."""
+
+    build_seconds: float
+    wait_seconds: float
+
+    @property
+    def tail_bytes(self) -> int: ...
+
+    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending: ...
+
+    def collect(self, pending: Pending) -> StepResult: ...
+
+    def reset(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def settle(self, ops: StateOps) -> None: ...
+
+
+class Way(Protocol):
+    """One way to run a model. `groups` are what its layers keep, `most_rows` how many requests may run at once (None:
+    as many as wanted), `notes` what the user should know, a line each.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    most_rows: int | None
+    notes: tuple[str, ...]
+
+    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
+        """How many blocks `memory` bytes are, for `rows` rows of at most `context` tokens. Raises InvalidRequest if
+        they are not one.
+        """
+
+    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[Arena, KVCache]:
+        """Nothing is kept: an empty arena of at most `blocks` blocks, of the prefix cache's size, which the runner
+        uses from now on, and who owns which of them.
+        """
+
+    def backend(self, name: str) -> Backend:
+        """What attention runs on, if it is called `name`: see `choose_backend`."""
+
+    def runner(self, vocab_size: int, backend: Backend) -> Runner:
+        """The runner, on the arena that `begin` made."""
+
+
+class Paged:
+    """Many rows at once, on one arena."""
+
+    most_rows: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, model: nn.Module, groups: tuple[LayerGroup, ...]) -> None:
+        self.groups = groups
+        self._model = model
+        self._arena: KVArena
+        self._snapshots: int | None = None
+        self._runner: ModelRunner | None = None
+
+    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
+        memory, snapshots = split_memory(self.groups, memory, rows)
+        self._snapshots = snapshots if row_bytes(self.groups) else None
+        per_token = bytes_per_token(self.groups)
+        return arena_blocks(memory, per_token, block_size) if per_token else rows * -(-context // block_size)
+
+    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[KVArena, KVCache]:
+        size = prefix.block_size
+        first = min(blocks, -(-_FIRST_TOKENS // size))
+        groups = paged(self.groups)
+        self._arena = arena = KVArena(groups, first, size)
+        if self._runner is not None:
+            self._runner.arena = arena
+        cache = KVCache(
+            groups,
+            first,
+            size,
+            max_blocks=blocks,
+            prefix=prefix,
+            may_resize=arena.can_resize,
+            snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
+        )
+        return arena, cache
+
+    def backend(self, name: str) -> Backend:
+        return choose_backend(name)
+
+    def runner(self, vocab_size: int, backend: Backend) -> ModelRunner:
+        self._runner = ModelRunner(self._model, self._arena, vocab_size, backend.attend)
+        return self._runner
+
+
+class OneByOne:
+    """One row at a time, on mlx-lm's own caches, because of `why`."""
+
+    most_rows: int | None = 1
+
+    def __init__(self, model: nn.Module, why: NotPaged) -> None:
+        """Raises ModelUnsupported if mlx-lm's code fails with one sequence, too."""
+        try:
+            self.groups = kept_by(model)
+        except Exception as error:  # whatever a model's code raises
+            raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
+        self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
+        if kept := cannot_be_cut(model):
+            self.notes += (
+                f"a prompt is computed anew unless it goes on where the last one ended: {' and '.join(kept)} cannot be "
+                "cut back",
+            )
+        self._model = model
+        self._arena: OwnCaches
+        self._runner: SerialRunner | None = None
+
+    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
+        most = -(-context // block_size)
+        fit = tokens_that_fit(self.groups, memory)
+        if fit is not None and fit < block_size:
+            least = sequence_bytes(self.groups, block_size)
+            raise InvalidRequest(
+                f"a KV memory of {format_bytes(memory)} holds no {block_size} tokens: "
+                f"give it at least {format_bytes(least)}"
+            )
+        return most if fit is None else min(most, fit // block_size)
+
+    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[OwnCaches, KVCache]:
+        self._arena = arena = OwnCaches(self._model, self.groups, 1, prefix.block_size)
+        if self._runner is not None:
+            self._runner.arena = arena
+        cache = OneSequence(
+            1,
+            prefix.block_size,
+            rewind=arena.rewind,
+            max_blocks=blocks,
+            prefix=prefix,
+            may_resize=arena.can_resize,
+        )
+        return arena, cache
+
+    def backend(self, name: str) -> Backend:
+        return Backend("mlx-lm's own", choose_backend(name).attend)
+
+    def runner(self, vocab_size: int, backend: Backend) -> SerialRunner:
+        self._runner = SerialRunner(self._arena, vocab_size)
+        return self._runner
+
+
+def way_of(model: nn.Module) -> Way:
+    """Paged if the model can be, else one request at a time. Raises ModelUnsupported for a model that mlx-lm cannot
+    run here, or whose answers would depend on how its prompts are cut.
+    """
+    try:
+        return Paged(model, group_layers(probe(model)))
+    except NotPaged as why:
+        return OneByOne(model, why)
