@@ -14,7 +14,7 @@ from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
-from cortexmlx.execution.serial.caches import OwnCaches, cannot_be_cut, kept_by
+from cortexmlx.execution.serial.caches import OwnCaches, not_always_cut, kept_by
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.arena import KVArena
@@ -77,11 +77,13 @@ class Runner(Protocol):
 
 class Way(Protocol):
     """One way to run a model. `groups` are what its layers keep, `most_rows` how many requests may run at once (None:
-    as many as wanted), `notes` what the user should know, a line each.
+    as many as wanted), `pipelined` whether a step may be built before the last one is read, `notes` what the user
+    should know, a line each.
     """
 
     groups: tuple[LayerGroup, ...]
     most_rows: int | None
+    pipelined: bool
     notes: tuple[str, ...]
 
     def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
@@ -105,6 +107,7 @@ class Paged:
     """Many rows at once, on one arena."""
 
     most_rows: int | None = None
+    pipelined = True
     notes: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, groups: tuple[LayerGroup, ...]) -> None:
@@ -158,10 +161,13 @@ class OneByOne:
         except Exception as error:  # whatever a model's code raises
             raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
         self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
-        if kept := cannot_be_cut(model):
+        kept = not_always_cut(model)
+        # A step that is built before the last one is read would be one token too many behind an answer's last.
+        self.pipelined = not kept
+        if kept:
             self.notes += (
-                f"a prompt is computed anew unless it goes on where the last one ended: {' and '.join(kept)} cannot be "
-                "cut back",
+                f"a prompt goes on where the last answer ended, or is computed anew: {' and '.join(kept)} cannot always "
+                "be cut back",
             )
         self._model = model
         self._arena: OwnCaches

@@ -97,7 +97,7 @@ class EngineCore:
             max_request_tokens=config.max_request_tokens,
             client_tokens=config.client_tokens,
             token_target=config.token_target,
-            pipeline=config.pipeline,
+            pipeline=config.pipeline and self._way.pipelined,
             share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
         )

@@ -66,6 +66,12 @@ class Driver:
         self.finish()
         return [self.result(h).token_ids for h in handles]
 
+    def result_of(self, prompt: Sequence[int], max_tokens: int | None, **params: Any) -> Completion:
+        """The whole answer to one prompt."""
+        handle = self.add(prompt, max_tokens, **params)
+        self.finish()
+        return self.result(handle)
+
     @staticmethod
     def result(handle: RequestHandle) -> Completion:
         """The result of a request that has ended."""

@@ -107,9 +107,9 @@ def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
     return group_layers([spec for spec in specs if spec is not None])
 
 
-def cannot_be_cut(model: nn.Module) -> list[str]:
-    """The classes among the model's caches that cannot be cut back to fewer tokens."""
-    return sorted({type(leaf).__name__ for leaf in _leaves(make_prompt_cache(model)) if not _can_be_cut(leaf)})
+def not_always_cut(model: nn.Module) -> list[str]:
+    """The classes among the model's caches that cannot be cut back to fewer tokens, or not once a window is full."""
+    return sorted({type(leaf).__name__ for leaf in _leaves(make_prompt_cache(model)) if type(leaf) is not PlainCache})
 
 
 def _spec_of_keys(leaf: Any) -> KVSpec | None:

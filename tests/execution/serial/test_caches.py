@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, ConcatenateKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.execution.serial.caches import OwnCaches, cannot_be_cut, kept_by
+from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from support.tiny import CONFIGS, tokens_of
 
@@ -77,7 +77,7 @@ def test_a_class_that_only_says_that_it_can_be_cut_is_not_believed(
     caches = caches_of(model)
     fed(caches, text)
     assert not caches.rewind(12) and caches.length == 20
-    assert cannot_be_cut(model) == [type(kind()).__name__]
+    assert not_always_cut(model) == [type(kind()).__name__]
 
 
 def test_what_is_kept_is_told_apart_by_kind(judged: Any) -> None:
@@ -93,7 +93,8 @@ def test_what_is_kept_is_told_apart_by_kind(judged: Any) -> None:
     for _ in range(2):
         fed(caches, tokens_of(5))
         assert (bytes_per_token(groups), row_bytes(groups)) == (0, caches.nbytes)
-    assert cannot_be_cut(judged("llama")[0]) == cannot_be_cut(judged("windowed llama")[0]) == []
+    assert not_always_cut(judged("llama")[0]) == []
+    assert not_always_cut(judged("windowed llama")[0]) == ["RotatingKVCache"]
 
 
 class Foreign:

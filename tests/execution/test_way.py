@@ -1,0 +1,89 @@
+"""Which way a model is run, and how many blocks a KV memory is then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache as PlainCache
+
+from cortexmlx.attention.probe import NotPaged
+from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.execution.way import OneByOne, Paged, way_of
+from cortexmlx.kv.prefix import PrefixCache
+from support.tiny import CONFIGS
+
+WHY = NotPaged("tiny: a test wants it so")
+LAYER = 2 * (8 + 8) * 4
+"""Bytes of a token in one layer of a tiny llama."""
+
+
+class Foreign(PlainCache):
+    """A cache class of a model's own."""
+
+
+def test_a_model_that_can_be_paged_is(judged: Any) -> None:
+    way = way_of(judged("llama")[0])
+    assert isinstance(way, Paged) and way.most_rows is None and way.notes == ()
+    assert way.pipelined and OneByOne(judged("llama")[0], WHY).pipelined
+    assert way.blocks(64 * 2 * LAYER, 8, 512) == 8
+    assert way.backend("reference").name == "reference"
+
+
+def test_a_model_with_a_cache_of_its_own_runs_one_request_at_a_time_and_says_why(
+    judged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = judged("llama")[0]
+    monkeypatch.setattr(type(model), "make_cache", lambda self: [Foreign() for _ in self.layers])
+    way = way_of(model)
+    assert isinstance(way, OneByOne) and way.most_rows == 1
+    first, second = way.notes
+    assert first.startswith("one request runs at a time, on mlx-lm's own caches. llama keeps a Foreign")
+    assert second.endswith("Foreign cannot always be cut back") and not way.pipelined
+    assert way.backend("reference").describe() == "mlx-lm's own"
+    with pytest.raises(InvalidRequest, match="must be auto"):
+        way.backend("nonsense")
+
+
+def test_a_model_that_fails_in_mlx_lm_too_is_refused(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = judged("llama")[0]
+
+    def kernel(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("[metal_kernel] No Metal back-end")
+
+    monkeypatch.setattr(type(model), "__call__", kernel)
+    with pytest.raises(ModelUnsupported, match="Metal kernels of its own, .*, and mlx-lm's own code for it fails here"):
+        way_of(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "blocks"),
+    [
+        ("llama", 64 * 2 * LAYER, 8),
+        ("llama", 1 << 30, 512 // 8),
+        ("windowed llama", 64 * LAYER + 2 * 11 * LAYER, 8),
+        ("mamba", 1 << 20, 512 // 8),
+    ],
+)
+def test_blocks_are_what_one_sequence_needs(name: str, memory: int, blocks: int, judged: Any) -> None:
+    """No more than the context has, and a windowed layer's memory ends with its window."""
+    assert OneByOne(judged(name)[0], WHY).blocks(memory, 8, CONFIGS[name]["max_position_embeddings"]) == blocks
+
+
+@pytest.mark.parametrize(("name", "least"), [("llama", "2 KiB"), ("mamba", "5.5 KiB")])
+def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least: str, judged: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"of 1000 B holds no 8 tokens: give it at least {least}"):
+        OneByOne(judged(name)[0], WHY).blocks(1000, 8, 512)
+
+
+@pytest.mark.parametrize("kind", [Paged, OneByOne])
+def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
+    model = judged("llama")[0]
+    way = way_of(model) if kind is Paged else OneByOne(model, WHY)
+    arena, cache = way.begin(8, PrefixCache(8))
+    runner: Any = way.runner(320, way.backend("reference"))
+    assert runner.arena is arena and (cache.max_blocks, cache.blocks) == (8, arena.blocks)
+    arena, cache = way.begin(8, PrefixCache(8))
+    assert runner.arena is arena
+    mx.eval(arena.arrays())
