@@ -14,7 +14,7 @@ from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
-from cortexmlx.execution.serial.caches import OwnCaches, not_always_cut, kept_by
+from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.arena import KVArena
@@ -107,7 +107,7 @@ class Paged:
     """Many rows at once, on one arena."""
 
     most_rows: int | None = None
-    pipelined = True
+    pipelined: bool = True
     notes: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, groups: tuple[LayerGroup, ...]) -> None:
@@ -166,8 +166,8 @@ class OneByOne:
         self.pipelined = not kept
         if kept:
             self.notes += (
-                f"a prompt goes on where the last answer ended, or is computed anew: {' and '.join(kept)} cannot always "
-                "be cut back",
+                "a prompt goes on where the last answer ended, or is computed anew: "
+                f"{' and '.join(kept)} cannot always be cut back",
             )
         self._model = model
         self._arena: OwnCaches

@@ -37,7 +37,7 @@ def test_a_prompt_is_computed_in_the_shapes_of_mlx_lm(tiny: Any, judged: Any, mo
     assert mine == [(1, 49), *[(1, 1)] * 6] == shapes[: len(mine)]
     got = driver.result(handle).logprobs
     assert [p.token_id for p in got] == [int(token) for token, _ in theirs]
-    assert [p.logprob for p in got] == pytest.approx([float(l[t]) for t, l in theirs], abs=1e-5)
+    assert [p.logprob for p in got] == pytest.approx([float(logprobs[token]) for token, logprobs in theirs], abs=1e-5)
 
 
 def test_pieces_keep_within_the_budget(tiny: Any, theirs: Any) -> None:
