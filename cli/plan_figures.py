@@ -26,7 +26,7 @@ class Machine:
 @dataclass(frozen=True)
 class ModelFigures:
     """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length.
-    `refusal` is why the engine does not run it, None if it does.
+    `refusal` is why the engine does not run it, None if it does; `notes` say how it runs, if not in the usual way.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ModelFigures:
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
     refusal: str | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def make_plan(
         kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
         state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
         refusal=skeleton.refusal,
+        notes=skeleton.notes,
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
@@ -132,8 +134,9 @@ def _here(
 ) -> MachineFigures:
     groups, context = skeleton.groups, skeleton.context_length
     per_token = sizing.bytes_per_token(groups, itemsize)
-    tail = sizing.tail_bytes(groups, max_rows, itemsize)
-    logits = sizing.logits_bytes(max_rows, skeleton.vocab_size)
+    paged = skeleton.most_rows is None
+    tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
+    logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     reserved = weights + tail + logits
     free = max(machine.working_set - reserved, 0)
     arena = kv_memory or sizing.default_kv_bytes(per_token, context, max_rows, machine.working_set, reserved)

@@ -29,8 +29,8 @@ def _model(model: ModelFigures) -> Iterator[str]:
     yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
     if model.state_bytes_per_sequence:
         yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
-    if model.refusal:
-        says = f"cortexmlx does not run it yet: {model.refusal}"
+    refusal = (f"cortexmlx does not run it yet: {model.refusal}",) if model.refusal else ()
+    for says in (*refusal, *model.notes):
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 

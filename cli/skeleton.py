@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
 from cortexmlx.models.messages import one_line
+
+if TYPE_CHECKING:
+    from cortexmlx.execution.way import Way
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Skeleton:
 
     `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
     quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations; `refusal` is why
-    the engine does not run the model, None if it does.
+    the engine does not run the model, None if it does; `most_rows` how many requests it runs at once at most (None: as
+    many as wanted), and `notes` why, a line each.
     """
 
     architecture: str
@@ -35,6 +39,8 @@ class Skeleton:
     dtype: str
     groups: tuple[LayerGroup, ...]
     refusal: str | None = None
+    most_rows: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def build(config: Mapping[str, Any]) -> Skeleton:
@@ -61,7 +67,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         why = f"{type(error).__name__}: {one_line(error)}"
         kind = config["model_type"]
         raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
-    refusal = _refusal(model)
+    way, refusal = _way(model)
     stored = weight_bytes(model)
     model.set_dtype(mx.float32)
     return Skeleton(
@@ -74,6 +80,8 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         dtype=dtype,
         groups=groups,
         refusal=refusal,
+        most_rows=way.most_rows if way is not None else None,
+        notes=way.notes if way is not None else (),
     )
 
 
@@ -142,14 +150,14 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
     return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _specs(cache, dtype)])
 
 
-def _refusal(model: Any) -> str | None:
-    from cortexmlx.attention.probe import probe
+def _way(model: Any) -> tuple[Way | None, str | None]:
+    """How the engine runs the model, or why it does not."""
+    from cortexmlx.execution.way import way_of
 
     try:
-        probe(model)
+        return way_of(model), None
     except ModelUnsupported as error:
-        return str(error)
-    return None
+        return None, str(error)
 
 
 def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:

@@ -11,7 +11,9 @@ from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.plan_text import page
 from cortexmlx.cli.skeleton import build
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+from support.tiny import CONFIGS
 
+PLAMO3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2}
 MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
@@ -42,11 +44,18 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
         (MAMBA, "any length: no layer keeps more than its window"),
         (DEEPSEEK_V3, "the weights alone are too large"),
-        (MAMBA, "  cortexmlx does not run it yet: mamba"),
-        (DEEPSEEK_V3, "  cortexmlx does not run it yet: deepseek_v3"),
+        (PLAMO3, "  cortexmlx does not run it yet: plamo3"),
         (DEEPSEEK_V3, "61 layers x 1 head x (512 + 64) x 2 bytes"),
     ],
 )
 def test_every_kind_of_layer_and_of_shortage_has_its_words(config: dict[str, Any], says: str) -> None:
     lines = page_of(config)
     assert any(says in line for line in lines), "\n".join(lines)
+
+
+def test_a_model_of_one_request_at_a_time_says_so_and_has_no_tails(unpaged: None) -> None:
+    lines = page_of(QWEN3_8B)
+    text = " ".join(line.strip() for line in lines)
+    assert "one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so" in text
+    assert "does not run it" not in text and any(line.startswith("  tails           0 B ") for line in lines)
+    assert max(map(len, lines)) <= 80

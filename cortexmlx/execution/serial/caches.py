@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup, group_layers
@@ -98,7 +98,7 @@ def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
     """
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
-    specs = [_spec_of_keys(leaf) for leaf in _leaves(caches)]
+    specs = [_spec_of(leaf) for leaf in _leaves(caches)]
     if None in specs:
         before = [_nbytes(leaf) for leaf in _leaves(caches)]
         model(mx.zeros((1, _MORE), mx.int32), cache=caches)
@@ -112,8 +112,10 @@ def not_always_cut(model: nn.Module) -> list[str]:
     return sorted({type(leaf).__name__ for leaf in _leaves(make_prompt_cache(model)) if type(leaf) is not PlainCache})
 
 
-def _spec_of_keys(leaf: Any) -> KVSpec | None:
-    """Of a cache with keys and values `[1, heads, tokens, dim]`, as mlx-lm has them; None of any other."""
+def _spec_of(leaf: Any) -> KVSpec | None:
+    """Of a cache with keys and values `[1, heads, tokens, dim]`, or with arrays that do not grow; None of any other."""
+    if isinstance(leaf, ArraysCache):
+        return KVSpec(0, 0, 0, "float32", row_bytes=_nbytes(leaf))
     keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
     if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
         return None
