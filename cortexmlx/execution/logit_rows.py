@@ -4,7 +4,8 @@ mlx-lm's models project every token of a step, which for a prefill of hundreds o
 thousands costs as much as several layers. Almost all of them normalise once more before they project, whatever they
 call that norm and wherever they keep it. So one forward pass that is never evaluated notes which norm runs last, behind
 all attention; it is wrapped, and the wrapper drops the tokens that nobody asked for. A second such pass shows that
-nothing behind it needs them. Of a model where that is not so everything is projected, and the rows are picked after.
+nothing behind it needs them. Where the norm is no module, the same is tried with what comes out of the part that has
+all layers. Of a model where neither can be everything is projected, and the rows are picked after.
 """
 
 from __future__ import annotations
@@ -83,29 +84,44 @@ class _PickRows(_Wrapped):
         return out
 
 
-class _Noted(_Wrapped):
-    """A norm that notes each of its calls."""
+class _PickOutput(_PickRows):
+    """A part of the model whose output drops the rows nobody asked for."""
 
-    def __init__(self, norm: nn.Module, note: Callable[[], None]) -> None:
+    def __call__(self, *inputs: Any, **others: Any) -> Any:
+        out = self.norm(*inputs, **others)
+        return out[self._picked[0]] if self._picked else out
+
+
+class _Noted(_Wrapped):
+    """A norm, or a part, that notes each of its calls, and each return."""
+
+    def __init__(self, norm: nn.Module, note: Callable[[], None], after: Callable[[], None]) -> None:
         super().__init__(norm)
-        self._note = note
+        self._note, self._after = note, after
 
     def __call__(self, *inputs: Any, **others: Any) -> Any:
         self._note()
-        return self.norm(*inputs, **others)
+        out = self.norm(*inputs, **others)
+        self._after()
+        return out
 
 
 def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
-    """Wrap the norm that runs last, or return None: nothing is wrapped then."""
+    """Wrap what hands on the tokens that are projected, or return None: nothing is wrapped then."""
     for path, module in model.named_modules():
         if isinstance(module, _PickRows):  # of a runner that had the model before
             _place(model, path)(module.norm)
+    return _last_norm(model, lazy_pass) or _body(model, lazy_pass)
+
+
+def _last_norm(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
+    """The norm that runs last, behind all attention."""
     norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
     places = {path: _place(model, path) for path in norms}  # before any is wrapped: there are norms in norms
     tokens = mx.zeros((_TOKENS, 1), mx.int32)
     order = [_ATTENTION]
     for path, norm in norms.items():
-        places[path](_Noted(norm, partial(order.append, path)))
+        places[path](_Noted(norm, partial(order.append, path), _nothing))
     try:
         lazy_pass(model, tokens, partial(order.append, _ATTENTION))
     finally:
@@ -114,16 +130,42 @@ def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
     last = order[-1]
     if last == _ATTENTION:
         return None
-    pick = _PickRows(norms[last], order.count(last))
-    places[last](pick)
+    return _kept(model, lazy_pass, _PickRows(norms[last], order.count(last)), places[last])
+
+
+def _body(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
+    """The part of the model, one level down, in whose one call all attention happens."""
+    parts = {name: part for name, part in model.children().items() if isinstance(part, nn.Module)}
+    order: list[str] = []
+    for name, part in parts.items():
+        model[name] = _Noted(part, partial(order.append, f"{name} ("), partial(order.append, f"{name} )"))
+    try:
+        lazy_pass(model, mx.zeros((_TOKENS, 1), mx.int32), partial(order.append, _ATTENTION))
+    finally:
+        for name, part in parts.items():
+            model[name] = part
+    calls = order.count(_ATTENTION)
+    for name, part in parts.items():
+        if order.count(f"{name} (") == 1:
+            inside = order[order.index(f"{name} (") : order.index(f"{name} )")]
+            if inside.count(_ATTENTION) == calls > 0:
+                return _kept(model, lazy_pass, _PickOutput(part, 1), _place(model, name))
+    return None
+
+
+def _kept(
+    model: nn.Module, lazy_pass: LazyPass, pick: _PickRows, place: Callable[[nn.Module], None]
+) -> _PickRows | None:
+    """`pick` in its place, if nothing behind it needs the rows that it drops."""
+    place(pick)
     pick.pick(mx.array(_ROWS))
     try:
-        fits = lazy_pass(model, tokens, _nothing).shape[:2] == (len(_ROWS), 1)
-    except Exception:  # what is behind the norm needs every token, and says so in whatever way
+        fits = lazy_pass(model, mx.zeros((_TOKENS, 1), mx.int32), _nothing).shape[:2] == (len(_ROWS), 1)
+    except Exception:  # what is behind it needs every token, and says so in whatever way
         fits = False
     pick.pick(None)
     if not fits:
-        places[last](norms[last])
+        place(pick.norm)
     return pick if fits else None
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 
 from cortexmlx.attention.probe import lazy_pass, probe
 from cortexmlx.execution.logit_rows import LazyPass, LogitRows
@@ -85,6 +86,29 @@ def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str,
     logit_rows.run(tokens, make_prompt_cache(model), rows_of())
     assert counting.rows[-1] == 6, "nobody looks at the logits, so the graph stays as it is"
     np.testing.assert_allclose(np.array(model(tokens, cache=make_prompt_cache(model))[:, 0]), whole, atol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "behind"), [("nanochat", "lm_head"), ("talkie", "lm_head_gain")])
+def test_where_the_last_norm_is_no_module_the_rows_are_picked_behind_all_layers(name: str, behind: str) -> None:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    arch = importlib.import_module(f"mlx_lm.models.{name}")
+    model = arch.Model(arch.ModelArgs.from_dict(CONFIGS["llama"] | {"model_type": name, "num_key_value_heads": 4}))
+    model.update(
+        tree_map(lambda a: mx.random.normal(a.shape, scale=0.3, key=mx.random.key(a.size)), model.parameters())
+    )
+    probe(model)
+    tokens = mx.array(tokens_of(6, seed=3))[:, None]
+    whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
+    for _ in range(2):  # the second finds what the first has wrapped
+        logit_rows = LogitRows(model, lazy_pass)
+        model[behind] = counting = Counting(model[behind])
+        for rows in (rows_of(5), rows_of(1, 2, 4), rows_of(*range(6))):
+            logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
+            np.testing.assert_allclose(np.array(logits), whole[rows], atol=1e-5)
+        assert counting.rows == [1, 3, 6]
+        model[behind] = counting.inner
+    assert len(model.layers) == 2 and type(model.children()[next(iter(model.children()))]).__name__ == "_PickOutput"
 
 
 class Body(nn.Module):  # type: ignore[misc]
