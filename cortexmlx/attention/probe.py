@@ -69,11 +69,14 @@ def probe(model: nn.Module) -> list[KVSpec]:
         raise NotPaged(f"{_kind(model)}: {error}") from None
     except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
         _log.info("%s fails in a step of two rows", _kind(model), exc_info=True)
-        own = isinstance(error, OwnAttention) or ProbeKV.__name__ in str(error)
-        why = "its layers compute attention themselves, not by mlx-lm's function"
         if "Metal" in str(error):
-            why = "it has Metal kernels of its own, which need an Apple GPU"
-        elif not own and recurrent.leaves:
+            raise ModelUnsupported(
+                f"{_kind(model)}: it has Metal kernels of its own, which MLX's build for a CPU cannot run: it needs an "
+                "Apple GPU"
+            ) from error
+        own = isinstance(error, OwnAttention) or ProbeKV.__name__ in str(error)
+        why = "its layers compute with keys and values themselves, not by mlx-lm's attention"
+        if not own and recurrent.leaves:
             why = "mlx-lm's code for it cannot compute a step of several rows in parts"
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"

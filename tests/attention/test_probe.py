@@ -47,7 +47,7 @@ def test_a_lazy_pass_says_when_each_layer_attends(judged: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", PHI3SMALL, "phi3small: its layers compute attention themselves"),
+        ("llama", PHI3SMALL, "phi3small: its layers compute with keys and values themselves"),
     ],
 )
 def test_a_model_that_cannot_be_paged_is_told_apart_in_plain_words(

@@ -182,16 +182,18 @@ def write_tiny(folder: Path, name: str = "llama", seed: int = 0, **changes: Any)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
     rng = np.random.default_rng(seed)
-    weights = {key: _weight(rng, key, value.shape) for key, value in tree_flatten(model.parameters())}
+    weights = {key: _weight(rng, key, value) for key, value in tree_flatten(model.parameters())}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     write_tokenizer(folder)
     return folder
 
 
-def _weight(rng: Any, name: str, shape: tuple[int, ...]) -> Any:
+def _weight(rng: Any, name: str, initial: Any) -> Any:
     import mlx.core as mx
 
-    values = rng.standard_normal(shape)
+    if not mx.issubdtype(initial.dtype, mx.floating):
+        return mx.array(rng.integers(0, 256, initial.shape)).astype(initial.dtype)
+    values, shape = rng.standard_normal(initial.shape), initial.shape
     if "wte" in name:
         values *= 0.1
     elif name.endswith("norm.weight") or "layernorm" in name or "ln_" in name:

@@ -37,13 +37,14 @@ def simulated(name: str) -> ModuleType:
     """A fresh copy of an mlx-lm module whose kernels are simulated; the one that others imported stays as it is."""
     real = importlib.import_module(name)
     parent, _, child = name.rpartition(".")
+    there = getattr(sys.modules[parent], child)  # in `kernels`, a function of the module's name
     with pretend_metal():
         del sys.modules[name]
         try:
             return importlib.import_module(name)
         finally:
             sys.modules[name] = real
-            setattr(sys.modules[parent], child, real)
+            setattr(sys.modules[parent], child, there)
 
 
 def _draw(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.array]:
