@@ -68,6 +68,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "moe_intermediate_size": 16,
     },
+    "deepseek_v3": _BASE
+    | {
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": 16,
+        "q_lora_rank": 12,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 6,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "mscale_all_dim": 1},
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "vocab_size": VOCAB,
@@ -159,9 +176,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": EOS,
     },
 }
-"""One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys, with layers
-that run twice or attend to another's keys and values, in chunks, with a class of its own for attention or positions.
-Those with recurrent layers are in `recurrent`.
+"""One configuration per way of attending: full, windowed, both, with sinks, with values narrower than keys or lying in
+them, with layers that run twice or attend to another's keys and values, in chunks, with a class of its own for
+attention or positions. Those with recurrent layers are in `recurrent`.
 """
 
 
@@ -198,7 +215,7 @@ def _weight(rng: Any, name: str, initial: Any) -> Any:
         values *= 0.1
     elif name.endswith("norm.weight") or "layernorm" in name or "ln_" in name:
         values = 1 + 0.2 * values
-    elif len(shape) > 1 and "embed" not in name:
+    elif len(shape) > 1 and ("embed" not in name or "embed_q" in name or "unembed_out" in name):
         values *= 2.5 / shape[-1] ** 0.5
     return mx.array(values.astype("float32"))
 

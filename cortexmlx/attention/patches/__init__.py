@@ -39,6 +39,7 @@ _LATENT = (
 _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
     ("afm7", "AFMModel"): afm7.body,
     ("baichuan_m1", "Attention"): baichuan_m1.attention,
+    ("deepseek_v32", "Indexer"): latent.indexer,
     ("gemma2", "Attention"): gemma2.attention,
     ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
     ("llama4", "Attention"): llama4.attention,

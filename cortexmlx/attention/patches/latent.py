@@ -40,6 +40,19 @@ def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return call
 
 
+def indexer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of `__call__` of a class that picks the tokens of a latent layer that each query sees."""
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        if any(isinstance(a, LayerCache) for a in (*given, *named.values())):
+            raise ModelUnsupported(
+                f"an indexer picks the {self.index_topk} tokens that a query attends to, which cannot be paged yet"
+            )
+        return original(self, *given, **named)
+
+    return call
+
+
 class _WithoutMatrices:
     """A module as its forward pass sees it: what LatentKV does is left out."""
 

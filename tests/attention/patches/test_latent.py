@@ -1,5 +1,5 @@
-"""Each class that keeps latents, beside itself on mlx-lm's own cache: rows and pieces of any lengths in one step,
-scattered over the arena, and then rows with a tail. Whole engines are in tests/engine/test_latent_engine.py.
+"""Each class that keeps latents, beside itself on mlx-lm's own cache: rows and prefill pieces of any lengths in one
+step, scattered over the arena, and then rows with a tail. Whole engines are in tests/engine/test_latent.py.
 """
 
 from __future__ import annotations
