@@ -27,8 +27,11 @@ def main() -> int:
     from cortexmlx.host.package import enter_mlx_lm
 
     enter_mlx_lm()
+    from mlx_lm._version import __version__ as version
+
     from tests.architectures.configurations import TYPES
     from tests.architectures.outcomes import RESULTS, Status, outcome, read_results, write_results
+    from tests.architectures.page import PAGE, page
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE")
@@ -51,7 +54,9 @@ def main() -> int:
         return 1
     if asked.write:
         every = before | found
-        write_results({name: every[name] for name in TYPES if name in every})
+        kept = {name: every[name] for name in TYPES if name in every}
+        write_results(kept)
+        PAGE.write_text(page(kept, version))
         return 0
     return 0 if all(before.get(name) == one for name, one in found.items()) else 1
 

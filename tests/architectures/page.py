@@ -1,0 +1,79 @@
+"""The page docs/models.md, made from `results.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.architectures.configurations import remapped
+from tests.architectures.outcomes import Outcome, Status
+from tests.architectures.parity import CHECKS, STEPS, TOLERANCE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+
+HEAD = """\
+# Which models run
+
+Every model type that mlx-lm {version} has, and what was found when a tiny random model of it was run here and by mlx-lm
+on the same weights, in float32. `python -m tests.architectures --write` does that and makes this page;
+`python -m tests.architectures llama` does it for one type. {served} of {all} are served.
+
+What mlx-lm computes is what it gives for one sequence alone, on its own caches. In all columns every answer is the
+greedy one of {steps} tokens, token for token (forks are drawn by chance, and judged by their log-probabilities), and in
+*batch* each logit is within {tolerance:g} of mlx-lm's:
+
+- *batch*: five requests whose lengths lie around the edges of blocks and windows, up to three windows long, join one
+  after the other; steps mix pieces of prompts and decoding rows.
+- *prefix*: a prompt again, its next turn, and another that begins like it take what they can from the prefix cache; and
+  the same without one.
+- *fork*: two answers to each prompt, with `n=2`.
+- *preempt*: all requests at once in an arena too small for them, so that rows lose their blocks and resume.
+
+What a layer keeps, in bytes, with H heads of K and V, of D numbers each, of s bytes (2, or 4 in float32):
+
+"""
+
+KEPT = {
+    "all tokens": "for each token of the text, `H * (D_key + D_value) * s`",
+    "window": "the same, for no more tokens than its window, and two blocks",
+    "chunk": "the same, for no more tokens than its chunk, and two blocks",
+    "latent": "for each token `(rank + D_rope) * s`, whatever the heads",
+    "state": "a fixed size for each row, whatever the tokens",
+}
+
+
+def page(outcomes: Mapping[str, Outcome], version: str) -> str:
+    """The whole page."""
+    served = {name: found for name, found in outcomes.items() if found.status is Status.SERVED}
+    kinds = [kind for kind in KEPT if any(kind in group for found in served.values() for group in found.groups)]
+    head = HEAD.format(version=version, served=len(served), all=len(outcomes), steps=STEPS, tolerance=TOLERANCE)
+    return "\n".join(
+        [
+            head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
+            "\n## Served\n",
+            *table(("model type", "layers, and what they keep", *CHECKS), [_served(*item) for item in served.items()]),
+            "\n## Refused\n",
+            "Such a model is refused when it loads, with this message.\n",
+            *table(
+                ("model type", "why"),
+                [(_names(name), found.why) for name, found in outcomes.items() if found.status is not Status.SERVED],
+            ),
+            "",
+        ]
+    )
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
+
+
+def _served(name: str, found: Outcome) -> tuple[str, ...]:
+    kept = ", ".join(found.groups) if found.way == "paged" else found.way
+    return (_names(name), kept, *("yes" if check in found.checks else "" for check in CHECKS))
+
+
+def _names(name: str) -> str:
+    """A type and the other names that mlx-lm takes for it."""
+    others = [other for other, kind in remapped().items() if kind == name]
+    return ", ".join(f"`{each}`" for each in (name, *others))
