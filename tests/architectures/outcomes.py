@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from cortexmlx.attention.probe import probe
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import KVSpec
+from cortexmlx.models import load_model
 from support.core_driver import Driver
 from tests.architectures.configurations import configuration
-from tests.architectures.parity import CHECKS, Wrong, subject
+from tests.architectures.parity import CHECKS, Subject, Wrong, subject
 from tests.architectures.weights import write_folder
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -32,15 +35,14 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here) or is wrong; the
-    `groups` of leaves that are served alike, each in a few words; the names of the `checks` that it passed and in
-    which there was what they are about.
+    """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here) or is wrong;
+    what is `kept`, by how many caches; the names of the `checks` that it passed and in which there was what they are
+    about.
     """
 
     status: Status
     why: str = ""
-    way: str = ""
-    groups: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
 
 
@@ -52,9 +54,9 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
             made.try_judge()
     except (ImportError, RuntimeError) as error:
         return unjudged(name, folder, error)
-    way, groups, passed = "", (), []
+    kept, passed = (), []
     try:
-        way, groups = way_of(made.driver())
+        kept = kept_by(made)
         for check, run in CHECKS.items():
             found = run(made)
             report(f"{check} {found:.2g}")
@@ -64,8 +66,8 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
         return Outcome(Status.REFUSED, without_folder(error, folder))
     except Exception as error:  # a failure of any kind is a result
         what = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
-        return Outcome(Status.WRONG, f"{what}{without_folder(error, folder)}", way, groups, tuple(passed))
-    return Outcome(Status.SERVED, "", way, groups, tuple(passed))
+        return Outcome(Status.WRONG, f"{what}{without_folder(error, folder)}", kept, tuple(passed))
+    return Outcome(Status.SERVED, "", kept, tuple(passed))
 
 
 def unjudged(name: str, folder: Path, error: Exception) -> Outcome:
@@ -90,15 +92,21 @@ def no_exit() -> Iterator[None]:
         raise ImportError("a package that mlx-lm does not bring is missing") from error
 
 
-def way_of(driver: Driver) -> tuple[str, tuple[str, ...]]:
-    """How the engine serves a model, and the groups of its leaves."""
-    return "paged", tuple(words(group.spec, len(group.layers)) for group in driver.core.cache.groups)
+def kept_by(made: Subject) -> tuple[str, ...]:
+    """How many caches of a model keep what, such as "2 × window"."""
+    kinds = Counter(kind_of(spec) for spec in probe(load_model(made.folder).model))
+    return tuple(f"{count} × {kind}" for kind, count in kinds.items())
 
 
-def words(spec: KVSpec, layers: int) -> str:
-    """A group in a few words."""
-    kind = "all tokens" if spec.window is None else "window"
-    return f"{layers} × {kind}"
+def kind_of(spec: KVSpec) -> str:
+    """What a cache keeps, in a word or two."""
+    if not spec.kv_heads:
+        return "state" if spec.row_bytes else "nothing"
+    if spec.value_in_key:
+        return "latent"
+    if spec.window is None:
+        return "all tokens"
+    return "chunk" if spec.chunked else "window"
 
 
 def without_folder(error: BaseException, folder: Path) -> str:
@@ -113,8 +121,7 @@ def read_results() -> dict[str, Outcome]:
         name: Outcome(
             Status(entry["status"]),
             str(entry["why"]),
-            str(entry["way"]),
-            tuple(entry["groups"]),  # type: ignore[arg-type]
+            tuple(entry["kept"]),  # type: ignore[arg-type]
             tuple(entry["checks"]),  # type: ignore[arg-type]
         )
         for name, entry in stored.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.architectures.configurations import remapped
 from tests.architectures.outcomes import Outcome, Status
-from tests.architectures.parity import CHECKS, STEPS, TOLERANCE
+from tests.architectures.parity import CHECKS, SIMULATED, STEPS, TOLERANCE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -27,31 +27,43 @@ greedy one of {steps} tokens, token for token (forks are drawn by chance, and ju
 - *prefix*: a prompt again, its next turn, and another that begins like it take what they can from the prefix cache; and
   the same without one.
 - *fork*: two answers to each prompt, with `n=2`.
-- *preempt*: all requests at once in an arena too small for them, so that rows lose their blocks and resume.
+- *preempt*: all requests at once in an arena too small for them, so that rows lose their blocks and resume. What keeps
+  only states is never preempted: it does not grow.
+- *simulator*: *batch* once more with the Metal kernels, run by `metal/sim`; for a type of each kind. Else attention
+  is the reference path's. *kernels* are those that a token's attention runs on with a GPU, where the shape is one that
+  they serve ([metal/README.md](../metal/README.md)).
 
-What a layer keeps, in bytes, with H heads of K and V, of D numbers each, of s bytes (2, or 4 in float32):
+What a cache keeps, in bytes, where H heads have keys and values of D numbers, each of s bytes (2, or 4 in float32):
 
 """
 
 KEPT = {
-    "all tokens": "for each token of the text, `H * (D_key + D_value) * s`",
+    "all tokens": "for each token of a text, `H * (D_key + D_value) * s`",
     "window": "the same, for no more tokens than its window, and two blocks",
     "chunk": "the same, for no more tokens than its chunk, and two blocks",
     "latent": "for each token `(rank + D_rope) * s`, whatever the heads",
-    "state": "a fixed size for each row, whatever the tokens",
+    "state": "as much for each row, however many tokens it has, and once more for each snapshot of it",
+    "nothing": "nothing",
 }
+"""The kinds of caches, and how much each takes."""
+
+KERNELS = {"all tokens": "vector, matrix", "window": "vector, matrix", "chunk": "vector, matrix", "latent": "wide"}
+"""The Metal kernels that a token's attention over what is kept runs on, of which the cheapest for a shape is taken."""
 
 
 def page(outcomes: Mapping[str, Outcome], version: str) -> str:
     """The whole page."""
     served = {name: found for name, found in outcomes.items() if found.status is Status.SERVED}
-    kinds = [kind for kind in KEPT if any(kind in group for found in served.values() for group in found.groups)]
+    kinds = [kind for kind in KEPT if any(kind in group for found in served.values() for group in found.kept)]
     head = HEAD.format(version=version, served=len(served), all=len(outcomes), steps=STEPS, tolerance=TOLERANCE)
     return "\n".join(
         [
             head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
             "\n## Served\n",
-            *table(("model type", "layers, and what they keep", *CHECKS), [_served(*item) for item in served.items()]),
+            *table(
+                ("model type", "caches, and what they keep", *CHECKS, "simulator", "kernels"),
+                [_served(*item) for item in served.items()],
+            ),
             "\n## Refused\n",
             "Such a model is refused when it loads, with this message.\n",
             *table(
@@ -69,8 +81,9 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _served(name: str, found: Outcome) -> tuple[str, ...]:
-    kept = ", ".join(found.groups) if found.way == "paged" else found.way
-    return (_names(name), kept, *("yes" if check in found.checks else "" for check in CHECKS))
+    kernels = dict.fromkeys(KERNELS[kind] for kind in KERNELS if any(kind in kept for kept in found.kept))
+    passed = (*(check in found.checks for check in CHECKS), name in SIMULATED)
+    return (_names(name), ", ".join(found.kept), *("yes" if one else "" for one in passed), ", ".join(kernels))
 
 
 def _names(name: str) -> str:

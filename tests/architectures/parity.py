@@ -223,3 +223,8 @@ CHECKS: dict[str, Callable[[Subject], float]] = {
     "preempt": preempted,
 }
 """What is checked of every type, by its name in the table. A figure of 0: nothing of the kind took place."""
+
+SIMULATED = ("llama", "gpt_oss", "mimo_v2_flash", "gemma2", "deepseek_v3", "qwen3_next")
+"""Types that are also run on the Metal kernels in the simulator: windows, sinks, values narrower than keys, soft caps,
+latents, states.
+"""
