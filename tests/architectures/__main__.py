@@ -3,9 +3,9 @@
     python -m tests.architectures [TYPE ...] [--write]
 
 Without types, every one that mlx-lm has: some minutes. Prints a line for each, with the largest difference of a logit
-in a batch, tokens taken from the prefix cache and preemptions. `--write` keeps the outcomes in `results.json`, those of
-the given types beside the old ones, and makes `docs/models.md` of them. Exit status 1 if a type is served wrongly (then
-nothing is written), or was found otherwise than `results.json` says without `--write`.
+in a batch, tokens taken from the prefix cache, prompts whose two answers differ, and preemptions. `--write` keeps the
+outcomes in `results.json`, those of the given types beside the old ones, and makes `docs/models.md` of them. Exit
+status 1 if a type is served wrongly, which is never written, or without `--write` found otherwise than before.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ def main() -> int:
     parser.add_argument("types", nargs="*", metavar="TYPE")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    before = read_results() if RESULTS.exists() else {}
-    found = {}
+    kept = read_results() if RESULTS.exists() else {}
+    wrong, new = [], 0
     for name in asked.types or TYPES:
         figures: list[str] = []
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = outcome(name, Path(folder) / "model", figures.append)
-        one = found[name]
-        new = "" if one == before.get(name) else "  (new)"
-        what = "; ".join([one.why] if one.why else figures)
-        print(f"{name}: {one.status.value}: {what} [{time.perf_counter() - started:.1f} s]{new}", flush=True)
-    wrong = [name for name, one in found.items() if one.status is Status.WRONG]
+            found = outcome(name, Path(folder) / "model", figures.append)
+        what = "; ".join([found.why] if found.why else figures)
+        seconds = time.perf_counter() - started
+        mark = "" if found == kept.get(name) else "  (new)"
+        print(f"{name}: {found.status.value}: {what} [{seconds:.1f} s]{mark}", flush=True)
+        new += bool(mark)
+        if found.status is Status.WRONG:
+            wrong.append(name)
+        elif asked.write:
+            kept[name] = found
+            write_results({each: kept[each] for each in TYPES if each in kept})
+            PAGE.write_text(page(read_results(), version))
     if wrong:
         print(f"served wrongly: {', '.join(wrong)}")
-        return 1
-    if asked.write:
-        every = before | found
-        kept = {name: every[name] for name in TYPES if name in every}
-        write_results(kept)
-        PAGE.write_text(page(kept, version))
-        return 0
-    return 0 if all(before.get(name) == one for name, one in found.items()) else 1
+    return 1 if wrong or (new and not asked.write) else 0
 
 
 if __name__ == "__main__":

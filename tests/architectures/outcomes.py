@@ -12,13 +12,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from cortexmlx.attention.probe import probe
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.execution.way import Way, way_of
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
 from support.core_driver import Driver
 from tests.architectures.configurations import configuration
-from tests.architectures.parity import CHECKS, Subject, Wrong, subject
+from tests.architectures.parity import CHECKS, Wrong, subject
 from tests.architectures.weights import write_folder
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -35,7 +35,8 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here) or is wrong;
+    """Of one type: `why` it is refused, could not be judged (mlx-lm itself does not run it here), is wrong or runs one
+    request at a time;
     what is `kept`, by how many caches; the names of the `checks` that it passed and in which there was what they are
     about.
     """
@@ -54,9 +55,10 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
             made.try_judge()
     except (ImportError, RuntimeError) as error:
         return unjudged(name, folder, error)
-    kept, passed = (), []
+    notes, kept, passed = "", (), []
     try:
-        kept = kept_by(made)
+        way = way_of(load_model(folder).model)
+        notes, kept = " ".join(way.notes), kept_by(way)
         for check, run in CHECKS.items():
             found = run(made)
             report(f"{check} {found:.2g}")
@@ -67,7 +69,7 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
     except Exception as error:  # a failure of any kind is a result
         what = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
         return Outcome(Status.WRONG, f"{what}{without_folder(error, folder)}", kept, tuple(passed))
-    return Outcome(Status.SERVED, "", kept, tuple(passed))
+    return Outcome(Status.SERVED, notes, kept, tuple(passed))
 
 
 def unjudged(name: str, folder: Path, error: Exception) -> Outcome:
@@ -92,9 +94,13 @@ def no_exit() -> Iterator[None]:
         raise ImportError("a package that mlx-lm does not bring is missing") from error
 
 
-def kept_by(made: Subject) -> tuple[str, ...]:
-    """How many caches of a model keep what, such as "2 × window"."""
-    kinds = Counter(kind_of(spec) for spec in probe(load_model(made.folder).model))
+def kept_by(way: Way) -> tuple[str, ...]:
+    """How many caches of a model keep what, such as "2 × window"; nothing where they are mlx-lm's own."""
+    if way.most_rows is not None:
+        return ()
+    kinds: Counter[str] = Counter()
+    for group in way.groups:
+        kinds[kind_of(group.spec)] += len(group.layers)
     return tuple(f"{count} × {kind}" for kind, count in kinds.items())
 
 

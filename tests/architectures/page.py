@@ -16,7 +16,8 @@ HEAD = """\
 
 Every model type that mlx-lm {version} has, and what was found when a tiny random model of it was run here and by mlx-lm
 on the same weights, in float32. `python -m tests.architectures --write` does that and makes this page;
-`python -m tests.architectures llama` does it for one type. {served} of {all} are served.
+`python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and
+{alone} run one request at a time.
 
 What mlx-lm computes is what it gives for one sequence alone, on its own caches. In all columns every answer is the
 greedy one of {steps} tokens, token for token (forks are drawn by chance, and judged by their log-probabilities), and in
@@ -54,15 +55,25 @@ KERNELS = {"all tokens": "vector, matrix", "window": "vector, matrix", "chunk": 
 def page(outcomes: Mapping[str, Outcome], version: str) -> str:
     """The whole page."""
     served = {name: found for name, found in outcomes.items() if found.status is Status.SERVED}
-    kinds = [kind for kind in KEPT if any(kind in group for found in served.values() for group in found.kept)]
-    head = HEAD.format(version=version, served=len(served), all=len(outcomes), steps=STEPS, tolerance=TOLERANCE)
+    paged = {name: found for name, found in served.items() if found.kept}
+    alone = {name: found for name, found in served.items() if not found.kept}
+    kinds = [kind for kind in KEPT if any(kind in kept for found in paged.values() for kept in found.kept)]
+    head = HEAD.format(
+        version=version, paged=len(paged), alone=len(alone), all=len(outcomes), steps=STEPS, tolerance=TOLERANCE
+    )
     return "\n".join(
         [
             head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
-            "\n## Served\n",
+            "\n## Paged\n",
             *table(
                 ("model type", "caches, and what they keep", *CHECKS, "simulator", "kernels"),
-                [_served(*item) for item in served.items()],
+                [_paged(*item) for item in paged.items()],
+            ),
+            "\n## One request at a time\n",
+            "On mlx-lm's own caches. The engine says so when it loads such a model, with these words.\n",
+            *table(
+                ("model type", *CHECKS, "why"),
+                [(_names(name), *_passed(found), found.why) for name, found in alone.items()],
             ),
             "\n## Refused\n",
             "Such a model is refused when it loads, with this message.\n",
@@ -80,10 +91,14 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
 
 
-def _served(name: str, found: Outcome) -> tuple[str, ...]:
+def _paged(name: str, found: Outcome) -> tuple[str, ...]:
     kernels = dict.fromkeys(KERNELS[kind] for kind in KERNELS if any(kind in kept for kept in found.kept))
-    passed = (*(check in found.checks for check in CHECKS), name in SIMULATED)
-    return (_names(name), ", ".join(found.kept), *("yes" if one else "" for one in passed), ", ".join(kernels))
+    simulated = "yes" if name in SIMULATED else ""
+    return (_names(name), ", ".join(found.kept), *_passed(found), simulated, ", ".join(kernels))
+
+
+def _passed(found: Outcome) -> tuple[str, ...]:
+    return tuple("yes" if check in found.checks else "" for check in CHECKS)
 
 
 def _names(name: str) -> str:

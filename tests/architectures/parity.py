@@ -1,13 +1,14 @@
 """What a model type has to show: the engine's logits and tokens are those that mlx-lm computes on the same weights.
 
-mlx-lm, the judge, runs each sequence alone on its own caches: the prompt at once, then token by token. Each check runs
-a tiny model through the engine's core in another way, and raises `Wrong` if a single logit or token is not the judge's.
+mlx-lm, the judge, runs each sequence alone on its own caches: for the batch the prompt at once, then token by token;
+for all else prompt and answer at once. Each check runs a tiny model through the engine's core in another way, and
+raises `Wrong` if a single logit or token is not the judge's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,11 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model on disk, and mlx-lm's own of the same weights, with what it has said so far."""
+    """A tiny model on disk, and mlx-lm's own of the same weights."""
 
     name: str
     folder: Path
     judge: Any
-    _said: dict[tuple[int, ...], tuple[list[int], Logits]] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -67,13 +67,20 @@ class Subject:
         """Raises what mlx-lm raises when it cannot compute a step of this model here."""
         mx.eval(self.judge(mx.array([[1]]), cache=make_prompt_cache(self.judge)))
 
-    def judged(self, prompt: Sequence[int], answer: Sequence[int]) -> Logits:
-        """mlx-lm's logits before each token of `answer`, `[len(answer), vocab]`."""
-        known, logits = self._said.get(tuple(prompt), ([], np.zeros(0)))
-        if known[: len(answer)] != list(answer):
-            logits = _judged(self.judge, prompt, answer)
-            self._said[tuple(prompt)] = list(answer), logits
-        return logits[: len(answer)]
+    def judged(self, prompt: Sequence[int], answer: Sequence[int], *, steps: bool) -> Logits:
+        """mlx-lm's logits before each token of `answer`, `[len(answer), vocab]`: with `steps` from the prompt at once
+        and then token by token, else from prompt and answer at once.
+        """
+        cache = make_prompt_cache(self.judge)
+        if not steps:
+            text = mx.array([[*prompt, *answer[:-1]]])
+            return np.array(self.judge(text, cache=cache)[0, len(prompt) - 1 :].astype(mx.float32))
+        logits = [self.judge(mx.array([list(prompt)]), cache=cache)[0, -1]]
+        mx.eval(logits)
+        for token in answer[:-1]:
+            logits.append(self.judge(mx.array([[token]]), cache=cache)[0, -1])
+            mx.eval(logits[-1])  # a step's keys may be a view of a buffer that the next step writes
+        return np.array(mx.stack(logits).astype(mx.float32))
 
 
 def subject(name: str, folder: Path) -> Subject:
@@ -98,23 +105,13 @@ class Recorder:
         return np.array(mx.stack([self._seen[len(prompt) + i] for i in range(len(answer))]))
 
 
-def _judged(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> Logits:
-    cache = make_prompt_cache(model)
-    logits = [model(mx.array([list(prompt)]), cache=cache)[0, -1]]
-    mx.eval(logits)
-    for token in answer[:-1]:
-        logits.append(model(mx.array([[token]]), cache=cache)[0, -1])
-        mx.eval(logits[-1])  # a step's keys may be a view of a buffer that the next step writes
-    return np.array(mx.stack(logits).astype(mx.float32))
-
-
 def compare(
     subject: Subject, prompt: Sequence[int], answer: Sequence[int], mine: Logits | None = None, what: str = ""
 ) -> float:
     """The largest difference of a logit to mlx-lm's along a greedy answer; without logits, how far the answer's tokens
     are from mlx-lm's best. Raises Wrong beyond the tolerance.
     """
-    theirs = subject.judged(prompt, answer)
+    theirs = subject.judged(prompt, answer, steps=mine is not None)
     if np.isnan(theirs).any():
         raise ValueError("mlx-lm's logits are not numbers")
     below = theirs.max(axis=-1) - theirs[np.arange(len(answer)), list(answer)]
@@ -190,7 +187,7 @@ def forked(subject: Subject) -> int:
         first = driver.result(handle)
         different += first.token_ids != first.others[0].token_ids
         for answer in (first, *first.others):
-            logits = subject.judged(prompt, answer.token_ids).astype(np.float64)
+            logits = subject.judged(prompt, answer.token_ids, steps=False).astype(np.float64)
             logits -= logits.max(axis=-1, keepdims=True)
             chosen = logits[np.arange(len(logits)), list(answer.token_ids)]
             theirs = chosen - np.log(np.exp(logits).sum(axis=-1))
