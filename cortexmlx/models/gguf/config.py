@@ -312,6 +312,8 @@ def _long_rope(meta: Metadata) -> dict[str, Any]:
             raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims // 2} factors. Download the file again.")
         factors[name] = read_floats(info)
     context, original = (meta.arch_integer(k) for k in ("context_length", "rope.scaling.original_context_length"))
+    if original == 1:
+        raise ModelCorrupt(f"{meta.file} says that it was trained on texts of one token. Download the file again.")
     used = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
     stated = meta.arch_number("rope.scaling.attn_factor", 1.0)
     if not math.isclose(stated, used, rel_tol=1e-4):

@@ -97,8 +97,7 @@ def _build_model(header: GGUFHeader, description: Description, names: dict[str, 
                 weights[f"{module}.biases"] = found.biases
         else:
             weights[parameter] = found
-    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
-    model = arch.Model(arch.ModelArgs.from_dict(description.config))
+    model = _plain_model(header, description)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     _pack(header, model, packed, dtype)
@@ -112,6 +111,14 @@ def _build_model(header: GGUFHeader, description: Description, names: dict[str, 
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def _plain_model(header: GGUFHeader, description: Description) -> Any:
+    arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
+    try:
+        return arch.Model(arch.ModelArgs.from_dict(description.config))
+    except (ArithmeticError, ValueError, RuntimeError) as error:  # numbers that no model has, such as a base of 1
+        raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
 
 
 def _tensors(

@@ -28,6 +28,9 @@ END_NAMES = frozenset(
 # Where answers come in several messages, this ends one of them, and <|return|> the last.
 MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
 
+# The control tokens of Phi 3 that leave the spaces after them alone. The file does not say it of any.
+PHI3_KEEPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+
 
 def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tuple[str, ...]]:
     """The tokenizer that `header` describes, and notes for the user.
@@ -79,7 +82,9 @@ def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template
     standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
     added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
     shown = {token for token, index in added.items() if types[index] == PieceType.USER_DEFINED}
-    return SentencePieceTokenizer(model, special, template, added, shown=shown)
+    controls = added.keys() - shown
+    swallowing = controls - PHI3_KEEPING | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
+    return SentencePieceTokenizer(model, special, template, added, shown=shown, swallowing=swallowing)
 
 
 def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:

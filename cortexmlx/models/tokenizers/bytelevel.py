@@ -50,6 +50,14 @@ _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_WORDS))
 _LLAMA3_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
 _QWEN2_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_O200K_WORDS = "|".join(
+    (
+        *(rf"{word}{_CONTRACTION}?" for word in _CASED_WORD.split("|")),
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        _SPACES,
+    )
+)
 _TEKKEN_WORDS = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -64,6 +72,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
+    "dbrx": PreTokenizer((_LLAMA3_WORDS,)),
+    "gpt-4o": PreTokenizer((_O200K_WORDS,)),
     "qwen2": PreTokenizer((_QWEN2_WORDS,), nfc=True),
     "deepseek-r1-qwen": PreTokenizer((_QWEN2_WORDS,)),
     "tekken": PreTokenizer((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 SPACE = "\u2581"
+_SPACES = re.compile(r"\s*")
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -29,8 +30,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     `added` are texts that stand for one id wherever they occur, also ids beyond the model's own pieces; they and
     control pieces are what skipping special tokens leaves out, but for those in `shown`. `prefix_after_added`: text
-    that follows such a token gets the model's leading space again, as text at the very beginning does. Raises
-    ModelCorrupt when sentencepiece refuses the model.
+    that follows such a token gets the model's leading space again, as text at the very beginning does. Spaces that
+    follow one of `swallowing` are dropped. Raises ModelCorrupt when sentencepiece refuses the model.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SentencePieceTokenizer(Tokenizer):
         added: Mapping[str, int] | None = None,
         prefix_after_added: bool = True,
         shown: Collection[str] = (),
+        swallowing: Collection[str] = (),
     ) -> None:
         from sentencepiece import SentencePieceProcessor
 
@@ -60,13 +62,14 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(tokens, special, chat_template)
         self._added = added
         self._hidden = added.keys() - set(shown)
+        self._swallowing = frozenset(swallowing)
         self._cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
         self._pieces = [self._piece(index) for index in range(count)]
         dummy_prefix, no_extra_spaces = leading_space_flags(model)
         self._leading = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
         if no_extra_spaces:
             self._leading = LeadingSpace.DROP_ALL
-        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not no_extra_spaces
+        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not (no_extra_spaces or swallowing)
 
     def _piece(self, index: int) -> Piece:
         core = self._first
@@ -87,7 +90,8 @@ class SentencePieceTokenizer(Tokenizer):
         for match in self._cut.finditer(text):
             ids += self._encode_run(self._later if done else self._first, text[done : match.start()])
             ids.append(self._added[match[0]])
-            done = match.end()
+            spaces = _SPACES.match(text, match.end()) if match[0] in self._swallowing else None
+            done = spaces.end() if spaces else match.end()
         return ids + self._encode_run(self._later if done else self._first, text[done:])
 
     @staticmethod

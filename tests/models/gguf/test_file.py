@@ -87,6 +87,45 @@ def test_a_tensor_named_twice_is_corrupt(tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_a_key_named_twice_is_corrupt(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", {"kk": 1, "kx": 2}, {})
+    path.write_bytes(path.read_bytes().replace(b"kx", b"kk"))
+    with pytest.raises(ModelCorrupt, match="'kk' appears twice"):
+        read_header(path)
+
+
+def test_tensors_that_overlap_are_named(tmp_path: Path) -> None:
+    stored = {"first": ("F32", (16,), bytes(64)), "second": ("F32", (16,), bytes(64))}
+    path = write_gguf(tmp_path / "a.gguf", {}, stored)
+    content = path.read_bytes()
+    entry = content.index(b"second") + len(b"second") + 4 + 8 + 4
+    assert struct.unpack_from("<Q", content, entry) == (64,)
+    path.write_bytes(content[:entry] + struct.pack("<Q", 32) + content[entry + 8 :])
+    with pytest.raises(ModelCorrupt, match="'first' and 'second' overlap"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("kind", [0, 7, 8])
+def test_lists_beyond_any_vocabulary_are_refused_where_the_file_has_the_bytes(tmp_path: Path, kind: int) -> None:
+    """Each item becomes an object of its own, far larger than its byte."""
+    count = (1 << 23) + 1
+    body = struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, kind, count)
+    with (tmp_path / "a.gguf").open("wb") as file:
+        file.write(b"GGUF" + body)
+        file.truncate(count * (8 if kind == 8 else 1) + 1000)
+    with pytest.raises(ModelCorrupt, match=f"{count} values"):
+        read_header(tmp_path / "a.gguf")
+
+
+def test_a_text_beyond_any_template_is_refused_where_the_file_has_the_bytes(tmp_path: Path) -> None:
+    length = (1 << 24) + 1
+    with (tmp_path / "a.gguf").open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", length))
+        file.truncate(length + 1000)
+    with pytest.raises(ModelCorrupt, match=f"{length} bytes"):
+        read_header(tmp_path / "a.gguf")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf", type_name="Q4_1").read_bytes()

@@ -12,6 +12,7 @@ import pytest
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import read_header
+from support.gguf_export import export, tiny
 from support.gguf_models import BASE, HEAD_DIM, logits, metadata, tensors, values, write_model
 from support.gguf_writer import Uint32, decode, encode, write_gguf
 
@@ -203,10 +204,14 @@ print(seen)
 """
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(3000, marks=pytest.mark.slow)])
-def test_loading_a_damaged_file_never_crashes_the_process(tmp_path: Path, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("llama", 60), *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in tiny())],
+)
+def test_loading_a_damaged_file_never_crashes_the_process(tmp_path: Path, name: str, rounds: int) -> None:
     """In a process of its own, because a crash in native code would take the test run with it."""
-    path = write_gguf(tmp_path / "whole.gguf", metadata(), tensors("Q4_1", layers=2))
+    path = tmp_path / "whole.gguf"
+    export(path, tiny()[name], lambda tensor: "MXFP4" if "down" in tensor else "Q5_1")
     header_bytes = min(info.offset for info in read_header(path).tensors.values())
     done = subprocess.run(
         [sys.executable, "-c", DAMAGE, str(path), str(tmp_path / "damaged.gguf"), str(rounds), str(header_bytes)],

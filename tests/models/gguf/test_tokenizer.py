@@ -10,7 +10,9 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from support.gguf_models import metadata, refused, tensors, write_model
+from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.tokenizer import build_tokenizer
+from support.gguf_models import byte_vocabulary, metadata, refused, tensors, write_model
 from support.gguf_writer import Uint32, encode, write_gguf
 from support.sentencepieces import TEXTS, judge
 
@@ -49,6 +51,16 @@ def test_every_token_that_ends_a_turn_ends_a_generation(tmp_path: Path) -> None:
     loaded = load_model(write_model(tmp_path / "tiny.gguf", header=header))
     assert loaded.tokenizer.eos_token_ids == {5, 6, count - 1}  # and <|im_end|>, a control token, by its name
     assert loaded.config["eos_token_id"] == [5, 6, count - 1]
+
+
+def test_the_end_of_one_of_several_messages_is_not_the_end_of_the_answer(tmp_path: Path) -> None:
+    for extra, ends in (("<|end|>", "<|call|>"), {"<|call|>"}), (("<|end|>", "<|return|>"), {"<|return|>"}):
+        tokens, types = byte_vocabulary(extra)
+        header = metadata() | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+        header["tokenizer.ggml.eos_token_id"] = Uint32(tokens.index(max(ends)))
+        loaded = load_model(write_model(tmp_path / "tiny.gguf", header=header)).tokenizer
+        found = {tokens[index] for index in loaded.eos_token_ids}
+        assert found == (ends if "<|return|>" in extra else {*ends, "<|end|>"})
 
 
 def gguf_with(kind: str, path: Path, **changes: Any) -> Path:
@@ -118,6 +130,48 @@ def test_gguf_can_ask_for_no_leading_space(tmp_path: Path) -> None:
     core = judge("llama")
     assert next(core.id_to_piece(i) for i in tokenizer.encode("Hello"))[0] == "H"
     assert tokenizer.decode(tokenizer.encode(" Hello")) == " Hello"
+
+
+def test_an_unknown_token_that_is_written_as_a_control_token_is_one_all_the_same(tmp_path: Path) -> None:
+    core = judge("llama")
+    types = [3 if i == core.unk_id() else 6 if core.is_byte(i) else 3 if core.is_control(i) else 1 for i in range(400)]
+    types += [1] * (core.vocab_size() - len(types))
+    tokenizer = load_model(gguf_with("llama", tmp_path / "a.gguf", tokenizer__ggml__token_type=types)).tokenizer
+    assert tokenizer.encode("Hello world") == [core.bos_id(), *core.encode("Hello world")]
+    assert tokenizer.unk_token_id == core.unk_id()
+
+
+def marked(path: Path, architecture: str = "llama") -> Any:
+    """A tokenizer with two tokens more, the first of which belongs to the text while the second does not."""
+    core = judge("llama")
+    count = core.vocab_size()
+    header = read_header(gguf_with("llama", path)).metadata
+    added = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.tokens": [*header["tokenizer.ggml.tokens"], "<table>", "<|user|>"],
+        "tokenizer.ggml.token_type": [*header["tokenizer.ggml.token_type"], 4, 3],
+        "tokenizer.ggml.scores": [*header["tokenizer.ggml.scores"], 0.0, 0.0],
+    }
+    return build_tokenizer(read_header(gguf_with("llama", path, **added)), count + 2)[0]
+
+
+def test_tokens_that_belong_to_the_text_are_not_skipped_with_the_special_ones(tmp_path: Path) -> None:
+    tokenizer = marked(tmp_path / "a.gguf")
+    ids = tokenizer.encode("<|user|>a<table>b", add_special_tokens=False)
+    assert set(ids) > {tokenizer.vocab_size - 2, tokenizer.vocab_size - 1}
+    assert tokenizer.decode(ids, skip_special_tokens=True).replace(" ", "") == "a<table>b"
+    assert tokenizer.decode(ids).replace(" ", "") == "<|user|>a<table>b"
+
+
+def test_control_tokens_of_phi_3_swallow_the_spaces_after_them(tmp_path: Path) -> None:
+    tokenizer, core = marked(tmp_path / "a.gguf", "phi3"), judge("llama")
+    table, user = core.vocab_size(), core.vocab_size() + 1
+    spaced = "<|user|>\n  a b<s> c<table> d</s>\te"
+    tight = [user, *core.encode("a b"), 1, *core.encode(" c"), table, *core.encode(" d"), 2, *core.encode("e")]
+    assert tokenizer.encode(spaced, add_special_tokens=False) == tight
+    assert tokenizer.least_tokens.of(spaced) <= len(tight)
+    other = marked(tmp_path / "b.gguf")
+    assert len(other.encode(spaced, add_special_tokens=False)) > len(tight)
 
 
 def test_gguf_scores_that_do_not_fit_are_corrupt(tmp_path: Path) -> None:
