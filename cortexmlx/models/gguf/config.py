@@ -133,7 +133,11 @@ def activation_type(header: GGUFHeader, description: Description) -> str:
     """The one MLX type for activations and all numbers that are not packed: that of the matrices, float32 where they
     would lose bits otherwise. Of packed matrices float16, or bfloat16 where activations pass its largest number.
     """
-    matrices = [info for name, info in header.tensors.items() if len(info.shape) > 1 and not name.endswith(_ROUTERS)]
+    matrices = (
+        info
+        for name, info in header.tensors.items()
+        if len(info.shape) > 1 and name.endswith(".weight") and not name.endswith(_ROUTERS)
+    )
     kinds = {info.type_name for info in matrices}
     wide_range = description.architecture.wide_range
     if "F32" in kinds or ("F16" in kinds and ("BF16" in kinds or wide_range)):
