@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
+from support.gguf_export import tiny
 from support.tiny import CONFIGS, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +162,15 @@ def test_experts_are_switch_layers_packed_and_plain() -> None:
     packed = plain.to_quantized(group_size=32, bits=4)
     assert isinstance(packed, layers.QuantizedSwitchLinear) and "bias" in packed
     assert (packed.group_size, packed.bits, packed.mode) == (32, 4, "affine")
+    assert parameters(layers.QuantizedSwitchLinear.__init__)[1:7] == [
+        "input_dims",
+        "output_dims",
+        "num_experts",
+        "bias",
+        "group_size",
+        "bits",
+    ]
+    assert parameters(layers.QuantizedSwitchLinear.__call__) == ["self", "x", "indices", "sorted_indices"]
 
 
 def test_scaled_rotary_positions_keep_their_wavelengths_where_they_can_be_set() -> None:
@@ -174,9 +184,9 @@ def test_scaled_rotary_positions_keep_their_wavelengths_where_they_can_be_set() 
     assert mx.abs(rope(x, offset=9) - before).max().item() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", tiny())
 def test_architectures_of_gguf_files_build_from_a_mapping(name: str) -> None:
-    assert built(LLAMA | {"model_type": name, "tie_word_embeddings": False}).layers
+    assert built(tiny()[name].config).layers
 
 
 def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.architectures import ARCHITECTURES
+from cortexmlx.models.gguf.architectures import ARCHITECTURES, MIXTRAL
+from cortexmlx.models.gguf.tensors import READ_TYPES
+from cortexmlx.models.tokenizers.bytelevel import PRE_TOKENIZERS
 from support.gguf_export import export, logits_of, tiny
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -51,3 +53,10 @@ def test_quantized_files_compute_what_their_bytes_say(tmp_path: Path, name: str,
 
 def test_every_architecture_is_judged() -> None:
     assert {model.architecture for model in tiny().values()} == set(ARCHITECTURES)
+
+
+def test_the_page_names_everything_that_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gguf.md").read_text()
+    wanted = [*READ_TYPES, *(f"`{name}`" for name in (*ARCHITECTURES, *PRE_TOKENIZERS))]
+    wanted += [f"`{found.model_type}`" for found in (*ARCHITECTURES.values(), MIXTRAL)]
+    assert [name for name in wanted if name not in page] == []
