@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.errors import ModelUnsupported
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
@@ -103,6 +104,11 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
     if dequantize is None:
         dequantize = slow_below_float32 and float32_pays(weights.parameter_count(model), memory_bytes())
     packed = weights.weight_bytes(model)
+    if slow_below_float32 and weights.quantizes_activations(model):
+        raise ModelUnsupported(
+            "MLX's CPU build does not compute layers that quantize their activations, as config.json asks "
+            "(quantize_activations)."
+        )
     if dequantize:
         weights.to_float32(model)
         grown = weights.weight_bytes(model)
@@ -111,6 +117,12 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
         return (f"weights are float32 in memory, for speed ({grown / 1e6:.0f} MB instead of {packed / 1e6:.0f} MB)",)
     if not slow_below_float32:
         return ()
+    if what := weights.only_on_a_gpu(model):
+        size = weights.parameter_count(model) * 4 / 1e9
+        raise ModelUnsupported(
+            f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size:.1f} GB: "
+            "Engine(..., dequantize=True) does that."
+        )
     weights.activations_to_float32(model)
     return ("weights stay quantized, which is slow on a CPU",) if weights.is_quantized(model) else ()
 

@@ -10,12 +10,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.bitlinear_layers import BitLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 
 def is_quantized(model: Any) -> bool:
     """Whether any layer of the model holds packed weights."""
-    return any("scales" in layer for _, layer in model.named_modules())
+    return any("scales" in layer or isinstance(layer, BitLinear) for _, layer in model.named_modules())
 
 
 def to_float32(model: Any) -> None:
@@ -38,9 +39,9 @@ def activations_to_float32(model: Any) -> None:
 
 def _plain_twin(layer: Any) -> Any:
     """The plain layer with the values that the packed one stands for; None for a layer that is not packed."""
-    if "global_scale" in layer:
-        return None
     plain: Any
+    if isinstance(layer, BitLinear):
+        return _without_ternary_codes(layer)
     if isinstance(layer, nn.QuantizedLinear):
         plain = nn.Linear(1, 1, bias="bias" in layer)
     elif isinstance(layer, nn.QuantizedEmbedding):
@@ -49,12 +50,57 @@ def _plain_twin(layer: Any) -> Any:
         plain = SwitchLinear(1, 1, 1, bias="bias" in layer)
     else:
         return None
-    plain.weight = mx.dequantize(
-        layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode
-    )
+    if "global_scale" in layer:
+        parts = zip(layer.weight, layer.scales, layer.global_scale, strict=True)
+        plain.weight = mx.stack([_expanded(layer, *part) for part in parts])
+    else:
+        plain.weight = _expanded(layer, layer.weight, layer.scales)
     if "bias" in layer:
         plain.bias = layer.bias
     return plain
+
+
+def _expanded(layer: Any, codes: mx.array, scales: mx.array, whole: mx.array | None = None) -> mx.array:
+    """The float32 numbers that a packed layer's codes stand for. `whole` scales them all together."""
+    return mx.dequantize(
+        codes,
+        scales,
+        layer.get("biases"),
+        layer.group_size,
+        layer.bits,
+        layer.mode,
+        global_scale=whole,
+        dtype=None if layer.mode == "affine" else mx.float32,
+    )
+
+
+def _without_ternary_codes(layer: Any) -> Any:
+    """BitNet's layer as a plain one. A byte has four codes of two bits, for rows that lie a quarter of all rows apart;
+    a code less one is -1, 0 or 1.
+    """
+    rows = layer.out_features
+    codes = mx.concatenate([(layer.weight >> shift) & 3 for shift in (0, 2, 4, 6)])[:rows]
+    scale = layer.weight_scale.astype(mx.float32)
+    plain = nn.Linear(1, 1, bias="bias" in layer)
+    plain.weight = (codes.astype(mx.float32) - 1) * (1 / scale if layer.invert_weight_scales else scale)
+    if "bias" in layer:
+        plain.bias = layer.bias
+    return plain
+
+
+def only_on_a_gpu(model: Any) -> str | None:
+    """What of the model MLX's CPU build cannot compute as it is packed; None if it can compute everything."""
+    for _, layer in model.named_modules():
+        if isinstance(layer, BitLinear):
+            return "BitNet's ternary layers"
+        if isinstance(layer, QuantizedSwitchLinear) and "global_scale" in layer:
+            return "nvfp4 experts with a scale for each of them"
+    return None
+
+
+def quantizes_activations(model: Any) -> bool:
+    """Whether any layer multiplies packed activations by packed weights."""
+    return any(isinstance(layer, nn.QQLinear) for _, layer in model.named_modules())
 
 
 def parameter_count(model: Any) -> int:
@@ -65,6 +111,8 @@ def parameter_count(model: Any) -> int:
         arrays = dict(tree_flatten(layer.parameters()))
         if "scales" in arrays and hasattr(layer, "bits"):
             count += arrays["weight"].size * 32 // layer.bits + (arrays["bias"].size if "bias" in arrays else 0)
+        elif isinstance(layer, BitLinear):
+            count += layer.in_features * layer.out_features + (arrays["bias"].size if "bias" in arrays else 0)
         else:
             count += sum(array.size for array in arrays.values() if isinstance(array, mx.array))
     return count

@@ -9,11 +9,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import llama, qwen3_moe
+from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.utils import dequantize_model, get_total_parameters
 
 from cortexmlx.models.weights import (
     activations_to_float32,
     is_quantized,
+    only_on_a_gpu,
     parameter_count,
     to_float32,
     weight_bytes,
@@ -113,3 +115,47 @@ def test_only_activations_widen_when_weights_stay_packed() -> None:
     activations_to_float32(model)
     assert is_quantized(model) and model(mx.array([TOKENS])).dtype == mx.float32
     assert np.array_equal(np.array(model.model.layers[0].mlp.up_proj.weight), before)
+
+
+def test_experts_with_a_scale_of_their_own_are_expanded_by_the_format() -> None:
+    """nvfp4: codes of floats with 2 exponent and 1 mantissa bits, a float of 4 and 3 bits for 16 of them, and for an
+    expert the largest number of all, which the largest code times the largest of these stands for.
+    """
+    mx.random.seed(4)
+    model = experts()
+    layer = model.layers[0].mlp.switch_mlp.up_proj.to_quantized(16, 4, "nvfp4", global_scale=True)
+    model.layers[0].mlp.switch_mlp.up_proj = layer
+    assert only_on_a_gpu(model) is not None
+    packed = np.array(layer.weight).view(np.uint8)
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(4, 32, 64)
+    floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    signed = np.concatenate([floats, -floats])[codes]
+    stored = np.array(layer.scales)
+    exponent, mantissa = (stored >> 3 & 15).astype(int), stored & 7
+    scales = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+    whole = np.array(layer.global_scale, np.float64)[:, None, None] / (6 * 448)
+    to_float32(model)
+    found = np.array(model.layers[0].mlp.switch_mlp.up_proj.weight, np.float64)
+    assert np.abs(found - signed * scales.repeat(16, -1) * whole).max() < 1e-6 * np.abs(found).max()
+    assert only_on_a_gpu(model) is None
+
+
+@pytest.mark.parametrize("method", ["bitnet", "autobitlinear"])
+def test_ternary_layers_are_expanded_by_the_format(method: str) -> None:
+    """A row's code is in the byte of the row that many quarters before it."""
+    model = dense()
+    bitnet_quantize(model, {"linear_class": method, "modules_to_not_convert": ["lm_head"]})
+    layer, rng = model.layers[1].mlp.down_proj, np.random.default_rng(5)
+    values = rng.integers(-1, 2, (64, 96))
+    quarters = (values + 1).astype(np.uint8).reshape(4, 16, 96)
+    layer.weight = mx.array(quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6)
+    layer.weight_scale = mx.array([2.5], mx.bfloat16)
+    assert is_quantized(model) and only_on_a_gpu(model) is not None
+    parameters = parameter_count(model)
+    to_float32(model)
+    assert np.array_equal(
+        np.array(model.layers[1].mlp.down_proj.weight),
+        (values * (2.5 if method == "autobitlinear" else 1 / 2.5)).astype(np.float32),
+    )
+    assert parameter_count(model) == parameters == parameter_count(dense()) and not is_quantized(model)
+    assert logits(model).shape == (1, 8, 64)
