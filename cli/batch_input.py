@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import Message, SamplingParams
+from cortexmlx.request import Message, SamplingParams, plain_message
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
@@ -186,11 +186,8 @@ def _messages(messages: Any) -> list[Message]:
 def _message(message: dict[str, Any]) -> Message:
     if not isinstance(message.get("role"), str):
         raise InvalidRequest("a message has no `role`")
+    message = plain_message(message)
     content = message.get("content")
-    if isinstance(content, list):  # the OpenAI API's parts
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
-            raise InvalidRequest("only text parts are supported in a message's `content`")
-        content = "".join(p["text"] for p in content)
     if not isinstance(content, str):
         raise InvalidRequest(f"a message's `content` must be text, not {type(content).__name__}")
     return {**message, "content": _checked(content) if content else content}

@@ -77,6 +77,11 @@ def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> Corte
         return ModelUnsupported(f"mlx-lm does not load {folder}: {why}")
     if isinstance(error, ValueError):
         return ModelCorrupt(f"the weights in {folder} do not fit its config.json: {why}")
+    if isinstance(error, KeyError):
+        return ModelCorrupt(
+            f"mlx-lm looks for {why} in the config.json or among the weights of {folder}, which {kind!r} needs: one of "
+            "the two is incomplete, or names its parts in a way that mlx-lm does not know."
+        )
     return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {why}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
-from cortexmlx.request import Message
+from cortexmlx.request import Message, plain_message
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template)."""
@@ -41,7 +41,7 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
     if not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest(_PROMPT_KINDS)
     try:
-        rendered = tokenizer.render(items)
+        rendered = tokenizer.render([plain_message(item) for item in items])
         return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
     except CortexError:
         raise

@@ -86,7 +86,10 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         (b'{"prompt": "\\ud800"}', "a NUL or half of a surrogate pair"),
         ({"messages": []}, "`messages` must be a list of objects"),
         ({"messages": [{"content": "hi"}]}, "a message has no `role`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts are supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "part of type 'image_url'",
+        ),
         ({"messages": [{"role": "user"}]}, "a message's `content` must be text, not NoneType"),
         ({"prompt": "hi", "temperature": -1}, "temperature is -1, but must be a number in [0, 100]"),
         ({"prompt": "hi", "max_tokens": "many"}, "max_tokens is 'many'"),

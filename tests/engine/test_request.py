@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.request import plain_message
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("max_tokens", "top_k", "repetition_context", "seed", "logprobs", "n", "best_of", "priority")
@@ -238,3 +239,28 @@ def test_parameters_are_values(params: SamplingParams) -> None:
 def test_the_best_of_fewer_than_n_is_refused() -> None:
     assert "best_of is 2, but must be an integer in 3..128" in refusal(n=3, best_of=2)
     SamplingParams(n=3, best_of=3).validate()
+
+
+def test_a_messages_parts_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a "}, "b", {"type": "input_text", "text": " c"}]
+    assert plain_message({"role": "user", "content": parts, "name": "x"}) == {
+        "role": "user",
+        "content": "a b c",
+        "name": "x",
+    }
+    for content in ("a", None, {"anything": "else"}):
+        assert plain_message({"content": content}) == {"content": content}
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "'image_url'"),
+        ({"type": "image"}, "'image'"),
+        ({"type": "text", "text": None}, "'text'"),
+        (b"bytes", "'bytes'"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_its_type(part: object, kind: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"part of type {kind}, but only text is read: images"):
+        plain_message({"role": "user", "content": [{"type": "text", "text": "look"}, part]})
