@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -166,3 +166,31 @@ class PieceDetokenizer(Detokenizer):
                 self._pending = self._pending[1:]
             else:
                 self._pending = b""
+
+
+class WindowDetokenizer(Detokenizer):
+    """The text is what `decode` makes of all tokens together, where a token's own text depends on those before it: the
+    text that the newest ones add to that of the ones just before them.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self._begin = self._told = 0
+
+    def add_token(self, token: int) -> None:
+        self.tokens.append(token)
+        self._grow(final=False)
+
+    def finalize(self) -> None:
+        self._grow(final=True)
+
+    def _grow(self, final: bool) -> None:
+        before = self._decode(self.tokens[self._begin : self._told])
+        text = self._decode(self.tokens[self._begin :])
+        if final or (len(text) > len(before) and not text.endswith("\ufffd")):
+            self._text.append(text[len(before) :])
+            self._begin, self._told = self._told, len(self.tokens)

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from cortexmlx.models.tokenizers.alphabet import token_bytes
-from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
+from cortexmlx.models.tokenizers.detokenize import (
+    ByteDetokenizer,
+    Detokenizer,
+    LeadingSpace,
+    Piece,
+    PieceDetokenizer,
+    WindowDetokenizer,
+)
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
 
 
 def with_exact_text(tokenizer: Any) -> Any:
-    """The same TokenizerWrapper; if its tokens are byte-level, its detokenizers are ours from now on.
+    """The same TokenizerWrapper; its detokenizers are ours from now on, for the kinds of tokens that are known here.
 
-    mlx-lm's own one for such tokens loses the first space of an answer, which is part of a continued text, shows NUL
-    bytes as another character, fails on ids that a vocabulary leaves out, and takes longer per token the longer a run
-    of broken UTF-8 gets. Other kinds of detokenizer stay as they are.
+    mlx-lm's own one for byte-level tokens loses the first space of an answer, which is part of a continued text, shows
+    NUL bytes as another character, fails on ids that a vocabulary leaves out, and takes longer per token the longer a
+    run of broken UTF-8 gets. The one for sentencepiece's tokens fails on ids beyond the vocabulary, which a padded
+    embedding can produce. The one for all others loses the space that a line begins with.
     """
-    from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer
-
-    if isinstance(tokenizer.detokenizer, BPEStreamingDetokenizer):
-        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        pieces = [b"" if token is None else token_bytes(token) for token in tokens]
-        tokenizer._detokenizer = ByteDetokenizer(pieces)  # copied and reset for every request
+    exact = _detokenizer(tokenizer)
+    if exact is not None:
+        tokenizer._detokenizer = exact  # copied and reset for every request
     return tokenizer
+
+
+def _detokenizer(tokenizer: Any) -> Detokenizer | None:
+    from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, SPMStreamingDetokenizer
+
+    theirs = tokenizer.detokenizer
+    if isinstance(theirs, BPEStreamingDetokenizer) or _is_byte_level(tokenizer):
+        return ByteDetokenizer([b"" if token is None else token_bytes(token) for token in _tokens(tokenizer)])
+    if isinstance(theirs, SPMStreamingDetokenizer):
+        leading = LeadingSpace.DROP_ONE if theirs.trim_space else LeadingSpace.KEEP
+        return PieceDetokenizer([_piece(token or "") for token in _tokens(tokenizer)], leading)
+    return WindowDetokenizer(tokenizer.decode) if isinstance(theirs, NaiveStreamingDetokenizer) else None
+
+
+def _tokens(tokenizer: Any) -> list[str | None]:
+    tokens: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return tokens
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether the tokens are byte-level although mlx-lm does not see it: it looks into tokenizer.json, which a folder
+    with its vocabulary and merges in files of their own does not have.
+    """
+    core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
+    decoder = getattr(core, "decoder", None)
+    return decoder is not None and json.loads(decoder.__getstate__()).get("type") == "ByteLevel"
+
+
+def _piece(token: str) -> Piece:
+    byte = _BYTE.fullmatch(token)
+    text = token.replace(_SPACE, " ")
+    return Piece(text, marked=text.startswith(" "), byte=int(byte[1], 16) if byte else None)
