@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     blas.preload()
     import mlx.core as mx
 
-    from cortexmlx.models.weights import parameter_count, weight_bytes
+    from cortexmlx.models.weights import expand, only_on_a_gpu, parameter_count, weight_bytes
 
     model = _lazy_model(dict(config))
     dtype = _dtype(config)
@@ -62,19 +62,20 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     parameters = parameter_count(model)
     try:
         _quantize(model, config)
+        stored, widened = weight_bytes(model), weight_bytes(model, widened=True)
+        if mx.default_device() == mx.cpu and only_on_a_gpu(model) is not None:
+            expand(model)  # as the engine does
         vocab_size, groups = _caches(model, dtype)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         kind = config["model_type"]
         raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
     way, refusal = _way(model)
-    stored = weight_bytes(model)
-    model.set_dtype(mx.float32)
     return Skeleton(
         architecture=str(config["model_type"]),
         parameters=parameters,
         weight_bytes=stored,
-        widened_bytes=weight_bytes(model),
+        widened_bytes=widened,
         vocab_size=vocab_size,
         context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,

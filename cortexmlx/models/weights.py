@@ -26,9 +26,14 @@ def to_float32(model: Any) -> None:
     twin here stay packed, and right.
     """
     model.set_dtype(mx.float32)
+    expand(model)
+    activations_to_float32(model)
+
+
+def expand(model: Any) -> None:
+    """Replace the model's quantized layers by plain ones, in place; nothing is computed yet."""
     plain = [(path, twin) for path, layer in model.named_modules() if (twin := _plain_twin(layer)) is not None]
     model.update_modules(tree_unflatten(plain))
-    activations_to_float32(model)
 
 
 def activations_to_float32(model: Any) -> None:
@@ -118,6 +123,7 @@ def parameter_count(model: Any) -> int:
     return count
 
 
-def weight_bytes(model: Any) -> int:
-    """What the model's weights take in memory."""
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+def weight_bytes(model: Any, *, widened: bool = False) -> int:
+    """What the model's weights take in memory; `widened`: with every floating number as float32."""
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    return sum(4 * a.size if widened and mx.issubdtype(a.dtype, mx.floating) else a.nbytes for a in arrays)

@@ -1,5 +1,5 @@
 """Models with Metal kernels of their own: refused by name where MLX cannot run them, and paged where it can, which the
-simulator stands for.
+simulator stands for. On a CPU BitNet's layers are float32 instead, and must give what its kernel gives.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ def simulate_all(patch: pytest.MonkeyPatch) -> None:
 both = pytest.mark.parametrize("config", [BITNET, MUSE_SPARK], ids=lambda config: config["model_type"])
 
 
-@both
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU runs them")
-def test_without_a_gpu_they_are_refused_by_name(config: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ModelUnsupported, match=f"^{config['model_type']}: it has Metal kernels .* needs an Apple GPU$"):
-        Driver(write_tiny(tmp_path / "model", "llama", **config))
+def test_without_a_gpu_they_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnsupported, match=r"^muse_spark: it has Metal kernels .* needs an Apple GPU$"):
+        Driver(write_tiny(tmp_path / "model", "llama", **MUSE_SPARK))
 
 
 @both

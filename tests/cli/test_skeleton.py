@@ -85,3 +85,10 @@ def test_one_request_at_a_time_is_said_with_its_reason(unpaged: None) -> None:
     skeleton = build(QWEN3_8B)
     assert skeleton.refusal is None and skeleton.most_rows == 1
     assert skeleton.notes == ("one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so",)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU computes them packed")
+def test_what_becomes_float32_on_a_cpu_is_not_refused_there() -> None:
+    skeleton = build(CONFIGS["llama"] | {"model_type": "bitnet"})
+    assert skeleton.refusal is None
+    assert skeleton.weight_bytes < skeleton.parameters, "two bits for each of most"
