@@ -38,7 +38,6 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
         types = f"{weights[wrong[0]].dtype}, the model's {places[wrong[0]].dtype}"
         raise ModelUnsupported(f"the adapter {adapter.path} does not fit: its {wrong[0]} is {types}.")
     model.load_weights(list(weights.items()), strict=False)
-    model.eval()  # what is new would drop numbers at random otherwise, as for training
     mx.eval(model.parameters())
     return _told(adapter)
 
