@@ -102,6 +102,22 @@ def test_make_prompt_cache_tells_full_layers_from_windows() -> None:
     assert chunked[0].chunk_size == CONFIGS["llama4"]["text_config"]["attention_chunk_size"]
 
 
+def test_caches_tell_what_they_keep_and_whether_it_can_be_cut() -> None:
+    cache = module("models.cache")
+    model = built(CONFIGS["windowed llama"])
+    window, plain, _ = caches = cache.make_prompt_cache(model)
+    model(mx.zeros((1, CONFIGS["windowed llama"]["sliding_window"] - 1), mx.int32), cache=caches)
+    for each in (window, plain):
+        assert [a.shape[2] >= each.offset for a in each.state[:2]] == [True, True]
+        assert each.is_trimmable() and each.trim(3) == 3
+    model(mx.zeros((1, 4), mx.int32), cache=caches)
+    assert plain.is_trimmable() and not window.is_trimmable()
+    states = cache.ArraysCache(2)
+    states[0] = mx.zeros((1, 3))
+    assert states.state[0].nbytes == 12 and not states.is_trimmable()
+    assert isinstance(cache.CacheList(plain, states).caches, tuple)
+
+
 def test_swiglu_is_one_function_that_models_import_by_name() -> None:
     activations, llama = module("models.activations"), module("models.llama")
     swiglu = activations.swiglu
