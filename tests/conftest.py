@@ -96,10 +96,11 @@ def theirs(judged: Callable[[str], Any]) -> Greedy:
 
 @pytest.fixture
 def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model that is loaded now cannot be paged: it runs one request at a time."""
-    from cortexmlx.attention.probe import NotPaged
+    """Every model that is loaded now is told not to be paged, after its probe: it runs one request at a time."""
+    from cortexmlx.attention.probe import NotPaged, probe
 
-    def refuse(_: Any) -> Any:
+    def refuse(model: Any) -> Any:
+        probe(model)
         raise NotPaged("tiny: a test wants it so")
 
     monkeypatch.setattr("cortexmlx.execution.way.probe", refuse)

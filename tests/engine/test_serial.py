@@ -19,6 +19,7 @@ from cortexmlx.errors import EngineClosed, PromptTooLong
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
+from support.recurrent import RECURRENT
 from support.tiny import CONFIGS, tokens_of
 
 LENGTHS = (1, 8, 33)
@@ -40,11 +41,7 @@ slow = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "windowed llama",
-        "mamba",
-        *(pytest.param(n, marks=slow) for n in CONFIGS if n not in ("windowed llama", "mamba")),
-    ],
+    [pytest.param(name, marks=() if name in ("windowed llama", "mamba") else slow) for name in (*CONFIGS, *RECURRENT)],
 )
 def test_a_queue_of_requests_gets_mlx_lms_tokens(name: str, tiny: Any, theirs: Any, unpaged: None) -> None:
     """All asked at once, prompts in pieces, answers across several windows of decode steps."""
@@ -223,7 +220,7 @@ def test_an_answer_ends_where_memory_or_context_is_full(tiny: Any, theirs: Any, 
     assert list(full.token_ids) == theirs("llama", PROMPT, len(full.token_ids))
     with pytest.raises(PromptTooLong, match="has 65 tokens and the KV cache holds 64"):
         driver.result_of(tokens_of(65), 5)
-    context = CONFIGS["mamba"]["max_position_embeddings"]
+    context = RECURRENT["mamba"]["max_position_embeddings"]
     driver = Driver(tiny("mamba"))
     full = driver.result_of(tokens_of(context - 10), None)
     assert full.finish_reason is FinishReason.LENGTH and len(full.token_ids) == 10

@@ -12,7 +12,6 @@ from cortexmlx.attention.probe import NotPaged
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.way import OneByOne, Paged, way_of
 from cortexmlx.kv.prefix import PrefixCache
-from support.tiny import CONFIGS
 
 WHY = NotPaged("tiny: a test wants it so")
 LAYER = 2 * (8 + 8) * 4
@@ -27,7 +26,7 @@ def test_a_model_that_can_be_paged_is(judged: Any) -> None:
     way = way_of(judged("llama")[0])
     assert isinstance(way, Paged) and way.most_rows is None and way.notes == ()
     assert way.pipelined and OneByOne(judged("llama")[0], WHY).pipelined
-    assert way.blocks(64 * 2 * LAYER, 8, 512) == 8
+    assert way.blocks(64 * 2 * LAYER, 8, 16, 512) == 8
     assert way.backend("reference").name == "reference"
 
 
@@ -49,12 +48,15 @@ def test_a_model_with_a_cache_of_its_own_runs_one_request_at_a_time_and_says_why
 def test_a_model_that_fails_in_mlx_lm_too_is_refused(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = judged("llama")[0]
 
-    def kernel(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("[metal_kernel] No Metal back-end")
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("it broke")
 
-    monkeypatch.setattr(type(model), "__call__", kernel)
-    with pytest.raises(ModelUnsupported, match=r"Metal kernels of its own, .*, and mlx-lm's own code"):
+    monkeypatch.setattr(type(model), "__call__", broken)
+    with pytest.raises(
+        ModelUnsupported, match="cannot be paged, and mlx-lm's own code for it fails here, too"
+    ) as refused:
         way_of(model)
+    assert not isinstance(refused.value, NotPaged)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,13 @@ def test_a_model_that_fails_in_mlx_lm_too_is_refused(judged: Any, monkeypatch: p
 )
 def test_blocks_are_what_one_sequence_needs(name: str, memory: int, blocks: int, judged: Any) -> None:
     """No more than the context has, and a windowed layer's memory ends with its window."""
-    assert OneByOne(judged(name)[0], WHY).blocks(memory, 8, CONFIGS[name]["max_position_embeddings"]) == blocks
+    assert OneByOne(judged(name)[0], WHY).blocks(memory, 8, 16, 512) == blocks
 
 
 @pytest.mark.parametrize(("name", "least"), [("llama", "2 KiB"), ("mamba", "5.5 KiB")])
 def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least: str, judged: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"of 1000 B holds no 8 tokens: give it at least {least}"):
-        OneByOne(judged(name)[0], WHY).blocks(1000, 8, 512)
+        OneByOne(judged(name)[0], WHY).blocks(1000, 8, 16, 512)
 
 
 @pytest.mark.parametrize("kind", [Paged, OneByOne])

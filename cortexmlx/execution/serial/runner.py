@@ -89,8 +89,9 @@ class SerialRunner:
         self._last = self._sampler = None
 
     def forget(self) -> None:
-        """After a step that failed, whose caches are empty."""
+        """After a step that failed: what the caches keep goes, too."""
         self.reset()
+        self.arena.rewind(0)
 
     def settle(self, ops: StateOps) -> None:
         """Nothing: the row's state is in mlx-lm's caches."""
