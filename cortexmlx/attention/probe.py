@@ -31,7 +31,14 @@ class _ProbeCache(LayerCache):
     def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
         self.offset = mx.zeros(rows, mx.int32)
+        self._begun = dict(vars(self))
         self.mask_window: int | None = None
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the model has put nothing into it. (It may have asked for a mask, or where a row is.)"""
+        now = {name: value for name, value in vars(self).items() if name not in ("_begun", "mask_window")}
+        return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())
 
     def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
         self.mask_window = window_size or self.mask_window
@@ -82,7 +89,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
         raise NotPaged(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
     paged = [layer for layer in range(len(reaches)) if layer not in states]
-    bypassed = [layer for layer in paged if layer not in seen or not seen[layer].attended]
+    unused = [layer for layer in paged if layer not in seen and caches[layer].left_alone]
+    bypassed = [layer for layer in paged if layer not in unused and (layer not in seen or not seen[layer].attended)]
     if bypassed:
         raise NotPaged(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
     for cache, reach in zip(caches, reaches, strict=True):
@@ -92,6 +100,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
                 f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
                 "answer's: which of the two is meant is not known"
             )
+    states |= dict.fromkeys(unused, KVSpec(0, 0, 0, "float32"))
     return [
         states.get(layer)
         or KVSpec(

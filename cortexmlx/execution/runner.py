@@ -14,6 +14,7 @@ import numpy as np
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.attention.seam import LayerCache, arranged, own_caches
+from cortexmlx.attention.state.probe import is_state
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
@@ -77,9 +78,9 @@ class ModelRunner:
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
         self._attend = attend
-        self._caches = {layer: LayerCache(layer, self._fetch) for layer in arena.group_of}
         own = own_caches(model)
-        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if leaf not in self._caches})
+        self._caches = {leaf: LayerCache(leaf, self._fetch) for leaf, c in enumerate(own) if not is_state(c)}
+        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)})
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)

@@ -6,12 +6,17 @@ import re
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention.probe import NotPaged, lazy_pass, probe
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import group_layers
-from support.tiny import VOCAB, write_tiny
+from support.core_driver import Driver
+from support.logits import answers_with_logits, mlx_lms_logits
+from support.tiny import VOCAB, tokens_of, write_tiny
 
 PHI3SMALL = {
     "model_type": "phi3small",
@@ -42,6 +47,46 @@ def test_a_lazy_pass_says_when_each_layer_attends(judged: Any) -> None:
     calls.clear()
     lazy_pass(reusing, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
     assert len(calls) == 4, "two layers have keys and values, two attend to them"
+
+
+NEMOTRON_NAS = {
+    "model_type": "nemotron-nas",
+    "num_hidden_layers": 4,
+    "block_configs": [
+        {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+        {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+        {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}},
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+    ],
+}
+
+
+def test_a_layer_whose_cache_is_left_alone_keeps_nothing(tmp_path: Any) -> None:
+    """A product in the place of attention has a cache in mlx-lm all the same."""
+    import mlx_lm
+
+    folder = write_tiny(tmp_path / "model", "llama", **NEMOTRON_NAS)
+    model = mlx_lm.load(str(folder))[0]
+    assert [spec.kv_heads for spec in probe(model)] == [2, 0, 1]
+    prompts = [tokens_of(n, seed=n) for n in (5, 21)]
+    for prompt, (answer, mine) in zip(prompts, answers_with_logits(Driver(folder), prompts, 20), strict=True):
+        assert np.abs(mine - mlx_lms_logits(model, prompt, answer)).max() < 1e-4, len(prompt)
+
+
+class _Keeps(nn.Module):
+    """A model that keeps something of its own making in its cache."""
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        cache[0].seen = tokens
+        return mx.zeros((*tokens.shape, VOCAB))
+
+    def make_cache(self) -> list[Any]:
+        return [PlainCache()]
+
+
+def test_a_cache_in_which_a_model_puts_something_of_its_own_is_not_left_alone() -> None:
+    with pytest.raises(ModelUnsupported, match=r"layers \[0\] attend in a way that cannot be paged"):
+        probe(_Keeps())
 
 
 @pytest.mark.parametrize(
