@@ -47,7 +47,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "windowed llama", "gpt_oss", "gpt2", pytest.param("gemma2", marks=pytest.mark.slow)]
+    "name",
+    [
+        *("llama", "windowed llama", "gpt_oss", "gpt2"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "llama4", "afm7")),
+    ],
 )
 def test_same_tokens_as_the_reference_alone_and_in_a_batch(
     backend: str, name: str, tiny: Callable[[str], Path], judged: Callable[[str], Any]

@@ -61,12 +61,13 @@ EVERY = [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in S
 
 
 @pytest.mark.parametrize("setting", ["plain", *EVERY])
-def test_greedy_tokens(tiny: Any, judged: Any, theirs: Any, setting: str) -> None:
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama4", "afm7"))])
+def test_greedy_tokens(tiny: Any, judged: Any, theirs: Any, name: str, setting: str) -> None:
     prompts = prompts_of()
-    driver = driver_of(tiny("llama"), setting)
+    driver = driver_of(tiny(name), setting)
     answers = driver.answers(prompts, TOKENS, ignore_eos=False)
     for prompt, mine in zip(prompts, answers, strict=True):
-        gap = disagreement(judged("llama")[0], prompt, mine, theirs("llama", prompt, TOKENS))
+        gap = disagreement(judged(name)[0], prompt, mine, theirs(name, prompt, TOKENS))
         assert gap is None or gap[1] < NOISE
     stats = driver.core.stats()
     say(setting, stats.preemptions, len(prompts))

@@ -71,7 +71,10 @@ class Poison:
 
 @pytest.mark.parametrize(
     ("name", "prefix_cache"),
-    [("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("deepseek_v2", True)],
+    [
+        *(("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("deepseek_v2", True)),
+        pytest.param("llama4", True, marks=pytest.mark.slow),
+    ],
 )
 def test_poisoned_memory_changes_no_answer(name: str, prefix_cache: bool, tiny: Any) -> None:
     shared = tokens_of(21, seed=99)
