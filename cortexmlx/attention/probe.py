@@ -21,6 +21,13 @@ from cortexmlx.kv.spec import KVSpec
 _log = logging.getLogger(__name__)
 
 
+_NOT_CAUSAL = {
+    "phi3small": "mlx-lm's code for it adds its causal mask to the scores as ones and zeros, and a token of a prompt "
+    "sees some that come after it"
+}
+"""Why mlx-lm's answers of a model type are not the model's."""
+
+
 class NotPaged(ModelUnsupported):
     """A model's attention cannot be paged. mlx-lm may run it all the same, a sequence at a time."""
 
@@ -51,6 +58,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
     Raises NotPaged when a layer keeps something else than keys and values, or attends past the seam, ModelUnsupported
     when what a token of a prompt sees is not what is kept for an answer's.
     """
+    if reason := _NOT_CAUSAL.get(_kind(model)):
+        raise ModelUnsupported(f"{_kind(model)}: {reason}, so that an answer depends on how its prompt is cut")
     install()
     patches.install(model)
     made = own_caches(model)
@@ -66,7 +75,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(reaches))]
     try:
         with recurrent.watched():
-            model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
+            logits = model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
         recurrent.install()
         if recurrent.leaves:
             parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(reaches))]
@@ -88,6 +97,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
         raise NotPaged(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
+    if not isinstance(logits, mx.array):
+        raise ModelUnsupported(f"{_kind(model)}: mlx-lm's code for it returns no logits with these settings")
     paged = [layer for layer in range(len(reaches)) if layer not in states]
     unused = [layer for layer in paged if layer not in seen and caches[layer].left_alone]
     bypassed = [layer for layer in paged if layer not in unused and (layer not in seen or not seen[layer].attended)]

@@ -16,7 +16,7 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import group_layers
 from support.core_driver import Driver
 from support.logits import answers_with_logits, mlx_lms_logits
-from support.tiny import VOCAB, tokens_of, write_tiny
+from support.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
 PHI3SMALL = {
     "model_type": "phi3small",
@@ -89,18 +89,38 @@ def test_a_cache_in_which_a_model_puts_something_of_its_own_is_not_left_alone() 
         probe(_Keeps())
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("llama", PHI3SMALL, "phi3small: its layers compute with keys and values themselves"),
-    ],
-)
-def test_a_model_that_cannot_be_paged_is_told_apart_in_plain_words(
-    tmp_path: Any, name: str, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(NotPaged, match=message) as told:
-        probe(written(tmp_path, name, **changes))
+class _Own(nn.Module):
+    """A model that attends by itself."""
+
+    model_type = "own"
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        x = mx.zeros((tokens.shape[0], 1, 1, 4))
+        keys, values = cache[0].update_and_fetch(x, x)
+        scores: mx.array = x @ keys.swapaxes(-1, -2)
+        return scores @ values
+
+    def make_cache(self) -> list[Any]:
+        return [PlainCache()]
+
+
+def test_a_model_that_cannot_be_paged_is_told_apart_in_plain_words() -> None:
+    with pytest.raises(NotPaged, match="own: its layers compute with keys and values themselves") as told:
+        probe(_Own())
     assert in_plain_words(told.value)
+
+
+def test_a_model_whose_prompts_see_what_comes_later_is_refused_by_name() -> None:
+    """mlx-lm's own logits of a prompt's third token change with its sixth."""
+    from mlx_lm.models import phi3small
+
+    model = phi3small.Model(phi3small.ModelArgs.from_dict(CONFIGS["llama"] | PHI3SMALL))
+    model._dummy_tokenizer_ids = mx.array([0])
+    one, other = (np.array(model(mx.array([[5, 6, 7, 8, 9, last]]))[0, 2, 1:]) for last in (10, 11))
+    assert np.abs(one - other).max() > 1e-4
+    with pytest.raises(ModelUnsupported, match="phi3small: mlx-lm's code for it adds its causal mask") as refused:
+        probe(model)
+    assert not isinstance(refused.value, NotPaged) and in_plain_words(refused.value)
 
 
 def test_a_model_whose_prompts_see_what_is_not_kept_is_refused_and_never_answers_wrongly(tmp_path: Any) -> None:

@@ -17,6 +17,7 @@ from cortexmlx.attention.patches import (
     gpt_bigcode,
     latent,
     llama4,
+    olmo,
     plamo,
     plamo2,
 )
@@ -44,6 +45,7 @@ _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
     ("gpt_bigcode", "GPTBigCodeModel"): gpt_bigcode.body,
     ("llama4", "Attention"): llama4.attention,
     ("llama4", "LlamaModel"): llama4.body,
+    ("olmo", "TransformerBlock"): olmo.block,
     ("plamo", "Attention"): plamo.attention,
     ("plamo2", "Attention"): plamo2.attention,
     **dict.fromkeys(_LATENT, latent.attention),
