@@ -31,11 +31,17 @@ class Step:
     """Single-token rows and prefill pieces over one random arena."""
 
     def __init__(
-        self, lengths: Sequence[int], pieces: tuple[Piece, ...] = (), reach: Reach = EVERYTHING, dim: int = DIM
+        self,
+        lengths: Sequence[int],
+        pieces: tuple[Piece, ...] = (),
+        reach: Reach = EVERYTHING,
+        dim: int = DIM,
+        latent: int | None = None,
     ):
         random = np.random.default_rng(3)
         counts = [-(-n // BLOCK) for n in lengths]
-        self.arena = KVArena([LayerGroup(KVSpec(KV_HEADS, dim, dim, "float32"), (0,))], 40, BLOCK)
+        spec = KVSpec(KV_HEADS, dim, latent or dim, "float32", value_in_key=latent is not None)
+        self.arena = KVArena([LayerGroup(spec, (0,))], 40, BLOCK)
         for slab in self.arena.slab(0):
             slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
         tables = np.full((len(lengths), max([1, *counts])), self.arena.null_block, np.int32)
@@ -48,7 +54,7 @@ class Step:
         flat = len(lengths) + sum(p.end - p.begin for p in pieces)
         self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
         shape = (len(lengths), KV_HEADS, 16, dim)
-        self.tail = tuple(mx.array(random.standard_normal(shape, np.float32)) for _ in range(2))
+        self.tail = tuple(mx.array(random.standard_normal(shape, np.float32)) for _ in spec.slab_dims)
 
     def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
         tail = self.tail if tail_tokens else None
@@ -85,6 +91,15 @@ def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAtten
     _agree(Step([17, 40], pieces), kernels, 0)
     _agree(Step([17, 40], pieces, Reach(6)), kernels, 0)
     _agree(Step([17, 40], pieces, Reach(8, chunked=True)), kernels, 0)
+
+
+def test_values_that_lie_in_their_keys() -> None:
+    """The wide kernel for the rows; pieces are left to MLX's attention, and nothing is said about it."""
+    attention = MetalAttention(sim.metal_kernel, check=False)
+    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None),)
+    _agree(Step([30, 17], dim=64, latent=32), attention, 2)
+    _agree(Step([30, 17], pieces, dim=64, latent=32), attention, 0)
+    assert attention.kernels() == ("wide",)
 
 
 def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:

@@ -45,7 +45,9 @@ class Case:
         self.rng = rng = np.random.default_rng(draw(st.integers(0, 2**32)))
         self.block_size = draw(st.sampled_from([8, 16]))
         self.heads, self.group = draw(st.sampled_from([(1, 1), (1, 16), (2, 3), (3, 1), (2, 4)]))
-        self.dim, self.value_dim = draw(st.sampled_from([(8, 8), (16, 8), (4, 12)]))
+        self.dim, self.value_dim, self.in_key = draw(
+            st.sampled_from([(8, 8, False), (16, 8, False), (4, 12, False), (12, 8, True)])
+        )
         self.dtype = draw(st.sampled_from(["float32", "float32", "float16", "bfloat16"]))
         self.query_dtype = draw(st.sampled_from([self.dtype, self.dtype, "float32"]))
         self.reach = Reach(draw(st.sampled_from([None, 1, 3, 9, 20, 100])), draw(st.booleans()))
@@ -66,7 +68,7 @@ class Case:
         return np.array(mx.array(values.astype(np.float32)).astype(getattr(mx, self.dtype)).astype(mx.float32), float)
 
     def run(self) -> None:
-        spec = KVSpec(self.heads, self.dim, self.value_dim, self.dtype)
+        spec = KVSpec(self.heads, self.dim, self.value_dim, self.dtype, value_in_key=self.in_key)
         size, rng = self.block_size, self.rng
         arena = KVArena([LayerGroup(spec, (0,))], 40, size)
         arena.fill(0, np.arange(40 * size), float("nan"))
@@ -128,8 +130,10 @@ class Case:
                 table[:full] = tables[0][:full]
                 for mine, theirs in zip(kv, content[0], strict=True):
                     mine[:, : full * size] = theirs[:, : full * size]
+            if self.in_key:
+                kv[1] = kv[0][..., : self.value_dim]
             slots = (np.array(table)[:, None] * size + np.arange(size)).reshape(-1)
-            padded = [np.pad(a, [(0, 0), (0, len(slots) - length), (0, 0)]) for a in kv]
+            padded = [np.pad(a, [(0, 0), (0, len(slots) - length), (0, 0)]) for a in self.stored(kv)]
             arena.write(0, mx.array(slots.astype(np.int32)), *(mx.array(a.astype(np.float32)) for a in padded))
             mx.eval(arena.arrays())
             content.append(kv)
@@ -137,6 +141,10 @@ class Case:
             ascending = table == list(range(table[0], table[0] + count))
             runs.append(KVHandle(table[0], count) if ascending else None)
         return content, tables, runs
+
+    def stored(self, keys_and_values: list[Any]) -> list[Any]:
+        """What of them an arena has."""
+        return keys_and_values[:1] if self.in_key else keys_and_values
 
     def tail(self, rows: int) -> tuple[Any, Any]:
         if not self.tail_tokens or not rows:
@@ -146,7 +154,9 @@ class Case:
         full = [self.rounded(self.rng.normal(size=(*shape, d))) for d in (self.dim, self.value_dim)]
         for array in full:
             array[:, :, self.tail_tokens :] = np.nan
-        tail = tuple(mx.array(a.astype(np.float32)).astype(getattr(mx, self.dtype)) for a in full)
+        if self.in_key:
+            full[1] = full[0][..., : self.value_dim]
+        tail = tuple(mx.array(a.astype(np.float32)).astype(getattr(mx, self.dtype)) for a in self.stored(full))
         return tail, [a[:, :, : self.tail_tokens] for a in full]
 
 

@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
+from cortexmlx.errors import ModelUnsupported
 from cortexmlx.metal import sim
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement, greedy
@@ -82,6 +83,25 @@ def test_logits_of_a_ragged_crowd_are_mlx_lms(kind: str, tmp_path: Path) -> None
     for prompt, (answer, mine) in zip(PROMPTS, answers_with_logits(driver, PROMPTS, TOKENS), strict=True):
         np.testing.assert_allclose(mine, mlx_lms_logits(judge, prompt, answer), atol=1e-4)
     assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa"])
+def test_what_an_indexer_picks_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    config = {
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 8,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+        "attention_bias": False,
+        **_EXPERTS,
+    }
+    folder = write_tiny(tmp_path, "deepseek_v3", model_type=kind, **config)
+    with pytest.raises(ModelUnsupported, match=f"{kind}: an indexer picks the 8 tokens that a query attends to"):
+        Driver(folder)
 
 
 def test_a_token_of_deepseek_v3_takes_576_numbers_in_each_layer(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from cortexmlx.attention import patches
 from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
 from support.gguf_export import tiny
 from support.tiny import CONFIGS, write_tiny
@@ -261,6 +262,16 @@ def test_the_classes_that_get_a_method_of_ours_have_what_it_uses(owner: str, tak
     method = type(found).__call__
     assert parameters(getattr(method, "replaced", method)) == takes
     assert [attribute for attribute in has.split() if not hasattr(found, attribute)] == []
+
+
+@pytest.mark.parametrize(("home", "name"), patches._LATENT, ids=lambda each: each)
+def test_latent_attention_is_computed_of_what_is_replaced(home: str, name: str) -> None:
+    method = getattr(module(f"models.{home}"), name).__call__
+    source = inspect.getsource(getattr(method, "replaced", method))
+    assert re.search(r"cache\.update_and_fetch\(kv_latent, k_(pe|rope)\)", source)
+    assert re.search(r"\(q_(pe|rope) \* self\.scale\) @ k_(pe|rope)\.swapaxes\(-1, -2\)", source)
+    assert set(re.findall(r"self\.(embed_q|unembed_out|scale)\b", source)) == {"embed_q", "unembed_out", "scale"}
+    assert "cache=cache" in source and "mask=pe_scores" in source
 
 
 def reaching() -> set[str]:

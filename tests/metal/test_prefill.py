@@ -166,6 +166,7 @@ def test_a_refusal_says_why() -> None:
         (variant(dim=128, dtype="float16"), NARROW + 1, True, False),
         (variant(dim=128, dtype="float16", softcap=True), None, True, True),
         (replace(variant(dim=128, dtype="float16"), kv_dtype="float32"), None, True, True),
+        (replace(variant(dim=576, dtype="float16"), value_dim=512, latent=True), None, False, False),
     ],
 )
 def test_the_kernel_serves_what_mlx_would_do_unfused_or_in_vain(
