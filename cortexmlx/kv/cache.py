@@ -203,7 +203,7 @@ class KVCache:
         if not rest:
             return ()
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
-        return tuple(BlockCopy(group, old, new) for group, (old, new) in enumerate(pairs))
+        return copies_of([{old: new} for old, new in pairs])
 
     def free(self, seq: int) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
@@ -322,12 +322,11 @@ class KVCache:
     def obtainable_blocks_without(self, promised: Mapping[int, int]) -> int:
         """`obtainable_blocks` if each of these sequences gave back its blocks beyond so many tokens or its length."""
         kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
-        spare = [
-            sum(max(0, len(self._sequences[seq].tables[g].blocks) - blocks) for seq, blocks in kept.items())
-            for g in range(len(self._pools))
-        ]
-        free = min(pool.allocator.free_blocks + more for pool, more in zip(self._pools, spare, strict=True))
-        return free + self.prefix.unused + self.max_blocks - self.blocks
+        return (self.prefix.unused + self.max_blocks - self.blocks) + min(
+            pool.allocator.free_blocks
+            + sum(max(0, len(self._sequences[seq].tables[g].blocks) - blocks) for seq, blocks in kept.items())
+            for g, pool in enumerate(self._pools)
+        )
 
     @property
     def capacity_tokens(self) -> int:

@@ -45,7 +45,7 @@ def test_quantized_weights_take_their_bits_and_scales() -> None:
 
 
 def test_what_the_engine_refuses_is_said_with_its_reason() -> None:
-    for config in (QWEN3_8B, GEMMA3_1B):
+    for config in (QWEN3_8B, GEMMA3_1B, MAMBA):
         skeleton = build(config)
         assert (skeleton.refusal, skeleton.most_rows, skeleton.notes) == (None, None, ())
     plamo3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2}

@@ -14,7 +14,9 @@ from cortexmlx.attention import patches
 from support.tiny import tokens_of
 
 
-@pytest.mark.parametrize("name", ["gemma2", "plamo", "gpt_bigcode", "dynamic rope", "llama4", "afm7"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "plamo", "gpt_bigcode", "dynamic rope", "llama4", "afm7", "plamo2", "baichuan_m1"]
+)
 def test_with_mlx_lms_own_caches_a_model_computes_what_it_did(name: str, judged: Any) -> None:
     from mlx_lm.models.cache import make_prompt_cache
 

@@ -1,0 +1,56 @@
+"""While a model is watched, its running modules are known; afterwards its classes are as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from cortexmlx.attention.state.watch import running_modules
+
+
+class Inner(nn.Module):  # type: ignore[misc]
+    seen: list[str]
+    watched: list[nn.Module]
+
+    def __call__(self, x: mx.array, *, fail: bool = False) -> mx.array:
+        type(self).seen = [type(module).__name__ for module in type(self).watched]
+        if fail:
+            raise ZeroDivisionError
+        return x
+
+
+class Heir(Inner):
+    """Has no method of its own."""
+
+
+class Outer(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Inner(), Heir()]
+
+    def __call__(self, x: mx.array, which: int, fail: bool = False) -> mx.array:
+        out: mx.array = self.parts[which](x, fail=fail)
+        return out
+
+
+def test_the_innermost_module_is_the_last() -> None:
+    model, before = Outer(), Inner.__call__
+    with running_modules(model) as Inner.watched:
+        model(mx.zeros(1), 0)
+        assert (Inner.seen, Inner.watched) == (["Outer", "Inner"], [])
+        model(mx.zeros(1), 1)
+        assert (Heir.seen[0], Heir.seen[-1]) == ("Outer", "Heir")
+    assert Inner.__call__ is before and "__call__" not in Heir.__dict__
+    model(mx.zeros(1), 0)
+    assert Inner.seen == []
+
+
+def test_what_fails_is_running_no_more() -> None:
+    model: Any = Outer()
+    before = Outer.__call__
+    with pytest.raises(ZeroDivisionError), running_modules(model) as Inner.watched:
+        model(mx.zeros(1), 0, fail=True)
+    assert Inner.watched == [] and Outer.__call__ is before

@@ -1,0 +1,82 @@
+"""A text is begun at the latest snapshot within what is cached of it, and nowhere else."""
+
+from __future__ import annotations
+
+from cortexmlx.kv.prefix import Entry, Match, PrefixCache
+from cortexmlx.kv.state.beginning import at_block_end, at_snapshot
+
+SIZE = 4
+TEXT = list(range(100, 120))
+
+
+def chain(*states: dict[int, int]) -> tuple[PrefixCache, list[Entry]]:
+    """The blocks of TEXT that are cached, with these snapshots in them; the last may be partial."""
+    prefix, entries = PrefixCache(SIZE), []
+    parent = root = prefix.root()
+    for index, homes in enumerate(states):
+        entry = prefix.insert(parent, TEXT[index * SIZE : (index + 1) * SIZE], (index,))
+        assert entry is not None
+        entry.states.update(homes)
+        entries.append(entry)
+        parent = entry
+    assert root.children
+    return prefix, entries
+
+
+def begun(prefix: PrefixCache, text: list[int], most: int | None = None) -> Match:
+    most = len(text) - 1 if most is None else most
+    match = prefix.match(text, prefix.keys(text), most)
+    return at_snapshot(match, text[match.chain : min(match.chain + SIZE, most)], SIZE)
+
+
+def test_the_latest_snapshot_of_all_is_taken() -> None:
+    prefix, entries = chain({4: 1}, {2: 2, 4: 3}, {}, {1: 4})
+    match = begun(prefix, TEXT[:14])
+    assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (
+        tuple(entries[:3]),
+        entries[3],
+        1,
+        4,
+    )
+    match = begun(prefix, TEXT[:13])
+    assert (match.entries, match.partial, match.snapshot, match.chain) == (tuple(entries[:2]), None, 3, 12)
+    match = begun(prefix, TEXT[:7])
+    assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (
+        tuple(entries[:1]),
+        entries[1],
+        2,
+        2,
+    )
+
+
+def test_without_a_snapshot_nothing_is_begun_from() -> None:
+    prefix, _ = chain({}, {}, {})
+    match = begun(prefix, TEXT[:11])
+    assert (match.entries, match.partial, match.partial_tokens, match.snapshot, match.chain) == ((), None, 0, None, 8)
+
+
+def test_a_snapshot_behind_where_texts_part_does_not_count() -> None:
+    prefix, entries = chain({4: 1}, {2: 2, 3: 3, 4: 4})
+    match = begun(prefix, [*TEXT[:6], 1, 2, 3])
+    assert (match.partial, match.partial_tokens, match.snapshot) == (entries[1], 2, 2)
+    match = begun(prefix, [*TEXT[:5], 1, 2, 3])
+    assert (match.entries, match.partial, match.snapshot) == (tuple(entries[:1]), None, 1)
+
+
+def test_of_several_successors_the_one_with_the_latest_snapshot_counts() -> None:
+    """The newest has as much in common, but no snapshot."""
+    prefix, entries = chain({4: 1})
+    old = prefix.insert(entries[0], [*TEXT[4:7], 1], (5,))
+    new = prefix.insert(entries[0], [*TEXT[4:7], 2], (6,))
+    assert old is not None and new is not None
+    old.states[3] = 9
+    match = begun(prefix, TEXT[:9])
+    assert (match.partial, match.partial_tokens, match.snapshot) == (old, 3, 9)
+
+
+def test_without_a_partial_block_the_latest_end_of_a_block_is_taken() -> None:
+    prefix, entries = chain({4: 1}, {4: 2}, {2: 3}, {1: 4})
+    match = at_block_end(begun(prefix, TEXT[:14]), SIZE)
+    assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (tuple(entries[:2]), None, 0, 2)
+    prefix, _ = chain({1: 4})
+    assert at_block_end(begun(prefix, TEXT[:4]), SIZE).snapshot is None
