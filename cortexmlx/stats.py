@@ -62,7 +62,8 @@ class EngineStats:
     beginning to now, in evenly spaced moments while it had work.
 
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
-    the rows, hold the tokens of running requests.
+    the rows, hold the tokens of running requests. Beside it `state_bytes` are the states of recurrent layers, those of
+    running rows and `state_snapshots` of beginnings that can be used again.
 
     `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
     place of kernels, and the whole reason for each, with every line of a compiler's message.
@@ -85,6 +86,8 @@ class EngineStats:
     kv_bytes: int
     kv_bytes_limit: int
     kv_bytes_in_use: int
+    state_bytes: int
+    state_snapshots: int
     steps: int
     prompt_tokens: int
     generated_tokens: int

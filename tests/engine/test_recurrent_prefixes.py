@@ -1,0 +1,173 @@
+"""What recurrent models compute again, and what not: a text begins at the latest snapshot of its state, and the tokens
+are those of a text that is computed from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cortexmlx.request import Completion, RequestState
+from support.core_driver import Driver, assert_nothing_lost
+from support.judge import NOISE, disagreement
+from support.recurrent import RECURRENT
+from support.tiny import tokens_of
+
+FEW = ("qwen3_next", "rwkv7")
+EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT]
+SYSTEM = tokens_of(45, seed=9)
+
+
+def driver_of(model: Any, snapshots: int = 16, **config: Any) -> Driver:
+    driver = Driver(model, **({"tokens": 2048, "prefill_budget": 24} | config))
+    assert driver.core.cache.states.snapshots is not None
+    driver.core.cache.states.snapshots.most = snapshots
+    return driver
+
+
+def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) -> Completion:
+    handle = driver.add(prompt, tokens, **params)
+    driver.finish()
+    driver.core.check_invariants()
+    return driver.result(handle)
+
+
+def same(judged: Any, theirs: Any, name: str, prompt: Sequence[int], mine: Sequence[int]) -> None:
+    """mlx-lm's own tokens, up to proven ties."""
+    gap = disagreement(judged(name)[0], list(prompt), mine, theirs(name, list(prompt), len(mine)))
+    assert gap is None or gap[1] < NOISE, gap
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_turns_repeats_and_shared_beginnings_compute_what_is_new(
+    name: str, tiny: Any, judged: Any, theirs: Any
+) -> None:
+    driver = driver_of(tiny(name))
+
+    def asked(prompt: Sequence[int], cached: int) -> list[int]:
+        done = ask(driver, prompt)
+        same(judged, theirs, name, prompt, done.token_ids)
+        assert done.usage.cached_tokens == cached
+        return list(done.token_ids)
+
+    first = [*SYSTEM, *tokens_of(5, seed=1)]
+    answer = asked(first, 0)
+    assert asked(first, len(first) - 1) == answer, "again"
+    turn = [*first, *answer, *tokens_of(9, seed=2)]
+    asked(turn, len(first) + len(answer) - 1)
+    asked([*SYSTEM, *tokens_of(7, seed=3)], 0)
+    asked([*SYSTEM, *tokens_of(8, seed=4)], 40), "the one before has left a state where the two parted"
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("steps", [2, 3, 4, 9, 25])
+def test_a_turn_that_was_cancelled_is_not_lost(name: str, steps: int, tiny: Any, judged: Any, theirs: Any) -> None:
+    """Whether while the prompt was computed or the answer, or with a step in flight."""
+    driver = driver_of(tiny(name), prefill_budget=16)
+    prompt = tokens_of(34, seed=21)
+    handle = driver.add(prompt, 64)
+    driver.step(steps)
+    driver.core.cancel(handle.id)
+    driver.finish()
+    driver.core.check_invariants()
+    got = driver.result(handle).token_ids
+    turn = [*prompt, *got, *tokens_of(5, seed=4)]
+    done = ask(driver, turn)
+    same(judged, theirs, name, turn, done.token_ids)
+    whole = len(prompt) + len(got) - 1
+    assert done.usage.cached_tokens in (whole, whole + 1) if got else done.usage.cached_tokens >= 16
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_who_waits_for_a_shared_beginning_begins_behind_it(name: str, tiny: Any, judged: Any, theirs: Any) -> None:
+    driver = driver_of(tiny(name))
+    prompts = [[*tokens_of(64, seed=77), *tokens_of(7, seed=i)] for i in range(3)]
+    answers = driver.answers(prompts, 12)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        same(judged, theirs, name, prompt, answer)
+    assert driver.core.scheduler.cached_tokens == 2 * 64
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_answers_to_one_prompt_begin_before_its_last_token(name: str, prefix_cache: bool, tiny: Any) -> None:
+    params = {"n": 3, "temperature": 0.8}
+    driver = driver_of(tiny(name), prefix_cache=prefix_cache)
+    plain = driver_of(tiny(name), snapshots=0, max_rows=1, pipeline=False)
+    for length in (1, 16, 17, 29):
+        mine, wanted = (ask(d, tokens_of(length, seed=5), 14, seed=3, **params) for d in (driver, plain))
+        assert [c.token_ids for c in (mine, *mine.others)] == [c.token_ids for c in (wanted, *wanted.others)]
+    computed = driver.core.measured.prompt_tokens
+    assert computed and plain.core.scheduler.cached_tokens == 0
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_preempted_row_goes_on_where_it_was(name: str, tiny: Any, judged: Any, theirs: Any) -> None:
+    driver = driver_of(tiny(name), prefill_budget=32)
+    prompt = tokens_of(30, seed=6)
+    handle = driver.add(prompt, 30)
+    driver.step(9)
+    (job,) = driver.core.scheduler.jobs
+    driver.core.drain()
+    flushed = driver.core.scheduler._window.close()
+    assert flushed is not None
+    driver.core.scheduler._preempt(job)
+    plan = driver.core.scheduler._builder.flush(flushed)
+    driver.core.runner.collect(driver.core.runner.dispatch(plan, None))
+    length = len(job.tokens)
+    driver.step()
+    assert job.state is not RequestState.PREEMPTED and job.states[0] >= length
+    driver.finish()
+    same(judged, theirs, name, prompt, driver.result(handle).token_ids)
+
+
+def test_snapshots_are_as_many_as_may_be(tiny: Any, judged: Any, theirs: Any) -> None:
+    """And with few of them the tokens are the same."""
+    driver = driver_of(tiny("qwen3_next"), snapshots=2)
+    first = [*SYSTEM, *tokens_of(5, seed=1)]
+    for prompt in ([*SYSTEM, 1, 2, 3], [*SYSTEM, 4, 5], first, first, [*SYSTEM, 4, 5]):
+        same(judged, theirs, "qwen3_next", prompt, ask(driver, prompt).token_ids)
+        store = driver.core.runner.states
+        driver.core.tidy()
+        assert len(store._snapshots) == len(driver.core.cache.states.snapshots) <= 2
+
+
+def test_under_memory_pressure_snapshots_go_with_their_blocks(tiny: Any) -> None:
+    driver = driver_of(tiny("qwen3_next"))
+    ask(driver, SYSTEM)
+    assert driver.core.stats().state_bytes > 0
+    driver.core.relieve(True)
+    assert driver.core.stats().state_bytes == 0
+    assert ask(driver, SYSTEM).usage.cached_tokens == 0
+
+
+def test_a_step_that_fails_leaves_no_state_behind(tiny: Any, judged: Any, theirs: Any) -> None:
+    driver = driver_of(tiny("qwen3_next"))
+    ask(driver, SYSTEM)
+    driver.add(SYSTEM, 5)
+    driver.step()
+    from cortexmlx.errors import CortexError
+
+    driver.core.fail_all(CortexError("as a test wants it"))
+    driver.core.check_invariants()
+    assert driver.core.runner.states.nbytes == 0
+    done = ask(driver, SYSTEM)
+    assert done.usage.cached_tokens == 0
+    same(judged, theirs, "qwen3_next", SYSTEM, done.token_ids)
+    driver.core.begin_anew()
+    assert ask(driver, SYSTEM).token_ids == done.token_ids
+
+
+def test_clients_do_not_find_each_others_states(tiny: Any) -> None:
+    driver = driver_of(tiny("qwen3_next"))
+    handles = [driver.add(SYSTEM, 5, client=client) for client in ("one", "other")]
+    driver.finish()
+    assert [driver.result(h).usage.cached_tokens for h in handles] == [0, 0]
+    handle = driver.add(SYSTEM, 5, client="one")
+    driver.finish()
+    assert driver.result(handle).usage.cached_tokens == len(SYSTEM) - 1
