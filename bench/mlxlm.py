@@ -57,7 +57,8 @@ class MlxLm:
             so_far += turn.prompt
             if not self._prompt_cache:
                 cache = make_prompt_cache(self._model)
-            trace = self._run_one(Work(so_far[cache[0].offset :], turn.max_tokens), cache)
+            known = cache[0].offset if self._prompt_cache else 0
+            trace = self._run_one(Work(so_far[known:], turn.max_tokens), cache)
             so_far += trace.tokens[0]
         return trace
 

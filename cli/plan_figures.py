@@ -65,10 +65,13 @@ class MachineFigures:
     kv_bytes_per_token: int
     tail_bytes: int
     logits_bytes: int
+    states_bytes: int
     free_bytes: int
     fits: int | None
     arena_bytes: int
     arena_tokens: int
+    snapshots: int
+    snapshot_bytes: int
     lengths: tuple[Length, ...]
 
 
@@ -137,9 +140,12 @@ def _here(
     paged = skeleton.most_rows is None
     tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
-    reserved = weights + tail + logits
+    kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
+    states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
+    reserved = weights + tail + logits + states
     free = max(machine.working_set - reserved, 0)
-    arena = kv_memory or sizing.default_kv_bytes(per_token, context, max_rows, machine.working_set, reserved)
+    memory = kv_memory or sizing.default_kv_bytes(per_token, context, max_rows, machine.working_set, reserved, state)
+    arena, snapshots = sizing.split_memory(kept, memory, max_rows)
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
         memory_bytes=machine.memory,
@@ -150,10 +156,13 @@ def _here(
         kv_bytes_per_token=per_token,
         tail_bytes=tail,
         logits_bytes=logits,
+        states_bytes=states,
         free_bytes=free,
         fits=sizing.tokens_that_fit(groups, free, itemsize),
         arena_bytes=arena,
         arena_tokens=arena // per_token if per_token else 0,
+        snapshots=snapshots,
+        snapshot_bytes=snapshots * state,
         lengths=tuple(_length(groups, tokens, itemsize, free) for tokens in shown),
     )
 

@@ -40,8 +40,13 @@ def _here(here: MachineFigures) -> Iterator[str]:
     yield line("KV per token", format_bytes(here.kv_bytes_per_token), f"{here.itemsize} bytes per number")
     yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
     yield line("logits", format_bytes(here.logits_bytes), "of one step")
+    if here.states_bytes:
+        yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
     yield line("arena", format_bytes(here.arena_bytes), f"{here.arena_tokens:,} tokens (--kv-memory changes it)")
+    if here.snapshots:
+        remark = f"{here.snapshots:,} states of beginnings that can be used again"
+        yield line("snapshots", format_bytes(here.snapshot_bytes), remark)
     yield ""
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit at once"
     for entry in here.lengths:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli import plan_figures
+from cortexmlx.cli import plan_figures, plan_text
 from cortexmlx.cli.plan_figures import make_plan
 from cortexmlx.cli.plan_source import find
 from cortexmlx.cli.skeleton import build
@@ -149,3 +149,24 @@ def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     assert plan.here.kv_bytes_per_token == info.kv_bytes_per_token
     assert plan.here.weight_bytes == info.weight_bytes
     assert plan.here.arena_bytes == pytest.approx(stats.kv_bytes_limit, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
+def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, tmp_path: Path) -> None:
+    """With keys and values beside them, and without."""
+    from cortexmlx import Engine, SamplingParams
+
+    folder = write_tiny(tmp_path / "model", name, torch_dtype="float32")
+    source = find(str(folder))
+    plan = make_plan(source, build(source.config), plan_figures.this_machine(), max_rows=3, kv_memory=10**6)
+    with Engine(folder, kv_memory="1MB", max_rows=3) as engine:
+        engine.generate("the state", SamplingParams(max_tokens=3))
+        stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots
+    assert plan.model.refusal is None and snapshots is not None
+    assert plan.here.snapshots == snapshots.most
+    assert plan.here.snapshot_bytes == snapshots.most * plan.model.state_bytes_per_sequence
+    assert plan.here.states_bytes == 3 * 3 * plan.model.state_bytes_per_sequence
+    assert stats.state_bytes == stats.state_snapshots * plan.model.state_bytes_per_sequence > 0
+    assert plan.here.arena_bytes + plan.here.snapshot_bytes == 10**6
+    text = plan_text.page(plan)
+    assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text
