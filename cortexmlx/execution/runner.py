@@ -161,6 +161,11 @@ class ModelRunner:
         """Bytes of the tails that hold the rows' newest tokens."""
         return sum(array.nbytes for tail in self._tail.values() for array in tail)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the rows' recurrent states and of their snapshots."""
+        return self.states.nbytes
+
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
         self._tail.clear()

@@ -53,7 +53,7 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_bytes=core.arena.nbytes,
         kv_bytes_limit=core.cache.max_blocks * core.cache.block_size * core.info.kv_bytes_per_token,
         kv_bytes_in_use=core.kv_bytes_in_use,
-        state_bytes=runner.states.nbytes,
+        state_bytes=runner.state_bytes,
         state_snapshots=len(core.cache.states.snapshots or ()),
         steps=scheduler.steps,
         prompt_tokens=measured.prompt_tokens,

@@ -36,6 +36,11 @@ class SerialRunner:
         """Bytes of the row's tokens: all of them are outside of blocks."""
         return self.arena.nbytes
 
+    @property
+    def state_bytes(self) -> int:
+        """There are no states but those in the caches."""
+        return 0
+
     def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
         """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
         step begins. Whatever it raises, what the caches keep is forgotten.
