@@ -16,7 +16,7 @@ from cortexmlx.errors import EngineClosed, InvalidRequest, ModelUnsupported, Pro
 from cortexmlx.request import FinishReason, TokenEvent
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE
-from support.tiny import EOS, VOCAB, tokens_of
+from support.tiny import EOS, VOCAB, tokens_of, write_tiny
 
 PROMPT = tokens_of(20, seed=1)
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -257,9 +257,10 @@ def test_bad_settings_are_refused(tiny: Any, bad: dict[str, Any]) -> None:
         Engine(tiny("llama"), **bad)
 
 
-def test_a_model_without_paged_attention_is_refused_by_name(tiny: Any) -> None:
-    with pytest.raises(ModelUnsupported, match="mamba"):
-        Engine(tiny("mamba"))
+def test_a_model_that_could_answer_wrongly_is_refused_by_name(tmp_path: Any) -> None:
+    folder = write_tiny(tmp_path / "m", model_type="plamo3", sliding_window=8, sliding_window_pattern=2)
+    with pytest.raises(ModelUnsupported, match="plamo3"):
+        Engine(folder)
 
 
 def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: Any) -> None:

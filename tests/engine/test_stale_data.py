@@ -37,8 +37,8 @@ class Poison:
             self._poison(plan)
         return self._dispatch(plan, rows)
 
-    def tail_write(self, layer: int, column: int, keys: Any, values: Any) -> Any:
-        tail = self._tail_write(layer, column, keys, values)
+    def tail_write(self, layer: int, column: int, new: Any) -> Any:
+        tail = self._tail_write(layer, column, new)
         if column == 0:
             for array in tail:
                 array[:, :, 1:] = self._nan.astype(array.dtype)
