@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
-from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut
+from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.arena import KVArena
@@ -103,7 +104,9 @@ class Way(Protocol):
         """What attention runs on, if it is called `name`: see `choose_backend`."""
 
     def runner(self, vocab_size: int, backend: Backend) -> Runner:
-        """The runner, on the arena that `begin` made."""
+        """The runner, on the arena that `begin` made. Raises ModelUnsupported for a model that computes something else
+        than it should, as far as a short look at it tells.
+        """
 
 
 class Paged:
@@ -159,10 +162,8 @@ class OneByOne:
 
     def __init__(self, model: nn.Module, why: NotPaged) -> None:
         """Raises ModelUnsupported if mlx-lm's code fails with one sequence, too."""
-        try:
+        with _refused(why):
             self.groups = kept_by(model)
-        except Exception as error:  # whatever a model's code raises
-            raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
         self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
         kept = not_always_cut(model)
         # A step that is built before the last one is read would be one token too many behind an answer's last.
@@ -173,6 +174,7 @@ class OneByOne:
                 f"{' and '.join(kept)} cannot always be cut back",
             )
         self._model = model
+        self._why = why
         self._arena: OwnCaches
         self._runner: SerialRunner | None = None
 
@@ -205,8 +207,24 @@ class OneByOne:
         return Backend("mlx-lm's own", choose_backend(name).attend)
 
     def runner(self, vocab_size: int, backend: Backend) -> SerialRunner:
+        with _refused(self._why):
+            ahead = sees_ahead(self._model)
+        if ahead:
+            raise ModelUnsupported(
+                f"{self._why}, and in mlx-lm's own code a token of a prompt sees those behind it: answers would depend "
+                "on how their prompts are cut"
+            )
         self._runner = SerialRunner(self._arena, vocab_size)
         return self._runner
+
+
+@contextmanager
+def _refused(why: NotPaged) -> Iterator[None]:
+    """Whatever mlx-lm's code for a model raises in this context is a reason to refuse the model."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
 
 
 def way_of(model: nn.Module) -> Way:

@@ -59,6 +59,27 @@ def test_a_model_that_fails_in_mlx_lm_too_is_refused(judged: Any, monkeypatch: p
     assert not isinstance(refused.value, NotPaged)
 
 
+def test_a_model_that_fails_only_when_it_is_computed_is_refused_before_it_answers(
+    judged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = judged("llama")[0]
+    way = OneByOne(model, WHY)
+    way.begin(8, PrefixCache(8))
+    monkeypatch.setattr(type(model), "__call__", lambda *_, **__: mx.zeros((1, 8, 0))[:, :, 5:].reshape(1, 8, 1))
+    with pytest.raises(ModelUnsupported, match="fails here, too"):
+        way.runner(320, way.backend("reference"))
+
+
+def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a mask of truth values that a model adds to its scores."""
+    model = judged("llama")[0]
+    way = OneByOne(model, WHY)
+    way.begin(8, PrefixCache(8))
+    monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda *_, **__: None)
+    with pytest.raises(ModelUnsupported, match="sees those behind it: answers would depend on how their prompts"):
+        way.runner(320, way.backend("reference"))
+
+
 @pytest.mark.parametrize(
     ("name", "memory", "blocks"),
     [

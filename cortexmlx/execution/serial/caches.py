@@ -24,6 +24,12 @@ the length and keeps the tokens, another has dropped the tokens of the chunk bef
 _MORE = 256
 """Tokens by which a cache of unknown kind is made to grow, to see how much that takes: a step of mlx-lm's buffers."""
 
+_LOOKED_AT = 8
+"""Tokens of a prompt whose first must not see the others."""
+
+_ROUNDING = 0.5
+"""How far apart two computations of the same logits may be, as a part of how far these are from each other."""
+
 _SPARE = 64 << 20
 """Bytes that must be left for a step when the caches are to grow."""
 
@@ -105,6 +111,20 @@ def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
         measured = (_spec_by_growth(size, _nbytes(leaf)) for size, leaf in zip(before, _leaves(caches), strict=True))
         return group_layers([known or grown for known, grown in zip(specs, measured, strict=True)])
     return group_layers([spec for spec in specs if spec is not None])
+
+
+def sees_ahead(model: nn.Module) -> bool:
+    """Whether a token of a prompt has other logits with tokens behind it than alone. Then an answer would depend on how
+    its prompt is cut. Two short forward passes are computed; raises whatever they raise.
+
+    What differs by rounding, and by an expert that it chooses, differs by far less than what one token's logits
+    differ from each other.
+    """
+    tokens = mx.arange(_LOOKED_AT)[None]
+    crowd, alone = (model(t, cache=make_prompt_cache(model))[0, 0].astype(mx.float32) for t in (tokens, tokens[:, :1]))
+    some = mx.isfinite(crowd) & mx.isfinite(alone)
+    crowd, alone = (mx.where(some, logits, 0.0) for logits in (crowd, alone))
+    return bool((mx.linalg.norm(crowd - alone) > _ROUNDING * mx.linalg.norm(alone - mx.mean(alone))).item())
 
 
 def not_always_cut(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, ConcatenateKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut
+from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from support.tiny import CONFIGS, tokens_of
 
@@ -147,3 +147,25 @@ def test_a_sequence_that_no_longer_fits_is_forgotten(judged: Any) -> None:
     assert (caches.blocks, caches.length) == (3, 20) and caches.nbytes > 0
     caches.resize(2)
     assert (caches.blocks, caches.length, caches.nbytes) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "mamba"])
+def test_a_token_that_sees_what_is_behind_it_is_noticed_and_rounding_is_not(
+    name: str, judged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = judged(name)[0]
+    assert not sees_ahead(model)
+    call = type(model).__call__
+
+    def rounded(self: Any, tokens: mx.array, cache: Any) -> mx.array:
+        logits = call(self, tokens, cache=cache)
+        return logits + (tokens.shape[1] > 1) * 0.1 * mx.random.normal(logits.shape) * mx.std(logits)
+
+    monkeypatch.setattr(type(model), "__call__", rounded)
+    assert not sees_ahead(model)
+
+    def backwards(self: Any, tokens: mx.array, cache: Any) -> mx.array:
+        return call(self, tokens[:, ::-1], cache=cache)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(type(model), "__call__", backwards)
+    assert sees_ahead(model)
