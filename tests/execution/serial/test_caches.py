@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from support.tiny import CONFIGS, tokens_of
+from tests.architectures.parity import subject
 
 WINDOW = CONFIGS["windowed llama"]["sliding_window"]
 
@@ -169,3 +171,8 @@ def test_a_token_that_sees_what_is_behind_it_is_noticed_and_rounding_is_not(
 
     monkeypatch.setattr(type(model), "__call__", backwards)
     assert sees_ahead(model)
+
+
+def test_what_mlx_lm_computes_with_a_mask_that_hides_nothing_is_noticed(tmp_path: Path) -> None:
+    """phi3small adds a mask of truth values to its scores: what is to be hidden gets 0, and the rest 1."""
+    assert sees_ahead(subject("phi3small", tmp_path / "phi3small").judge)

@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.prefix import PrefixCache
@@ -127,6 +127,7 @@ ELSE = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from([1, 4, 8]),
     st.integers(90, 200),
