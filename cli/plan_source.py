@@ -14,7 +14,8 @@ from cortexmlx.models.resolve import SourceKind, resolve
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A model's configuration, and what its weight files take on disk (None: only the configuration is here).
+    """A model's configuration, and what its weights take as they are stored: in the files of a folder, or in memory
+    after reading a GGUF file, part of which grows (None: only the configuration is here).
 
     `adapter` is what the adapter that was asked for adds to them.
     """
@@ -57,14 +58,16 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
     from cortexmlx.models.gguf.blocks import GROUP, PACKED
     from cortexmlx.models.gguf.config import activation_type, describe
     from cortexmlx.models.gguf.parts import read_model_header
+    from cortexmlx.models.gguf.tensors import memory_bytes
 
     header = read_model_header(path)
     description = describe(header)
-    config = {**description.config, "dtype": activation_type(header, description)}
+    dtype = activation_type(header, description)
+    config = {**description.config, "dtype": dtype}
     packing = PACKED.get(max(header.tensors.values(), key=lambda tensor: tensor.nbytes).type_name)
     if packing:
         config["quantization"] = {"group_size": GROUP, "bits": packing.bits, "mode": packing.mode}
-    return PlanSource(name, config, sum(tensor.nbytes for tensor in header.tensors.values()))
+    return PlanSource(name, config, sum(memory_bytes(tensor, dtype) for tensor in header.tensors.values()))
 
 
 def _from_hub(repo: str) -> PlanSource:

@@ -9,7 +9,10 @@ import pytest
 
 from cortexmlx.cli.plan_source import PlanSource, find
 from cortexmlx.cli.start import run
-from support.gguf_models import tensors, write_model
+from cortexmlx.models import load_model
+from support.gguf_export import export
+from support.gguf_export import tiny as gguf_models
+from support.gguf_models import write_model
 from support.published import QWEN3_8B
 
 
@@ -42,10 +45,27 @@ def test_a_folder_and_its_config_are_named_alike_with_the_bytes_of_the_weights(t
     assert find(str(tmp_path / "mine.json")).name == "mine"
 
 
-def test_a_gguf_file_is_as_large_as_its_tensors_and_quantized_as_they_are(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
-    source = find(str(path))
-    assert source.weight_bytes == sum(len(data) for _, _, data in tensors("Q4_0").values())
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("llama", "Q4_0"),
+        ("llama", "Q4_K"),
+        ("llama", "Q6_K"),
+        ("gemma3", "Q8_0"),
+        ("gpt-oss", "MXFP4"),
+        ("qwen2", "F32"),
+    ],
+)
+def test_a_gguf_file_is_as_large_as_it_becomes_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, types: str
+) -> None:
+    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    export(tmp_path / "tiny.gguf", gguf_models(256)[name], types)
+    assert find(str(tmp_path / "tiny.gguf")).weight_bytes == load_model(tmp_path / "tiny.gguf").weight_bytes
+
+
+def test_a_gguf_file_is_quantized_as_its_tensors_are(tmp_path: Path) -> None:
+    source = find(str(write_model(tmp_path / "tiny.gguf", type_name="Q4_0")))
     assert source.config["quantization"] == {"group_size": 32, "bits": 4, "mode": "affine"}
     assert (source.config["hidden_size"], source.config["dtype"]) == (64, "float16")
     assert "quantization" not in find(str(write_model(tmp_path / "plain.gguf", type_name="F16"))).config

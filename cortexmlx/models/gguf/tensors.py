@@ -79,6 +79,17 @@ class TensorFiles:
             self._map(info.path).madvise(mmap.MADV_DONTNEED, start, length)
 
 
+def memory_bytes(info: TensorInfo, dtype: str) -> int:
+    """What the tensor takes in memory in a model whose activations are `dtype`, by its type alone."""
+    itemsize = 4 if dtype == "float32" else 2
+    packing = PACKED.get(info.type_name)
+    if packing is None:
+        return info.values * itemsize
+    fine = info.type_name in ("Q4_K", "Q5_K") or dtype != "float16"
+    per_group = (2 * (4 if fine else 2)) if packing.mode == "affine" else 1
+    return info.values * packing.bits // 8 + info.values // GROUP * per_group
+
+
 def read_floats(info: TensorInfo) -> list[float]:
     """The numbers of a small F32 tensor."""
     with info.path.open("rb") as file:
