@@ -10,7 +10,7 @@ from cortexmlx.cli.plan_figures import Machine, make_plan
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.plan_text import page
 from cortexmlx.cli.skeleton import build
-from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+from support.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
 from support.tiny import CONFIGS
 
 PLAMO3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2}
@@ -41,6 +41,8 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
     [
         (GEMMA3_1B, "  KV per token    26 KiB      22 layers x 1 head x (256 + 256) x 2 bytes, window 512"),
         (GEMMA3_1B, "                              4 layers x 1 head x (256 + 256) x 2 bytes"),
+        (LLAMA4_SCOUT, "36 layers x 8 heads x (128 + 128) x 2 bytes, chunks of 8,192"),
+        (LLAMA4_SCOUT, "                              12 layers x 8 heads x (128 + 128) x 2 bytes"),
         (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
         (MAMBA, "any length: no layer keeps more than its window"),
         (DEEPSEEK_V3, "the weights alone are too large"),
