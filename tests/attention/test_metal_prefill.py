@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -89,6 +90,22 @@ def test_what_mlx_does_as_well_is_left_to_it(reach: Reach, matrix_units: bool) -
     attention, layer = MetalAttention(unused, check=False, matrix_units=matrix_units), Layer(reach, dim=64)
     assert np.array_equal(layer.attend(attention.attend), layer.attend(reference.attend))
     assert attention.kernels() == attention.notes() == ()
+
+
+def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
+    attention, layer, run = (
+        MetalAttention(sim.metal_kernel, check=False),
+        Layer(Reach(16, chunked=True)),
+        KVHandle(2, 4),
+    )
+    found = []
+    for ends in ((17,), (3, 11, 17), (8, 9, 17)):
+        begins = (0, *ends)
+        pieces = (Piece(b, e, 13 + b, run, None) for b, e in zip(begins, ends, strict=False))
+        layer.step, layer.derived = replace(layer.step, pieces=tuple(pieces)), Derived()
+        layer.queries = mx.random.normal((17, HEADS, 1, 16), key=mx.random.key(1))
+        found.append(layer.attend(attention.attend))
+    assert attention.kernels() == ("prefill",) and all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_chunks_that_end_within_blocks_use_the_reference_and_say_so() -> None:
