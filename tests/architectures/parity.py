@@ -193,7 +193,7 @@ def forked(subject: Subject) -> int:
             theirs = chosen - np.log(np.exp(logits).sum(axis=-1))
             assert answer.logprobs is not None
             worst = float(np.abs(theirs - [token.logprob for token in answer.logprobs]).max())
-            if worst > 2 * TOLERANCE:
+            if not worst <= 2 * TOLERANCE:
                 raise Wrong(
                     f"answer {answer.index} of prompt of {len(prompt)}: a log-probability differs by {worst:.2g}"
                 )

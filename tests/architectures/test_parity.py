@@ -21,7 +21,7 @@ from support.core_driver import Driver
 from support.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration, remapped
 from tests.architectures.outcomes import Status, no_exit, outcome, read_results
-from tests.architectures.parity import CHECKS, SIMULATED, TOLERANCE, Subject, Wrong, ragged, subject
+from tests.architectures.parity import CHECKS, SIMULATED, STEPS, TOLERANCE, Subject, Wrong, ragged, subject
 
 TELLING = (
     "llama",
@@ -83,6 +83,22 @@ def test_a_type_is_served_or_refused_as_the_page_says(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", SIMULATED)
 def test_ragged_rows_have_mlx_lms_logits_in_the_simulator(name: str, made: Made) -> None:
     assert ragged(made(name), attention="sim") <= TOLERANCE
+
+
+def test_the_batch_has_steps_of_pieces_and_decoding_rows(made: Made) -> None:
+    driver = made("llama").driver()
+    dispatch, steps = driver.core.runner.dispatch, []
+
+    def watched(plan: Any, rows: Any) -> Any:
+        steps.append({"piece" if s.count > 1 else "token" for s in plan.segments})
+        return dispatch(plan, rows)
+
+    driver.core.runner.dispatch = watched
+    for prompt in made("llama").prompts:
+        driver.add(prompt, STEPS)
+        driver.step(2)
+    driver.finish()
+    assert steps.count({"piece", "token"}) >= 3
 
 
 # -- what the checks notice -------------------------------------------------------------------------------------------
