@@ -81,7 +81,8 @@ class StateBook:
     def make(self, seq: int, tokens: int) -> int | None:
         """A snapshot after so many of a sequence's tokens, which the caller sees to; None if none is to be made."""
         assert self.snapshots is not None
-        return self.snapshots.make(*self._home_of(self._sequences[seq], tokens))
+        home, place = self._home_of(self._sequences[seq], tokens)
+        return None if home is None else self.snapshots.make(home, place)
 
     def enter(self, row: Row, seq: int) -> None:
         """A sequence gets a row, whose state is that of what the sequence begins with."""
@@ -100,10 +101,12 @@ class StateBook:
 
     def _at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
         home, place = self._home_of(sequence, tokens)
-        return home.get(place)
+        return None if home is None else home.get(place)
 
-    def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int], int]:
-        """Where a snapshot after so many of a sequence's tokens hangs, and at which place there."""
+    def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
+        """Where a snapshot after so many of a sequence's tokens hangs, and at which place there. None: that block was
+        another's with the same tokens, and is evicted.
+        """
         index = (tokens - 1) // self._block_size
         if index >= sequence.registered:
             return sequence.states, tokens
@@ -112,7 +115,8 @@ class StateBook:
             assert isinstance(entry, Entry)  # as many predecessors as registered blocks
             entry = entry.parent
         assert isinstance(entry, Entry)
-        return entry.states, tokens - index * self._block_size
+        cached = entry.parent.children.get(entry.key) is entry
+        return entry.states if cached else None, tokens - index * self._block_size
 
     def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
         """Raise AssertionError unless every snapshot hangs at an entry or a sequence: for tests and debug runs."""

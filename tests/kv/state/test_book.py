@@ -96,6 +96,22 @@ def test_without_room_for_a_copy_a_text_begins_at_the_end_of_a_block() -> None:
     assert begin(cache, 2, [*TEXT[:7], 1, 2, 3, 4, 5, 6, 7])[0] == 4
 
 
+def test_a_block_of_another_that_was_evicted_is_no_home() -> None:
+    """Two compute the same: the second's block is a double of the first's, and goes by its name."""
+    cache = cache_of()
+    cache.allocate_for(1, 4)
+    cache.allocate_for(2, 8)
+    for seq, length in ((1, 4), (2, 8)):
+        cache.append(seq, length)
+        cache.register(seq, TEXT[:length], 4)
+    cache.free(1)
+    cache.drop_cached()
+    assert cache.states.make(2, 4) is None and not cache.states.can_fork(2, 4)
+    cache.check_invariants()
+    assert cache.states.make(2, 6)
+    cache.check_invariants()
+
+
 def test_a_fork_begins_where_its_parent_has_a_snapshot() -> None:
     cache = cache_of()
     computed(cache, 1, TEXT[:10], (6, 10))
