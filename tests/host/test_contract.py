@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.attention import patches
 from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
 from support.gguf_export import tiny
+from support.recurrent import RECURRENT
 from support.tiny import CONFIGS, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +120,22 @@ def test_caches_tell_what_they_keep_and_whether_it_can_be_cut() -> None:
     assert [a.nbytes for _, a in tree_flatten(states.state) if isinstance(a, mx.array)] == [12]
     assert not states.is_trimmable()
     assert list(cache.CacheList(plain, states).caches) == [plain, states]
+
+
+def test_a_recurrent_layer_keeps_arrays_by_slot_in_a_cache_that_knows_of_no_padding() -> None:
+    """It is handed to the layer as an argument, and each call leaves new arrays there."""
+    cache = module("models.cache")
+    model = built(RECURRENT["qwen3_next"])
+    first, second = cache.make_prompt_cache(model)[:2]
+    assert (type(first), type(second)) == (cache.ArraysCache, cache.KVCache)
+    assert first.cache == [None, None] and first.lengths is None and first.make_mask(3) is None
+    layer = model.layers[0].linear_attn
+    layer(mx.zeros((1, 5, 32)), None, first)
+    before = list(first.cache)
+    kept = [np.array(array) for array in before]
+    layer(mx.ones((1, 2, 32)), None, first)
+    assert [a.shape[0] for a in before] == [1, 1] and all(a is not b for a, b in zip(before, first.cache, strict=True))
+    assert all(np.array_equal(np.array(array), was) for array, was in zip(before, kept, strict=True))
 
 
 def test_swiglu_is_one_function_that_models_import_by_name() -> None:
@@ -234,6 +251,16 @@ def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> 
             "q_proj k_proj v_proj o_proj rotary_emb k_num_heads qk_dim v_dim scale config",
         ),
         ("gpt_bigcode.GPTBigCodeModel", ["self", "inputs", "cache"], "wte wpe h ln_f"),
+        (
+            "plamo2.Attention",
+            ["self", "hidden_states", "mask", "cache"],
+            "qkv_proj o_proj q_weight k_weight rope q_proj_dim k_proj_dim qk_dim scale",
+        ),
+        (
+            "baichuan_m1.Attention",
+            ["self", "x", "mask", "cache"],
+            "W_pack o_proj conv_k conv_v rope hidden_size num_kv_heads head_dim scale",
+        ),
         ("llama4.LlamaModel", ["self", "inputs", "cache"], "embed_tokens layers norm"),
         (
             "llama4.Attention",
@@ -257,7 +284,7 @@ def test_the_batch_generator_takes_prompts_and_limits_and_answers_in_steps() -> 
 )
 def test_the_classes_that_get_a_method_of_ours_have_what_it_uses(owner: str, takes: list[str], has: str) -> None:
     home, _, name = owner.partition(".")
-    made = built(CONFIGS["dynamic rope" if home == "rope_utils" else home])
+    made = built((CONFIGS | RECURRENT)["dynamic rope" if home == "rope_utils" else home])
     found = next(m for m in made.modules() if type(m).__name__ == name)
     method = type(found).__call__
     assert parameters(getattr(method, "replaced", method)) == takes
