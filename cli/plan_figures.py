@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import Skeleton
 from cortexmlx.kv import sizing
-from cortexmlx.kv.spec import ITEMSIZE, LayerGroup
+from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
 from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.serving.config import EngineConfig
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
@@ -144,7 +145,8 @@ def _here(
     states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
     reserved = weights + tail + logits + states
     free = max(machine.working_set - reserved, 0)
-    memory = kv_memory or sizing.default_kv_bytes(per_token, context, max_rows, machine.working_set, reserved, state)
+    load = sizing.Load(max_rows, EngineConfig.prefill_budget)
+    memory = kv_memory or sizing.default_kv_bytes(groups, load, context, machine.working_set, reserved, itemsize)
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
@@ -160,11 +162,16 @@ def _here(
         free_bytes=free,
         fits=sizing.tokens_that_fit(groups, free, itemsize),
         arena_bytes=arena,
-        arena_tokens=arena // per_token if per_token else 0,
+        arena_tokens=_tokens(arena, groups, load, itemsize) if per_token else 0,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         lengths=tuple(_length(groups, tokens, itemsize, free) for tokens in shown),
     )
+
+
+def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> int:
+    """Tokens that an arena of so many bytes holds in the layers that see farthest."""
+    return max(sizing.blocks_that_fit(arena, paged(groups), load, itemsize)) * load.block_size
 
 
 def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int) -> Length:

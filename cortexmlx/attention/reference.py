@@ -162,10 +162,10 @@ def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     """Many rows, one query each: blocks by `gather_mm`, the tail by an ordinary product, one softmax over both."""
-    heads = kv.arena.slab(kv.layer)[0].shape[0]
+    heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
     rows, query_heads, _, dim = queries.shape
     group = query_heads // heads
-    index = ReferenceStep.of(kv).row_index(heads, kv.arena.slots // kv.arena.block_size)
+    index = ReferenceStep.of(kv).row_index(heads, slots // kv.arena.block_size)
     blocks, block_size = kv.step.tables.shape[1], kv.arena.block_size
     span = blocks * block_size
 

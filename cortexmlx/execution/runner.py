@@ -121,7 +121,7 @@ class ModelRunner:
             self._check(plan.groups)
             self._groups = plan.groups
             self._derived = tuple(Derived() for _ in plan.groups)
-            self._writes = [_LazyWrite(write, self.arena) for write in plan.writes]
+            self._writes = [_LazyWrite(write, self.arena, group) for group, write in enumerate(plan.writes)]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches.values():
@@ -230,11 +230,11 @@ class ModelRunner:
 
     def _check(self, groups: Sequence[GroupStep]) -> None:
         """Raise KVBlockError if a step would read outside the arena."""
-        for group in groups:
-            self.arena.check_blocks(group.tables)
+        for number, group in enumerate(groups):
+            self.arena.check_blocks(number, group.tables)
             for piece in group.pieces:
                 if piece.slots is not None:
-                    self.arena.check_slots(piece.slots)
+                    self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
     # -- writing the arena --------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class ModelRunner:
 
     def _flush(self, flush: Flush) -> None:
         """Write the tail's live columns to their slots, one update per slab. Nothing may be in flight."""
-        writes = [_LazyWrite(w, self.arena) for w in flush.writes]
+        writes = [_LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
         for layer, tail in self._tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
@@ -261,13 +261,13 @@ class ModelRunner:
 
 
 class _LazyWrite:
-    """An ArenaWrite's index on the device, shared by all layers of the group. Raises KVBlockError if a slot lies
+    """An ArenaWrite's index on the device, shared by all layers of its `group`. Raises KVBlockError if a slot lies
     outside the arena as it is now.
     """
 
-    def __init__(self, write: ArenaWrite, arena: KVArena) -> None:
-        arena.check_slots(write.slots)
-        arena.check_slots(write.zeros)
+    def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
+        arena.check_slots(group, write.slots)
+        arena.check_slots(group, write.zeros)
         run = write.run
         total = len(write.slots) + len(write.zeros)
         self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)

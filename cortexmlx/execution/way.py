@@ -22,6 +22,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
+    Load,
     arena_blocks,
     bytes_per_token,
     format_bytes,
@@ -30,7 +31,7 @@ from cortexmlx.kv.sizing import (
     split_memory,
     tokens_that_fit,
 )
-from cortexmlx.kv.spec import LayerGroup, group_layers, paged
+from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.scheduling.plan import StepPlan
@@ -42,16 +43,16 @@ _FIRST_TOKENS = 2048
 class Arena(Protocol):
     """Where keys and values are, as the engine's core sees it: see `KVArena`."""
 
-    blocks: int
+    blocks: Counts
 
     @property
     def nbytes(self) -> int: ...
 
     def arrays(self) -> list[mx.array]: ...
 
-    def can_resize(self, blocks: int) -> bool: ...
+    def can_resize(self, blocks: Counts) -> bool: ...
 
-    def resize(self, blocks: int) -> None: ...
+    def resize(self, blocks: Counts) -> None: ...
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None: ...
 
@@ -90,12 +91,12 @@ class Way(Protocol):
     pipelined: bool
     notes: tuple[str, ...]
 
-    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
-        """How many blocks `memory` bytes are, for `rows` rows of at most `context` tokens. Raises InvalidRequest if
-        they are not one.
+    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+        """How many blocks of each group `memory` bytes are, for rows of at most `context` tokens. Raises InvalidRequest
+        if they are not one.
         """
 
-    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[Arena, KVCache]:
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[Arena, KVCache]:
         """Nothing is kept: an empty arena of at most `blocks` blocks, of the prefix cache's size, which the runner
         uses from now on, and who owns which of them.
         """
@@ -123,15 +124,16 @@ class Paged:
         self._snapshots: int | None = None
         self._runner: ModelRunner | None = None
 
-    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
-        memory, snapshots = split_memory(self.groups, memory, rows)
+    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+        memory, snapshots = split_memory(self.groups, memory, load.rows)
         self._snapshots = snapshots if row_bytes(self.groups) else None
-        per_token = bytes_per_token(self.groups)
-        return arena_blocks(memory, per_token, block_size) if per_token else rows * -(-context // block_size)
+        if bytes_per_token(self.groups):
+            return arena_blocks(memory, paged(self.groups), load)
+        return (load.rows * -(-context // load.block_size),)
 
-    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[KVArena, KVCache]:
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[KVArena, KVCache]:
         size = prefix.block_size
-        first = min(blocks, -(-_FIRST_TOKENS // size))
+        first = [min(count, -(-_FIRST_TOKENS // size)) for count in blocks]
         groups = paged(self.groups)
         self._arena = arena = KVArena(groups, first, size)
         if self._runner is not None:
@@ -178,7 +180,8 @@ class OneByOne:
         self._arena: OwnCaches
         self._runner: SerialRunner | None = None
 
-    def blocks(self, memory: int, block_size: int, rows: int, context: int) -> int:
+    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+        block_size = load.block_size
         most = -(-context // block_size)
         fit = tokens_that_fit(self.groups, memory)
         if fit is not None and fit < block_size:
@@ -187,9 +190,9 @@ class OneByOne:
                 f"a KV memory of {format_bytes(memory)} holds no {block_size} tokens: "
                 f"give it at least {format_bytes(least)}"
             )
-        return most if fit is None else min(most, fit // block_size)
+        return (most if fit is None else min(most, fit // block_size),)
 
-    def begin(self, blocks: int, prefix: PrefixCache) -> tuple[OwnCaches, KVCache]:
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[OwnCaches, KVCache]:
         self._arena = arena = OwnCaches(self._model, self.groups, 1, prefix.block_size)
         if self._runner is not None:
             self._runner.arena = arena

@@ -24,7 +24,7 @@ import numpy as np
 from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.spec import LayerGroup, of_each
 from cortexmlx.machine import obtainable
 
 Slab = tuple[mx.array, ...]
@@ -62,36 +62,34 @@ _SPARE = 256 << 20
 
 
 class KVArena:
-    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out, in each layer group.
+    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out: one number for all layer
+    groups, or one for each.
 
     Raises MemoryRefused if the system does not give that much.
     """
 
-    def __init__(self, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], blocks: int | Sequence[int], block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks = blocks
+        self.blocks = of_each(groups, blocks)
         self.group_of: dict[int, int] = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._slabs: dict[int, Slab] = {}
-        size = sum(group.bytes_per_token for group in self.groups) * self.slots
+        size = sum(group.bytes_per_token * self.slots(g) for g, group in enumerate(self.groups))
         if not obtainable(size + min(size, _SPARE)):
             raise _refused(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
-        for group in self.groups:
-            spec = group.spec
+        for layer, g in self.group_of.items():
+            spec, slots = self.groups[g].spec, self.slots(g)
             dtype = getattr(mx, spec.dtype)
-            for layer in group.layers:
-                self._slabs[layer] = tuple(mx.zeros((spec.kv_heads, self.slots, dim), dtype) for dim in spec.slab_dims)
+            self._slabs[layer] = tuple(mx.zeros((spec.kv_heads, slots, dim), dtype) for dim in spec.slab_dims)
         mx.eval(self.arrays())
 
-    @property
-    def null_block(self) -> int:
+    def null_block(self, group: int) -> int:
         """The block of zeros that padding entries of block tables point to."""
-        return self.blocks
+        return self.blocks[group]
 
-    @property
-    def slots(self) -> int:
+    def slots(self, group: int) -> int:
         """Tokens per slab, the null and the scratch block included."""
-        return (self.blocks + 2) * self.block_size
+        return (self.blocks[group] + 2) * self.block_size
 
     @property
     def nbytes(self) -> int:
@@ -129,22 +127,22 @@ class KVArena:
         """
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
-    def check_slots(self, slots: np.ndarray) -> None:
+    def check_slots(self, group: int, slots: np.ndarray) -> None:
         """Raise KVBlockError unless every slot (`[n]` int) is a block's that is handed out, or -1, the last one.
 
         MLX checks no index: it reads and writes whatever lies there.
         """
-        if slots.size and not -1 <= slots.min() <= slots.max() < self.blocks * self.block_size:
+        if slots.size and not -1 <= slots.min() <= slots.max() < self.blocks[group] * self.block_size:
             raise KVBlockError(
-                f"slots {slots.min()} to {slots.max()} do not all lie in the arena's {self.blocks} blocks of "
+                f"slots {slots.min()} to {slots.max()} do not all lie in the arena's {self.blocks[group]} blocks of "
                 f"{self.block_size} tokens: this is a fault of the scheduler, please report it"
             )
 
-    def check_blocks(self, blocks: np.ndarray) -> None:
+    def check_blocks(self, group: int, blocks: np.ndarray) -> None:
         """Raise KVBlockError unless every block (int) is one that is handed out, or the null block."""
-        if blocks.size and not 0 <= blocks.min() <= blocks.max() <= self.null_block:
+        if blocks.size and not 0 <= blocks.min() <= blocks.max() <= self.null_block(group):
             raise KVBlockError(
-                f"blocks {blocks.min()} to {blocks.max()} do not all lie in the arena, which has {self.blocks}: "
+                f"blocks {blocks.min()} to {blocks.max()} do not all lie in the arena, which has {self.blocks[group]}: "
                 "this is a fault of the scheduler, please report it"
             )
 
@@ -155,46 +153,53 @@ class KVArena:
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
-    def can_resize(self, blocks: int) -> bool:
+    def can_resize(self, blocks: int | Sequence[int]) -> bool:
         """Whether the system has the memory now that bringing the arena to `blocks` blocks takes on the way."""
-        if blocks == self.blocks:
+        wanted = of_each(self.groups, blocks)
+        if wanted == self.blocks:
             return True
-        slots = (min(blocks, self.blocks) + 2) * self.block_size
-        slab = max(group.spec.bytes_per_token for group in self.groups) * slots
-        growth = self._growth(blocks)
+        slots = [(min(pair) + 2) * self.block_size for pair in zip(wanted, self.blocks, strict=True)]
+        slab = max(g.spec.bytes_per_token * n for g, n in zip(self.groups, slots, strict=True))
+        growth = self._growth(wanted)
         return obtainable(slab + growth + min(growth, _SPARE))
 
-    def resize(self, blocks: int) -> None:
+    def resize(self, blocks: int | Sequence[int]) -> None:
         """Bring the arena to `blocks` blocks; what lies in blocks that stay is kept. Waits for whatever is in flight.
 
         Layer by layer, so that at most one slab exists twice. Raises MemoryRefused if the system does not give the
         memory for all layers; then the arena is as it was.
         """
+        wanted = of_each(self.groups, blocks)
         mx.synchronize()
-        if not self.can_resize(blocks):
-            raise self._stays(blocks)
+        if not self.can_resize(wanted):
+            raise self._stays(wanted)
         try:
-            self._bring_slabs_to(blocks)
+            self._bring_slabs_to(wanted)
         except (RuntimeError, MemoryError) as error:
             self._bring_slabs_to(self.blocks)
-            raise self._stays(blocks) from error
-        self.blocks = blocks
+            raise self._stays(wanted) from error
+        self.blocks = wanted
 
-    def _bring_slabs_to(self, blocks: int) -> None:
-        """Give every slab the slots of `blocks` blocks, if it has not, keeping what lies in the first of them."""
-        slots, keep = (blocks + 2) * self.block_size, min(blocks, self.blocks) * self.block_size
+    def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
+        """Give every slab the slots of so many blocks, if it has not, keeping what lies in the first of them."""
         for layer, slab in self._slabs.items():
+            group = self.group_of[layer]
+            slots, keep = (
+                (blocks[group] + 2) * self.block_size,
+                min(blocks[group], self.blocks[group]) * self.block_size,
+            )
             self._slabs[layer] = tuple(a if a.shape[1] == slots else _resized(a, slots, keep) for a in slab)
 
-    def _growth(self, blocks: int) -> int:
-        """Bytes that `blocks` blocks take more than the arena has, or 0."""
-        tokens = max(blocks - self.blocks, 0) * self.block_size
-        return tokens * sum(group.bytes_per_token for group in self.groups)
+    def _growth(self, blocks: Sequence[int]) -> int:
+        """Bytes that so many blocks take more than the arena has, or 0."""
+        more = [max(wanted - have, 0) for wanted, have in zip(blocks, self.blocks, strict=True)]
+        return sum(n * self.block_size * g.bytes_per_token for n, g in zip(more, self.groups, strict=True))
 
-    def _stays(self, blocks: int) -> MemoryRefused:
+    def _stays(self, blocks: Sequence[int]) -> MemoryRefused:
+        counts = " and ".join(str(n) for n in dict.fromkeys(self.blocks))
         return _refused(
             self._growth(blocks),
-            f"it stays at {self.blocks} blocks of {self.block_size} tokens; free memory and make a new engine",
+            f"it stays at {counts} blocks of {self.block_size} tokens; free memory and make a new engine",
         )
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
@@ -204,7 +209,7 @@ class KVArena:
         it.
         """
         for blocks in (sources, targets):
-            self.check_blocks(blocks)
+            self.check_blocks(group, blocks)
         source, target = self._block_slots(sources), self._block_slots(targets)
         for layer in self.groups[group].layers:
             values = [a[:, source] for a in self._slabs[layer]]

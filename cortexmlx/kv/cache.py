@@ -3,68 +3,98 @@
 Every layer group has its own pool of blocks and its own table per sequence; `KVCache` is the coordinator that
 allocates for all groups or for none. A block is shared when its count is above one, and a shared block is never
 written: `fork` shares full blocks and gives the child its own copy of the partial one.
+
+A group that sees all tokens has blocks for all of a sequence. One that sees a window has those that the sequence's next
+queries see: a prompt gets them step by step, and what lies behind the window is given up while the sequence goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.invariants import CacheStats, block_counts, cache_stats, check_invariants, worst_fragmentation
-from cortexmlx.kv.pool import BlockPool
-from cortexmlx.kv.prefix import Entry, Key, Match, PrefixCache
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
+from cortexmlx.kv.pool import BlockPools
+from cortexmlx.kv.prefix import GONE, Entry, Key, Match
+from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.state.book import StateBook
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.step import BlockCopy, copies_of
 from cortexmlx.kv.table import SequenceBlocks
 
+_UNLIMITED = 1 << 40
+"""Tokens of a sequence whose length costs no memory: more than any model's context."""
 
-class KVCache:
+
+class KVCache(BlockPools):
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
-    `blocks` blocks of `block_size` tokens are available in each group, and more on demand up to `max_blocks`, while
-    `may_resize(blocks)` says that the arena can follow; once it cannot, the cache's limit is what it has. Sequences
-    are named by an integer of the caller's choice.
+    `blocks` blocks of `block_size` tokens are available in each group (one number for all, or one for each), and more
+    on demand up to `max_blocks`, as `BlockPools` says. Sequences are named by an integer of the caller's choice.
     """
 
     def __init__(
         self,
         groups: Sequence[LayerGroup],
-        blocks: int,
+        blocks: int | Sequence[int],
         block_size: int,
         *,
-        max_blocks: int | None = None,
-        prefix: PrefixCache | None = None,
-        may_resize: Callable[[int], bool] = lambda blocks: True,
         snapshots: Snapshots | None = None,
+        **options: Any,
     ) -> None:
-        self.groups = tuple(groups)
-        self.block_size = block_size
-        self.blocks = blocks
-        self.max_blocks = max(blocks, max_blocks or blocks)
-        self.prefix = prefix or PrefixCache(block_size)
-        self._may_resize = may_resize
-        self._pools = [BlockPool(blocks) for _ in groups]
+        super().__init__(groups, blocks, block_size, **options)
         self._sequences: dict[int, SequenceBlocks] = {}
         self.states = StateBook(block_size, snapshots, self._sequences)
+        self._most = [row_blocks(group.spec.reach, block_size) for group in groups]
+        self._windows = [g for g, most in enumerate(self._most) if most is not None]
 
-    # -- the life of a sequence ---------------------------------------------------------------------------------------
+    # -- what is cached -----------------------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
         """What `tokens` can begin with under `salt`, at most `max_tokens`; `keys` are `prefix.keys(tokens, salt)`."""
-        return self.states.beginning(self.prefix.match(tokens, keys, max_tokens, salt), tokens, max_tokens)
+        match = self.prefix.match(tokens, keys, max_tokens, salt)
+        return next(filter(self.can_begin_with, self.states.beginnings(match, tokens, max_tokens)))
 
-    def in_use(self, match: Match) -> int:
-        """How many of a match's full blocks belong to a sequence now: sharing those costs no memory."""
-        return sum(self._owned(hit) for hit in match.entries)
+    def can_begin_with(self, match: Match) -> bool:
+        """Whether all that the token behind a match sees is there, in every group."""
+        tokens = self._tokens(match)
+        for group in self._windows:
+            for place in range(self.blocks_for(tokens) - 1, self._front(group, tokens) - 1, -1):
+                if match.block(place).blocks[group] == GONE:
+                    return False
+        return True
+
+    def _tokens(self, match: Match) -> int:
+        return len(match.entries) * self.block_size + match.partial_tokens
+
+    def _front(self, group: int, position: int) -> int:
+        """The place of the first block that a query at a position sees."""
+        return self.groups[group].spec.reach.oldest(position) // self.block_size
+
+    def blocks_needed(self, tokens: int, match: Match | None) -> list[int]:
+        """How many blocks of each group it takes to begin a sequence of `tokens` tokens with a match: those of the
+        match that belong to a sequence now cost no memory.
+        """
+        begin, entries = (0, ()) if match is None else (self._tokens(match), match.entries)
+        needed = []
+        for group, (pool, most) in enumerate(zip(self._pools, self._most, strict=True)):
+            front = self._front(group, begin)
+            count = self.blocks_for(tokens) - front
+            shared = sum(bool(pool.ref_counts[hit.blocks[group]]) for hit in entries[front:])
+            needed.append((count if most is None else min(count, most)) - shared)
+        return needed
+
+    # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def allocate_for(
         self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None
     ) -> tuple[BlockCopy, ...]:
-        """Begin a sequence with room for `tokens` tokens, in one contiguous run per group where there is one.
+        """Begin a sequence with room for `tokens` tokens, in one contiguous run per group where there is one; in groups
+        of windows, for as many as it sees there.
 
         `headroom` more tokens are taken too if they fit into the same run. With `match`, the sequence begins with the
         cached blocks: full ones are shared, and the partial one becomes its own if nobody else uses it, else a copy;
@@ -75,52 +105,56 @@ class KVCache:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         source, own = (None, None) if match is None else self._adopt(sequence, match)
-        if source is not None:
-            self.prefix.mark_used(source)
+        held = () if source is None else tuple(zip(self._pools, source.blocks, strict=True))
+        for pool, block in held:
+            pool.hold(block)
         try:
-            self._grow(seq, self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
+            counts = (self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
+            need, want = ([self._at_most(sequence, g, n) for g in range(len(self.groups))] for n in counts)
+            self._grow(sequence, need, want)
         except KVCacheFull:
             self.free(seq)
             if source is None:
                 raise
         else:
-            if own is not None:
-                self.prefix.remove(own)
             self.states.begin(sequence, match, own)
+            if own is not None:
+                self._remove(own)
         finally:
-            if source is not None and not self._owned(source):
-                self.prefix.mark_unused(source)
+            for pool, block in held:
+                pool.let_go(block)
         if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
-            return self.allocate_for(seq, tokens, headroom, self.states.of_whole_blocks(match))
+            less = next(filter(self.can_begin_with, self.states.of_whole_blocks(match)))
+            return self.allocate_for(seq, tokens, headroom, less)
         full = sequence.length // self.block_size
-        return tuple(BlockCopy(g, source.blocks[g], t.blocks[full]) for g, t in enumerate(sequence.tables))
+        return tuple(BlockCopy(g, source.blocks[g], t.at(full)) for g, t in enumerate(sequence.tables))
+
+    def _at_most(self, sequence: SequenceBlocks, group: int, place: int) -> int:
+        """A place in a table, but no farther from its front than a row's blocks go."""
+        most = self._most[group]
+        return place if most is None else min(place, sequence.tables[group].first + most)
 
     def _adopt(self, sequence: SequenceBlocks, match: Match) -> tuple[Entry | None, Entry | None]:
         """Give a new sequence the blocks of a match. Returns the partial entry: as the first, if its block must be
         copied, or as the second, if the block is now the sequence's own.
         """
-        for hit in match.entries:
-            self._take(sequence, hit.blocks)
-            self.prefix.mark_used(hit)
         sequence.registered = len(match.entries)
         sequence.parent = match.last
-        sequence.length = len(match.entries) * self.block_size + match.partial_tokens
+        sequence.length = self._tokens(match)
         partial = match.partial
-        if partial is None or len(partial.tokens) == self.block_size or self._owned(partial):
-            return partial, None
-        self.prefix.mark_used(partial)
-        self._take(sequence, partial.blocks)
-        return None, partial
-
-    def _take(self, sequence: SequenceBlocks, blocks: Sequence[int]) -> None:
-        for pool, table, block in zip(self._pools, sequence.tables, blocks, strict=True):
-            pool.share(table, block)
+        copied = partial is None or len(partial.tokens) == self.block_size or self._owned(partial)
+        for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
+            table.first = self._front(group, sequence.length)
+            for place in range(table.first, len(match.entries) + (not copied)):
+                pool.share(table, match.block(place).blocks[group])
+        return (partial, None) if copied else (None, partial)
 
     def _owned(self, cached: Entry) -> bool:
-        """Whether a cached block belongs to a sequence: in one group as in all."""
-        return bool(self._pools[0].ref_counts[cached.blocks[0]])
+        """Whether a cached block belongs to a sequence, in some group."""
+        pairs = zip(self._pools, cached.blocks, strict=True)
+        return any(block != GONE and pool.ref_counts[block] for pool, block in pairs)
 
     def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """Let others share the full blocks of a sequence whose first `stored` tokens are in the arena (or will be,
@@ -129,14 +163,29 @@ class KVCache:
         sequence = self._sequences[seq]
         for index in range(sequence.registered, stored // self.block_size):
             content = tokens[index * self.block_size : (index + 1) * self.block_size]
-            key = keys[index] if index < len(keys) else None
-            cached = self.prefix.insert(sequence.parent, content, sequence.blocks_at(index), key)
-            cached = cached or self.prefix.find(sequence.parent, content)
+            cached = self._cache(sequence, index, content, keys[index] if index < len(keys) else None)
             if cached is None:
                 return
             sequence.parent = cached
             sequence.registered = index + 1
             self.states.hang(sequence, cached, index)
+
+    def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:
+        """The entry of a sequence's block, which lends it the blocks that it has not (any more). None if there is none:
+        its key is taken.
+        """
+        blocks, entry = sequence.blocks_at(index), None
+        each = list(zip(self._pools, blocks, strict=True))
+        if set(blocks) != {GONE} and not any(block in pool.cached for pool, block in each):
+            entry = self.prefix.insert(sequence.parent, content, (GONE,) * len(blocks), key)
+        entry = entry or self.prefix.find(sequence.parent, content)
+        if entry is not None and GONE in entry.blocks:
+            lent = [there == GONE != b and b not in p.cached for there, (p, b) in zip(entry.blocks, each, strict=True)]
+            entry.blocks = tuple(b if new else old for new, b, old in zip(lent, blocks, entry.blocks, strict=True))
+            for new, (pool, block) in zip(lent, each, strict=True):
+                if new:
+                    pool.cached[block] = entry
+        return entry
 
     def release_blocks(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """End a sequence and keep what it computed for others: its full blocks and its partial one."""
@@ -145,23 +194,36 @@ class KVCache:
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
         if rest and sequence.registered == full:
-            cached = self.prefix.insert(sequence.parent, rest, sequence.blocks_at(full))
-            self.states.hang(sequence, cached or self.prefix.find(sequence.parent, rest), full)
+            self.states.hang(sequence, self._cache(sequence, full, rest, None), full)
         self.free(seq)
 
     def reserve(self, seq: int, tokens: int) -> None:
-        """Make room for `tokens` tokens in all, growing the last run in place or adding runs. Raises KVCacheFull;
-        then nothing changed.
+        """Make room for `tokens` tokens in all, growing the last run in place or adding runs. What lies behind windows
+        is given up. Raises KVCacheFull; then nothing else changed.
         """
-        self._grow(seq, self.blocks_for(tokens), 0)
+        sequence = self._sequences[seq]
+        self._pass_by(sequence)
+        self._reserve(sequence, tokens)
 
     def append(self, seq: int, tokens: int) -> None:
         """Record that the sequence is `tokens` tokens longer, reserving room for them. Raises KVCacheFull; then
         nothing changed.
         """
         sequence = self._sequences[seq]
-        self.reserve(seq, sequence.length + tokens)
+        self._reserve(sequence, sequence.length + tokens)
         sequence.length += tokens
+
+    def room(self, seq: int) -> int:
+        """Tokens that the sequence can have in all before another must give up blocks."""
+        sequence = self._sequences[seq]
+        self._pass_by(sequence)
+        return min(t.end + self.obtainable(g) for g, t in enumerate(sequence.tables)) * self.block_size
+
+    def _pass_by(self, sequence: SequenceBlocks) -> None:
+        """Give up the blocks that nothing sees that comes after the sequence's tokens."""
+        for group in self._windows:
+            passed = sequence.tables[group].pass_by(self._front(group, sequence.length))
+            self._pools[group].give_up(passed, passed=True)
 
     def give_back(self, seq: int, tokens: int = 0) -> int:
         """Free the blocks beyond the sequence's length, or beyond `tokens` if that is more. Returns how many blocks
@@ -169,9 +231,15 @@ class KVCache:
         """
         sequence = self._sequences[seq]
         keep = self.blocks_for(max(sequence.length, tokens))
-        return sum(
-            pool.decref_and_free(table.cut(keep)) for pool, table in zip(self._pools, sequence.tables, strict=True)
-        )
+        return sum(p.give_up(table.cut(keep)) for p, table in zip(self._pools, sequence.tables, strict=True))
+
+    def can_fork(self, parent: int, tokens: int) -> bool:
+        """Whether the parent still has all that the token after its first `tokens` ones sees, and the state there."""
+        return not self._passed(parent, tokens) and self.states.can_fork(parent, tokens)
+
+    def _passed(self, seq: int, tokens: int) -> bool:
+        tables = self._sequences[seq].tables
+        return any(tables[group].first > self._front(group, tokens) for group in self._windows)
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
         """Begin `child` as a copy of the first `tokens` tokens of `parent` (None: all of them).
@@ -185,6 +253,8 @@ class KVCache:
             raise ValueError(f"sequence {child} already has blocks")
         if not 0 <= length <= source.length:
             raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
+        if self._passed(parent, length):
+            raise ValueError(f"sequence {parent} has {source.length} tokens, and windows have passed those at {length}")
         full, rest = divmod(length, self.block_size)
         sequence = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
         sequence.length = length
@@ -193,10 +263,12 @@ class KVCache:
         for _ in range(source.registered - sequence.registered):
             assert isinstance(sequence.parent, Entry)  # as many predecessors as registered blocks
             sequence.parent = sequence.parent.parent
-        for index in range(full):
-            self._take(sequence, source.blocks_at(index))
+        for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
+            table.first = self._front(group, length)
+            for place in range(table.first, full):
+                pool.share(table, source.tables[group].at(place))
         try:
-            self._grow(child, self.blocks_for(length), 0)
+            self._reserve(sequence, length)
         except KVCacheFull:
             self.free(child)
             raise
@@ -211,50 +283,11 @@ class KVCache:
         """
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
-        held = [self.prefix.entry_of(block) for block in sequence.tables[0].blocks]
         for pool, table in zip(self._pools, sequence.tables, strict=True):
-            pool.decref([b for i, b in enumerate(table.blocks) if i < len(held) and held[i] is not None])
-            pool.decref_and_free([b for i, b in enumerate(table.blocks) if i >= len(held) or held[i] is None])
-        for cached in reversed(held):
-            if cached is not None and not self._owned(cached):
-                self.prefix.mark_unused(cached)
+            pool.give_up(table.blocks)
 
-    def drop_cached(self, entries: int | None = None) -> int:
-        """Evict up to `entries` unused cached blocks, oldest first (None: all of them). Returns how many went."""
-        dropped = 0
-        while (entries is None or dropped < entries) and (old := self.prefix.evict()) is not None:
-            self.states.drop(old.states)
-            for pool, block in zip(self._pools, old.blocks, strict=True):
-                pool.free_cached(block)
-            dropped += 1
-        return dropped
-
-    # -- growing and shrinking ----------------------------------------------------------------------------------------
-
-    def grow(self, blocks: int) -> None:
-        """Bring the cache to `blocks` blocks per group. The arena must follow before the next step."""
-        for pool in self._pools:
-            pool.grow(blocks - self.blocks)
-        self.blocks = blocks
-
-    def shrink(self, least: int) -> int:
-        """Give up free blocks at the end, down to `least`. Returns how many blocks went. The arena must follow before
-        the next step.
-        """
-        less = min(self.blocks - least, *(p.allocator.free_blocks_at_end for p in self._pools))
-        if less <= 0 or not self._may_resize(self.blocks - less):
-            return 0
-        for pool in self._pools:
-            pool.shrink(less)
-        self.blocks -= less
-        return less
-
-    def stay(self, blocks: int) -> None:
-        """The arena could not follow: have its `blocks` blocks, and no more later. Nobody may have any."""
-        if blocks > self.blocks:
-            self.grow(blocks)
-        self.shrink(blocks)
-        self.max_blocks = self.blocks
+    def _forgot(self, entry: Entry) -> None:
+        self.states.drop(entry.states)
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all blocks that hold something to the front, in their order, so that runs stay runs and what is free
@@ -277,19 +310,6 @@ class KVCache:
         return -(-tokens // self.block_size)
 
     @property
-    def block_counts(self) -> tuple[int, int, int]:
-        """Used, cached and free blocks as in `stats`, but O(1) however many blocks there are."""
-        return block_counts(self._pools, self.prefix)
-
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of the blocks that belong to sequences; cached ones that nobody uses do not count."""
-        return sum(
-            (pool.allocator.used_blocks - self.prefix.unused) * self.block_size * group.bytes_per_token
-            for pool, group in zip(self._pools, self.groups, strict=True)
-        )
-
-    @property
     def sequences(self) -> set[int]:
         """The sequences that have blocks."""
         return set(self._sequences)
@@ -299,57 +319,51 @@ class KVCache:
         return self._sequences[seq].length
 
     def block_table(self, seq: int, group: int) -> IntArray:
-        """The sequence's blocks in token order, `[blocks]` int32."""
+        """The sequence's blocks in token order, `[blocks]` int32; in a group of windows, those that it still has."""
         return self._sequences[seq].tables[group].array()
 
-    def run(self, seq: int, group: int, tokens: int) -> KVHandle | None:
-        """The run that holds the first `tokens` tokens, or None if they lie in more than one."""
-        return self._sequences[seq].tables[group].run(self.blocks_for(tokens))
+    def row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
+        """The blocks of tokens `begin .. tokens`, `[blocks]` int32; the null block for those that are given up. `begin`
+        is the first token of a block.
+        """
+        table = self._sequences[seq].tables[group]
+        return table.row(begin // self.block_size, self.blocks_for(tokens), self.null_block(group))
+
+    def run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
+        """The run that tokens `begin .. tokens` are, or None if they lie in more than one. Where blocks are given up,
+        nobody may look at what lies in their place.
+        """
+        return self._sequences[seq].tables[group].run(begin // self.block_size, self.blocks_for(tokens))
 
     def slots(self, seq: int, group: int, start: int, count: int) -> IntArray:
-        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32."""
-        return self._sequences[seq].tables[group].slots(start, count, self.block_size)
+        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32; the null
+        block's for those that are given up.
+        """
+        return self._sequences[seq].tables[group].slots(start, count, self.block_size, self.null_block(group))
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
-    @property
-    def obtainable_blocks(self) -> int:
-        """Blocks that a new sequence can count on, in the fullest group: free, cached but unused, or not yet grown
-        to.
+    def can_obtain(self, blocks: Sequence[int], promised: Mapping[int, int] | None = None) -> bool:
+        """Whether a new sequence can count on so many blocks of each group, if each of the sequences `promised` gave
+        back its blocks beyond so many tokens or its length.
         """
-        return min(p.allocator.free_blocks for p in self._pools) + self.prefix.unused + self.max_blocks - self.blocks
-
-    def obtainable_blocks_without(self, promised: Mapping[int, int]) -> int:
-        """`obtainable_blocks` if each of these sequences gave back its blocks beyond so many tokens or its length."""
-        kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
-        return (self.prefix.unused + self.max_blocks - self.blocks) + min(
-            pool.allocator.free_blocks
-            + sum(max(0, len(self._sequences[seq].tables[g].blocks) - blocks) for seq, blocks in kept.items())
-            for g, pool in enumerate(self._pools)
-        )
+        kept = {seq: self.blocks_for(max(n, self.length(seq))) for seq, n in (promised or {}).items()}
+        for group, needed in enumerate(blocks):
+            tables = ((self._sequences[seq].tables[group], places) for seq, places in kept.items())
+            spare = sum(min(max(0, table.end - places), len(table.blocks)) for table, places in tables)
+            if needed > self.obtainable(group) + spare:
+                return False
+        return True
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one sequence alone could have."""
-        return self.max_blocks * self.block_size
-
-    @property
-    def null_block(self) -> int:
-        """The arena's block of zeros, which pads block tables: the first behind those handed out."""
-        return self.blocks
-
-    def allocator(self, group: int) -> KVBlockAllocator:
-        """The group's allocator."""
-        return self._pools[group].allocator
-
-    @property
-    def fragmentation(self) -> float:
-        """That of the worst group: `1 - longest free run / free blocks`."""
-        return worst_fragmentation(self._pools)
+        pairs = zip(self.max_blocks, self._most, strict=True)
+        return min(_UNLIMITED if most is not None and most <= n else n * self.block_size for n, most in pairs)
 
     def stats(self) -> CacheStats:
         """Counts over all groups, at this moment."""
-        return cache_stats(self._pools, self._sequences, self.prefix)
+        return cache_stats(self._pools, self._sequences)
 
     def describe(self, seq: int) -> str:
         """A sequence's blocks for people: its runs as `start+count`, groups separated by bars."""
@@ -357,44 +371,24 @@ class KVCache:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""
-        check_invariants(self._pools, self._sequences, self.prefix, self.block_size)
+        check_invariants(self.groups, self._pools, self._sequences, self.prefix)
         self.states.check_invariants(self.prefix.states)
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
-    def _grow(self, seq: int, need: int, want: int) -> None:
-        """Bring every table to `need` blocks, or to `want` if one run holds them; all groups or none."""
-        tables = self._sequences[seq].tables
-        before = [len(table.blocks) for table in tables]
+    def _reserve(self, sequence: SequenceBlocks, tokens: int) -> None:
+        need = [self.blocks_for(tokens)] * len(self.groups)
+        self._grow(sequence, need, need)
+
+    def _grow(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
+        """Bring every table to its first `need` places, or to `want` if one run holds them; all groups or none."""
+        before = [table.end for table in sequence.tables]
         try:
-            for pool, table in zip(self._pools, tables, strict=True):
-                if need > len(table.blocks):
-                    self._make_room(pool, need - len(table.blocks))
-                    pool.extend(table, need, max(need, want))
+            for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
+                if need[group] > table.end:
+                    self._make_room(group, need[group] - table.end)
+                    pool.extend(table, need[group], max(need[group], want[group]))
         except KVCacheFull:
-            for pool, table, count in zip(self._pools, tables, before, strict=True):
-                pool.decref_and_free(table.cut(count))
+            for pool, table, place in zip(self._pools, sequence.tables, before, strict=True):
+                pool.give_up(table.cut(place))
             raise
-
-    def _make_room(self, pool: BlockPool, blocks: int) -> None:
-        """See to `blocks` free blocks in a group: grow towards the limit, then evict what is cached and unused. Raises
-        KVCacheFull.
-        """
-        allocator = pool.allocator
-        short = blocks - allocator.free_blocks
-        if 0 < short <= self.prefix.unused + self.max_blocks - self.blocks:
-            self._grow_by(short)
-        if blocks - allocator.free_blocks <= self.prefix.unused:
-            while allocator.free_blocks < blocks and self.drop_cached(1):
-                pass
-        if allocator.free_blocks < blocks:
-            raise pool.full(blocks, self.block_size)
-
-    def _grow_by(self, least: int) -> None:
-        """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
-        for wanted in (max(2 * self.blocks, self.blocks + least), self.blocks + least):
-            blocks = min(wanted, self.max_blocks)
-            if blocks > self.blocks and self._may_resize(blocks):
-                self.grow(blocks)
-                return
-        self.max_blocks = self.blocks

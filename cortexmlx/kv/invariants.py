@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortexmlx.kv.pool import BlockPool
-from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.prefix import GONE, PrefixCache
+from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.table import SequenceBlocks
 
 
@@ -29,49 +30,42 @@ class CacheStats:
     fragmentation: float
 
 
-def block_counts(pools: Sequence[BlockPool], prefix: PrefixCache) -> tuple[int, int, int]:
-    """Used, cached and free blocks, as in `CacheStats`: O(1) however many there are."""
-    cached = prefix.unused * len(pools)
-    used = sum(p.allocator.used_blocks for p in pools) - cached
-    return used, cached, sum(p.allocator.total_blocks for p in pools) - used
-
-
-def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks], prefix: PrefixCache) -> CacheStats:
+def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks]) -> CacheStats:
     """Counts over all groups, at this moment."""
     entries = sequences.values()
-    used, cached, free = block_counts(pools, prefix)
+    used, total = sum(p.owned for p in pools), sum(p.allocator.total_blocks for p in pools)
     return CacheStats(
-        total_blocks=used + free,
+        total_blocks=total,
         used_blocks=used,
         shared_blocks=sum(int((p.ref_counts > 1).sum()) for p in pools),
-        cached_blocks=cached,
-        free_blocks=free,
+        cached_blocks=sum(p.evictable for p in pools),
+        free_blocks=total - used,
         sequences=len(sequences),
         tokens=sum(e.length for e in entries),
         single_run_sequences=sum(e.single_run() for e in entries),
-        fragmentation=worst_fragmentation(pools),
+        fragmentation=max(p.allocator.fragmentation() for p in pools),
     )
 
 
-def worst_fragmentation(pools: Sequence[BlockPool]) -> float:
-    """That of the worst group: `1 - longest free run / free blocks`."""
-    return max(p.allocator.fragmentation() for p in pools)
-
-
 def check_invariants(
-    pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks], prefix: PrefixCache, block_size: int
+    groups: Sequence[LayerGroup],
+    pools: Sequence[BlockPool],
+    sequences: Mapping[int, SequenceBlocks],
+    prefix: PrefixCache,
 ) -> None:
     """Raise AssertionError if counts, tables, allocators and the prefix cache disagree."""
+    block_size = prefix.block_size
     for group, pool in enumerate(pools):
+        reach = groups[group].spec.reach
         owners = np.zeros(len(pool.ref_counts), np.int32)
         for seq, sequence in sequences.items():
-            blocks = sequence.tables[group].blocks
-            assert len(set(blocks)) == len(blocks), f"sequence {seq} holds a block twice"
-            assert len(blocks) * block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
-            owners[blocks] += 1
+            table = sequence.tables[group]
+            assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"
+            assert table.end * block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
+            assert table.first * block_size <= reach.oldest(sequence.length), f"sequence {seq} lacks what it sees"
+            owners[table.blocks] += 1
         assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
-        free = pool.list_free()
-        waiting = [blocks[group] for blocks in prefix.unused_blocks]
+        free, waiting = pool.list_free(), [*pool.passed, *pool.unused]
         uses = pool.ref_counts.copy()
         uses[free] += 1
         uses[waiting] += 1
@@ -80,4 +74,14 @@ def check_invariants(
             f"group {group}: a block in use may be taken"
         )
         assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
+        assert all(pool.cached.get(b) is e for each in (pool.passed, pool.unused) for b, e in each.items()), (
+            f"group {group}: what is gone waits to go"
+        )
+        held = {entry.blocks[group]: entry for entry in prefix.entries if entry.blocks[group] != GONE}
+        assert len(held) == sum(entry.blocks[group] != GONE for entry in prefix.entries), "a block has two entries"
+        assert pool.cached == held, f"group {group}: a cached block does not lead to its entry"
+        if reach.tokens is None:
+            assert len(held) == len(prefix), f"group {group}: an entry has no block"
+    hollow = [entry for entry in prefix.entries if set(entry.blocks) == {GONE}]
+    assert all(entry.children for entry in hollow), "an entry without blocks leads nowhere"
     prefix.check_invariants()

@@ -1,36 +1,76 @@
-"""The blocks of one layer group: which are free, and how many sequences own each of the others."""
+"""The blocks of the layer groups: which are free, how many sequences own each of the others, and which are only cached.
+
+Groups that see equally far need equally many blocks at all times, so they have equally many. One that sees a window
+needs few of them, whatever the sequences' length.
+"""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.prefix import GONE, Entry, Node, PrefixCache
+from cortexmlx.kv.spec import Counts, LayerGroup, of_each
 from cortexmlx.kv.table import BlockTable, runs_of
 
 
 class BlockPool:
-    """An allocator and a reference count per block, `ref_counts` `[blocks]` int32.
+    """The blocks of one group: an allocator and a reference count per block, `ref_counts` `[blocks]` int32.
 
-    A block without owners is free, or cached: then the allocator still counts it as used, until `free_cached`.
+    A block without owners is free, or one of those `cached` in an entry of the prefix cache, which the allocator still
+    counts as used. The latter wait to go, the next one first: in `passed` if they were behind a running sequence's
+    window when they lost their last owner, else in `unused`.
     """
 
-    __slots__ = ("allocator", "ref_counts")
+    __slots__ = ("allocator", "cached", "passed", "ref_counts", "unused")
 
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
         self.ref_counts = np.zeros(blocks, np.int32)
+        self.cached: dict[int, Entry] = {}
+        self.passed: OrderedDict[int, Entry] = OrderedDict()
+        self.unused: OrderedDict[int, Entry] = OrderedDict()
+
+    @property
+    def evictable(self) -> int:
+        """Cached blocks without owners."""
+        return len(self.passed) + len(self.unused)
+
+    @property
+    def next_to_go(self) -> Entry | None:
+        """The entry whose block here would be evicted first."""
+        return next(iter((self.passed or self.unused).values()), None)
+
+    @property
+    def owned(self) -> int:
+        """Blocks that have owners."""
+        return self.allocator.used_blocks - self.evictable
 
     def share(self, table: BlockTable, block: int) -> None:
         """One owner more for a block that holds something, at the end of the owner's table."""
         self.ref_counts[block] += 1
+        self.hold(block)
         table.blocks.append(block)
 
+    def hold(self, block: int) -> None:
+        """A cached block must not be evicted."""
+        self.passed.pop(block, None)
+        self.unused.pop(block, None)
+
+    def let_go(self, block: int) -> None:
+        """The opposite: it may be evicted, if nobody owns it, after those of which that was said before."""
+        if not self.ref_counts[block]:
+            self.unused[block] = self.cached[block]
+
     def extend(self, table: BlockTable, need: int, want: int) -> None:
-        """Bring a table to `need` blocks, or to `want` if the last run that is needed holds the others, too: the
+        """Bring a table to its first `need` places, or `want` if the last run that is needed holds the others, too: the
         table's last run grows in place where it can, or runs are added. As many blocks as are needed must be free.
         """
-        have = len(table.blocks)
+        have = table.end
         while have < need:
             added: KVHandle | None = None
             counts = tuple(dict.fromkeys((want - have, need - have)))
@@ -44,27 +84,32 @@ class BlockPool:
                 added = self.allocator.allocate(next((c for c in counts if c <= longest), longest))
             self.ref_counts[added.start : added.start + added.count] = 1
             table.blocks.extend(range(added.start, added.start + added.count))
-            have = len(table.blocks)
+            have = table.end
 
-    def decref(self, blocks: list[int]) -> None:
-        """One owner less for each of some cached blocks: without owners they stay, until they are evicted."""
-        self.ref_counts[blocks] -= 1
-
-    def decref_and_free(self, blocks: list[int]) -> int:
-        """One owner less for each of some uncached blocks; free those that have none left. Returns how many were
-        freed.
+    def give_up(self, blocks: list[int], passed: bool = False) -> int:
+        """One owner less for each of some blocks of a sequence, in its order. Those that have none left are free, or
+        if they are cached, wait to be evicted: the last of them first, so that ends of texts go before beginnings.
+        `passed` says that the sequence goes on, but does not see them any more. Returns how many are free now.
         """
         if not blocks:
             return 0
         self.ref_counts[blocks] -= 1
-        orphans = [b for b in blocks if self.ref_counts[b] == 0]
-        for run in runs_of(orphans):
+        orphans = [b for b in blocks if not self.ref_counts[b]]
+        free = [b for b in orphans if b not in self.cached]
+        for run in runs_of(free):
             self.allocator.free(run)
-        return len(orphans)
+        waiting = self.passed if passed else self.unused
+        for block in orphans if passed else reversed(orphans):
+            if block in self.cached:
+                waiting[block] = self.cached[block]
+        return len(free)
 
-    def free_cached(self, block: int) -> None:
-        """Free a block that nobody owns and that is no longer cached."""
-        self.allocator.free(KVHandle(block, 1))
+    def forget(self, block: int) -> None:
+        """A block is no longer cached: free, if nobody owns it."""
+        self.hold(block)
+        del self.cached[block]
+        if not self.ref_counts[block]:
+            self.allocator.free(KVHandle(block, 1))
 
     def full(self, blocks: int, block_size: int) -> KVCacheFull:
         """What to tell whoever needs so many more blocks."""
@@ -98,4 +143,194 @@ class BlockPool:
         self.allocator = KVBlockAllocator(blocks)
         if kept:
             self.allocator.allocate(len(kept))
-        return {old: new for new, old in enumerate(kept)}
+        moved = {old: new for new, old in enumerate(kept)}
+        self.cached = {moved[b]: entry for b, entry in self.cached.items()}
+        self.passed = OrderedDict((moved[b], entry) for b, entry in self.passed.items())
+        self.unused = OrderedDict((moved[b], entry) for b, entry in self.unused.items())
+        return moved
+
+
+class BlockPools:
+    """The pools of all groups, which have `blocks` blocks now and may get `max_blocks`, and the prefix cache, whose
+    entries have their blocks there.
+
+    `may_resize(blocks)` says whether the arena can follow; once it cannot, what a group has is its limit.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        blocks: int | Sequence[int],
+        block_size: int,
+        *,
+        max_blocks: int | Sequence[int] | None = None,
+        prefix: PrefixCache | None = None,
+        may_resize: Callable[[Counts], bool] = lambda blocks: True,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.blocks = of_each(groups, blocks)
+        limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
+        self.max_blocks = tuple(map(max, self.blocks, limits))
+        self.prefix = prefix or PrefixCache(block_size)
+        self._may_resize = may_resize
+        self._pools = [BlockPool(count) for count in self.blocks]
+        reaches = [group.spec.reach for group in groups]
+        self._alike = [{g for g, other in enumerate(reaches) if other == reach} for reach in reaches]
+        self._widest = max(range(len(groups)), key=lambda g: reaches[g].tokens or float("inf"))
+
+    @property
+    def unused_entries(self) -> int:
+        """Entries of the prefix cache whose blocks nobody uses, in the group that sees farthest."""
+        return self._pools[self._widest].evictable
+
+    @property
+    def block_counts(self) -> tuple[int, int, int]:
+        """Used, cached and free blocks as in `CacheStats`, but O(1) however many blocks there are."""
+        used = sum(pool.owned for pool in self._pools)
+        return used, sum(pool.evictable for pool in self._pools), sum(self.blocks) - used
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the blocks that belong to sequences; cached ones that nobody uses do not count."""
+        return sum(p.owned * self.block_size * g.bytes_per_token for p, g in zip(self._pools, self.groups, strict=True))
+
+    @property
+    def bytes_limit(self) -> int:
+        """Bytes of the blocks that all groups may get."""
+        pairs = zip(self.max_blocks, self.groups, strict=True)
+        return sum(count * self.block_size * group.bytes_per_token for count, group in pairs)
+
+    def null_block(self, group: int) -> int:
+        """The arena's block of zeros, which pads block tables: the first behind those handed out."""
+        return self.blocks[group]
+
+    def allocator(self, group: int) -> KVBlockAllocator:
+        """The group's allocator."""
+        return self._pools[group].allocator
+
+    @property
+    def fragmentation(self) -> float:
+        """That of the worst group: `1 - longest free run / free blocks`."""
+        return max(pool.allocator.fragmentation() for pool in self._pools)
+
+    # -- growing and shrinking ----------------------------------------------------------------------------------------
+
+    def grow(self, blocks: int | Sequence[int]) -> None:
+        """Bring the groups to so many blocks each, where that is more. The arena must follow before the next step."""
+        for pool, count, have in zip(self._pools, of_each(self.groups, blocks), self.blocks, strict=True):
+            if count > have:
+                pool.grow(count - have)
+        self._count()
+
+    def shrink(self, least: int | Sequence[int]) -> int:
+        """Give up free blocks at the end, down to `least` in each group. Returns how many blocks went in all. The arena
+        must follow before the next step.
+        """
+        floors = of_each(self.groups, least)
+        ends = [pool.allocator.free_blocks_at_end for pool in self._pools]
+        spare = [min(have - n, end) for have, n, end in zip(self.blocks, floors, ends, strict=True)]
+        less = [max(0, min(spare[g] for g in alike)) for alike in self._alike]
+        if not any(less) or not self._may_resize(tuple(b - n for b, n in zip(self.blocks, less, strict=True))):
+            return 0
+        for pool, count in zip(self._pools, less, strict=True):
+            if count:
+                pool.shrink(count)
+        self._count()
+        return sum(less)
+
+    def stay(self, blocks: Sequence[int]) -> None:
+        """The arena could not follow: have its `blocks` blocks, and no more later. Nobody may have any."""
+        self.grow(blocks)
+        self.shrink(blocks)
+        self.max_blocks = self.blocks
+
+    def _count(self) -> None:
+        self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)
+
+    # -- making room --------------------------------------------------------------------------------------------------
+
+    def obtainable(self, group: int) -> int:
+        """Blocks that a sequence can count on: free, cached but unused, or not yet grown to."""
+        pool = self._pools[group]
+        return pool.allocator.free_blocks + pool.evictable + self.max_blocks[group] - self.blocks[group]
+
+    def drop_cached(self, entries: int | None = None) -> int:
+        """Evict up to `entries` unused cached blocks of the group that sees farthest, oldest first, with what other
+        groups keep of the same tokens; None: all that nobody uses in any group. Returns how many went.
+        """
+        dropped = 0
+        while (entries is None or dropped < entries) and self._evict(self._widest):
+            dropped += 1
+        for group in range(len(self._pools)) if entries is None else ():
+            while self._evict(group):
+                dropped += 1
+        return dropped
+
+    def _make_room(self, group: int, blocks: int) -> None:
+        """See to `blocks` free blocks in a group: evict what windows have passed, then grow towards the limit, then
+        evict what is cached and unused. Raises KVCacheFull.
+        """
+        pool = self._pools[group]
+        allocator = pool.allocator
+        if allocator.free_blocks >= blocks:
+            return
+        while pool.passed and allocator.free_blocks < blocks:
+            self._evict(group)
+        if allocator.free_blocks < blocks <= self.obtainable(group):
+            self._grow_by(group, blocks - allocator.free_blocks)
+        if blocks <= allocator.free_blocks + pool.evictable:
+            while allocator.free_blocks < blocks and self._evict(group):
+                pass
+        if allocator.free_blocks < blocks:
+            raise KVCacheFull(
+                f"the KV cache is full: {blocks} more blocks of {self.block_size} tokens are needed, "
+                f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
+                "raise the KV memory (--kv-memory) or run fewer requests at once"
+            )
+
+    def _grow_by(self, group: int, least: int) -> None:
+        """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
+        have, limit = self.blocks[group], self.max_blocks[group]
+        for wanted in (max(2 * have, have + least), have + least):
+            grown = tuple(min(wanted, limit) if g in self._alike[group] else n for g, n in enumerate(self.blocks))
+            if min(wanted, limit) > have and self._may_resize(grown):
+                self.grow(grown)
+                return
+        self.max_blocks = tuple(have if g in self._alike[group] else n for g, n in enumerate(self.max_blocks))
+
+    def _evict(self, group: int) -> bool:
+        """Forget the cached block of a group that nobody has used for the longest time. False if there is none.
+
+        Without the block of a group that sees all tokens, the entry and what follows it are of no use. Without that of
+        a window, texts still begin where the window is behind it.
+        """
+        entry = self._pools[group].next_to_go
+        if entry is None:
+            return False
+        if self.groups[group].spec.reach.tokens is None:
+            self._remove(entry)
+        else:
+            self._pools[group].forget(entry.blocks[group])
+            entry.blocks = tuple(GONE if g == group else block for g, block in enumerate(entry.blocks))
+            self._prune(entry)
+        return True
+
+    def _remove(self, entry: Entry) -> None:
+        """Forget an entry in all groups."""
+        self.prefix.remove(entry)
+        self._forgot(entry)
+        for pool, block in zip(self._pools, entry.blocks, strict=True):
+            if block != GONE:
+                pool.forget(block)
+        self._prune(entry.parent)
+
+    def _prune(self, node: Node) -> None:
+        """Forget the end of a chain, as far as it has no blocks."""
+        while isinstance(node, Entry) and set(node.blocks) == {GONE} and not (node.children or node.forgotten):
+            self.prefix.remove(node)
+            self._forgot(node)
+            node = node.parent
+
+    def _forgot(self, entry: Entry) -> None:
+        """An entry is forgotten: what else it had goes, too."""

@@ -8,9 +8,9 @@ predecessor.
 Every chain begins at a root, and each *salt* has a root of its own. So what is stored under one salt is found by
 nobody with another: not whole, not in part, and not by how long it takes.
 
-An entry whose blocks nobody uses any more waits in an order of use and is evicted from its old end; a sequence that
-ends hands its blocks over last block first, so that the ends of chains go before their beginnings. Everything is O(1)
-per block. No mlx.
+An entry names a block in every layer group. Those of windows may be evicted alone (`GONE`): who begins behind them
+does not need them, so the entry stays a link of its chain. Who owns which block, and which go first, is known to the
+`BlockPools`. Everything is O(1) per block. No mlx.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import numpy as np
 Key = bytes
 Blocks = tuple[int, ...]
 """The block of each layer group that holds the same tokens."""
+
+GONE = -1
+"""In the place of a block that is no longer cached, or was never."""
 
 _CHILDREN_LOOKED_AT = 16
 """How many successors of a block are compared for a partial match: bounds the work, and the newest are the likeliest.
@@ -45,13 +48,15 @@ class Node:
 @dataclass(eq=False)
 class Entry(Node):
     """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
-    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after.
+    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after. A sequence may
+    still go on from an entry that is `forgotten`.
     """
 
     parent: Node
     tokens: tuple[int, ...]
     blocks: Blocks
     states: dict[int, int] = field(default_factory=dict, kw_only=True)
+    forgotten: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Match:
     snapshot: int | None = None
     chain: int = 0
 
+    def block(self, place: int) -> Entry:
+        """The entry of the block at a place; the partial one comes last."""
+        entry = self.entries[place] if place < len(self.entries) else self.partial
+        assert entry is not None
+        return entry
+
     @property
     def last(self) -> Node:
         """What the first block that is not cached follows."""
@@ -80,10 +91,7 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 class PrefixCache:
-    """Entries by key. `identity` names the model; `hashing` is for tests.
-
-    The owner of the blocks tells it which entries are unused (`mark_unused`) and used again (`mark_used`).
-    """
+    """Entries by key. `identity` names the model; `hashing` is for tests."""
 
     def __init__(
         self, block_size: int, identity: str = "", hashing: Callable[[Key, Sequence[int]], Key] = chain_hash
@@ -93,8 +101,6 @@ class PrefixCache:
         self._hash = hashing
         self._entries: dict[Key, Entry] = {}
         self._roots: WeakValueDictionary[str | None, Node] = WeakValueDictionary()
-        self._by_block: dict[int, Entry] = {}
-        self._unused: OrderedDict[Key, Entry] = OrderedDict()
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
@@ -137,23 +143,17 @@ class PrefixCache:
         partial, common = _best_child(last, tokens[start : min(start + self.block_size, max_tokens)])
         return Match(root, tuple(entries), partial, common, chain=start)
 
-    def entry_of(self, block: int) -> Entry | None:
-        """The entry that a block of group 0 belongs to."""
-        return self._by_block.get(block)
-
     # -- filling ------------------------------------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: Sequence[int], blocks: Blocks, key: Key | None = None) -> Entry | None:
         """Cache a block that follows `parent`. Returns its entry; None if those tokens are cached already, or their
-        key is taken.
-
-        The entry counts as used until `mark_unused`. Fewer tokens than a block make a partial entry.
+        key is taken. Fewer tokens than a block make a partial entry.
         """
         key = key or self._hash(parent.key, tokens)
-        if key in self._entries or blocks[0] in self._by_block:
+        if key in self._entries:
             return None
         entry = Entry(key, parent, tuple(tokens), blocks)
-        self._entries[key] = parent.children[key] = self._by_block[blocks[0]] = entry
+        self._entries[key] = parent.children[key] = entry
         return entry
 
     def find(self, parent: Node, tokens: Sequence[int]) -> Entry | None:
@@ -161,60 +161,32 @@ class PrefixCache:
         entry = self._entries.get(self._hash(parent.key, tokens))
         return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
 
-    # -- use and eviction ---------------------------------------------------------------------------------------------
-
-    def mark_unused(self, entry: Entry) -> None:
-        """Nobody uses the entry's blocks now: it may be evicted, after those of which that was said before."""
-        self._unused[entry.key] = entry
-        self._unused.move_to_end(entry.key)
-
-    def mark_used(self, entry: Entry) -> None:
-        """The entry's blocks are used again: it must not be evicted."""
-        self._unused.pop(entry.key, None)
-
-    @property
-    def unused(self) -> int:
-        """Entries that could be evicted."""
-        return len(self._unused)
-
     def __len__(self) -> int:
         return len(self._entries)
 
-    def evict(self) -> Entry | None:
-        """Forget the entry that was unused for the longest time, and return it; None if all are in use."""
-        if not self._unused:
-            return None
-        entry = next(iter(self._unused.values()))
-        self.remove(entry)
-        return entry
-
     def remove(self, entry: Entry) -> None:
         """Forget an entry. Its successors can no longer be reached and go when their turn comes."""
-        self._unused.pop(entry.key, None)
+        entry.forgotten = True
         del self._entries[entry.key]
-        del self._by_block[entry.blocks[0]]
         entry.parent.children.pop(entry.key, None)
 
     def move(self, new_numbers: Sequence[Mapping[int, int]]) -> None:
         """The blocks of each group have new numbers."""
         for entry in self._entries.values():
-            entry.blocks = tuple(new_numbers[group][block] for group, block in enumerate(entry.blocks))
-        self._by_block = {entry.blocks[0]: entry for entry in self._entries.values()}
+            pairs = zip(entry.blocks, new_numbers, strict=True)
+            entry.blocks = tuple(GONE if block == GONE else new[block] for block, new in pairs)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the ways to an entry disagree, or a key does not belong to its tokens: for tests and
         debug runs.
         """
-        assert len(self._by_block) == len(self._entries), "a block has two entries"
         roots = set(self._roots.values())
         for key, entry in self._entries.items():
             right = self._hash(entry.parent.key, entry.tokens)
             assert entry.key == key == right, "an entry is under a key that is not its own"
             assert entry.parent.children.get(key) is entry, "an entry is not among its parent's successors"
             assert isinstance(entry.parent, Entry) or entry.parent in roots, "an entry's root is not its salt's"
-            assert self._by_block.get(entry.blocks[0]) is entry, f"block {entry.blocks[0]} does not lead to its entry"
             assert len(entry.tokens) <= self.block_size, "an entry has more tokens than a block"
-        assert all(self._entries.get(key) is entry for key, entry in self._unused.items()), "what is gone waits to go"
 
     @property
     def states(self) -> list[dict[int, int]]:
@@ -222,9 +194,9 @@ class PrefixCache:
         return [entry.states for entry in self._entries.values()]
 
     @property
-    def unused_blocks(self) -> list[Blocks]:
-        """The blocks of the entries that could be evicted, the next to go first."""
-        return [entry.blocks for entry in self._unused.values()]
+    def entries(self) -> tuple[Entry, ...]:
+        """All of them, those first that were inserted first."""
+        return tuple(self._entries.values())
 
 
 def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:

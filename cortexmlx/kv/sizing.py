@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, TAIL_COLUMNS, Counts, LayerGroup
 
 DEFAULT_TOKENS_PER_ROW = 32 * 1024
 """What one row gets in the default arena, where the model's context allows it."""
@@ -22,6 +24,9 @@ DEFAULT_FULL_ROWS = 4
 
 SNAPSHOTS_PER_ROW = 4
 """How many snapshots of its state a row gets in the mean: at the end of a prompt, of turns, where texts part."""
+
+_NO_LIMIT = 1 << 40
+"""Blocks where each more is of use."""
 
 
 def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
@@ -97,34 +102,83 @@ def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:
     return rows * vocab_size * itemsize
 
 
+def row_blocks(reach: Reach, block_size: int) -> int | None:
+    """Blocks of a group that a decoding row has at most: those that the next token sees, and those of the tail's
+    columns. None: all of its tokens'.
+
+    From blocks of 16 tokens on, a window of w tokens takes at most `ceil(w / block_size) + 2`.
+    """
+    if reach.tokens is None:
+        return None
+    tokens = reach.tokens - 1 + TAIL_COLUMNS
+    return (tokens - 2) // block_size + 2
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an arena must do: `rows` rows in blocks of `block_size` tokens, whose prompts are computed in pieces of at
+    most `piece` tokens a step, together.
+    """
+
+    rows: int
+    piece: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+
+    def limit(self, group: LayerGroup) -> int:
+        """Blocks of a group that are of use. Where all tokens are seen there is no limit.
+
+        Of a window: what the rows have at most, the pieces of a step, and as much as the rows have for prefixes that
+        are cached, since the last window of each is all that those who begin with it need.
+        """
+        most = row_blocks(group.spec.reach, self.block_size)
+        return _NO_LIMIT if most is None else self.rows * (2 * most + 1) - (-self.piece // self.block_size)
+
+
 def default_kv_tokens(context: int, max_rows: int) -> int:
     """Tokens of the default arena: `min(context, 32k) * min(max_rows, 4)`."""
     return min(context, DEFAULT_TOKENS_PER_ROW) * min(max_rows, DEFAULT_FULL_ROWS)
 
 
 def default_kv_bytes(
-    bytes_per_token: int, context: int, max_rows: int, working_set: int, reserved: int, row_bytes: int = 0
+    groups: Sequence[LayerGroup], load: Load, context: int, working_set: int, reserved: int, itemsize: int | None = None
 ) -> int:
-    """Bytes of the default cache: `default_kv_tokens`, and snapshots of the rows' states of `row_bytes`, at most half
-    of what the machine has left.
+    """Bytes of the default cache: `default_kv_tokens`, or what is of use of those, and snapshots of the rows' states,
+    at most half of what the machine has left.
 
     `working_set` is what the device recommends to use in all; `reserved` what weights, tails and logits take of it.
     0 means that nothing is left.
     """
     room = max(working_set - reserved, 0) // 2
-    snapshots = SNAPSHOTS_PER_ROW * max_rows * row_bytes
-    return min(default_kv_tokens(context, max_rows) * bytes_per_token + snapshots, room)
+    tokens = default_kv_tokens(context, load.rows)
+    kept = sum(_per_token(g, itemsize) * min(tokens, load.limit(g) * load.block_size) for g in groups)
+    return min(kept + SNAPSHOTS_PER_ROW * load.rows * row_bytes(groups), room)
 
 
-def arena_blocks(memory: int, bytes_per_token: int, block_size: int) -> int:
-    """Blocks of an arena of `memory` bytes. Raises InvalidRequest if that is not one."""
-    tokens = memory // bytes_per_token
-    if tokens < block_size:
+def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, itemsize: int | None = None) -> Counts:
+    """Blocks of each group in `memory` bytes: equally many, but in no group more than are of use."""
+    limits = [load.limit(group) for group in groups]
+    size = [_per_token(group, itemsize) * load.block_size for group in groups]
+    blocks = list(limits)
+    growing = sorted(range(len(groups)), key=lambda g: limits[g])
+    while growing:
+        each = memory // sum(size[g] for g in growing)
+        if limits[growing[0]] > each:
+            for g in growing:
+                blocks[g] = each
+            break
+        memory -= size[g := growing.pop(0)] * limits[g]
+    return tuple(blocks)
+
+
+def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: Load) -> Counts:
+    """`blocks_that_fit` in an arena of `memory` bytes. Raises InvalidRequest if that is not one of each group."""
+    blocks = blocks_that_fit(memory, groups, load)
+    if not min(blocks):
         raise InvalidRequest(
-            f"a KV memory of {format_bytes(tokens * bytes_per_token)} holds no block of {block_size} tokens: "
-            f"give it at least {format_bytes(bytes_per_token * block_size)}"
+            f"a KV memory of {format_bytes(memory)} holds no block of {load.block_size} tokens: "
+            f"give it at least {format_bytes(bytes_per_token(groups) * load.block_size)}"
         )
-    return tokens // block_size
+    return blocks
 
 
 _UNITS = {

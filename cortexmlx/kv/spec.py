@@ -66,6 +66,10 @@ class KVSpec:
         return self.numbers_per_token * self.itemsize
 
 
+Counts = tuple[int, ...]
+"""A number for each layer group: of blocks."""
+
+
 @dataclass(frozen=True)
 class LayerGroup:
     """The layers that share one spec, and so one set of block tables. `layers` index leaves of the model's caches."""
@@ -92,3 +96,8 @@ def group_layers(specs: list[KVSpec]) -> tuple[LayerGroup, ...]:
     for layer, spec in enumerate(specs):
         members.setdefault(spec, []).append(layer)
     return tuple(LayerGroup(spec, tuple(layers)) for spec, layers in members.items())
+
+
+def of_each(groups: Sequence[LayerGroup], blocks: int | Sequence[int]) -> Counts:
+    """`blocks` as a number for each group: one number stands for all."""
+    return (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)

@@ -32,9 +32,9 @@ def copies_of(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A prefill piece: flat tokens `begin .. end` are a row's positions `first .. first + end - begin`.
+    """A prefill piece: flat tokens `begin .. end` are a row's tokens `first .. first + end - begin`.
 
-    Its keys and values up to its last position lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
+    Its keys and values up to its last token lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
     """
 
     begin: int
@@ -52,6 +52,10 @@ class Piece:
 @dataclass(frozen=True)
 class GroupStep:
     """Where one layer group finds the keys and values of a step.
+
+    In a group of windows a row's tokens are counted from some token on, not later than the oldest that its queries of
+    the step see; what lies before that may be gone, and must not be looked at: a table names the null block there, and
+    a run may be another's.
 
     `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
     padding entries of a table name the null block. `runs` has a row's run where it is a single one. `reach` is the

@@ -8,16 +8,28 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.prefix import Blocks, Node
+from cortexmlx.kv.prefix import GONE, Blocks, Node
 
 
 class BlockTable:
-    """One sequence's blocks in one group, in token order."""
+    """One sequence's blocks in one group, in token order: those of its places from `first` on. The places before that
+    lie behind the group's window, and their blocks are given up.
+    """
 
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "first")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.first = 0
+
+    @property
+    def end(self) -> int:
+        """The place behind the last block."""
+        return self.first + len(self.blocks)
+
+    def at(self, place: int) -> int:
+        """The block at a place, `GONE` if it is given up."""
+        return self.blocks[place - self.first] if place >= self.first else GONE
 
     def array(self) -> IntArray:
         """The blocks, `[blocks]` int32."""
@@ -27,24 +39,45 @@ class BlockTable:
         """Whether the blocks are consecutive; none are."""
         return not self.blocks or _ascending(self.blocks)
 
-    def run(self, count: int) -> KVHandle | None:
-        """The run that the first `count` blocks are, or None if they are more than one, or none."""
-        blocks = self.blocks[:count]
-        return KVHandle(blocks[0], len(blocks)) if blocks and _ascending(blocks) else None
+    def row(self, begin: int, end: int, null: int) -> IntArray:
+        """The blocks of the places `begin .. end`, `[end - begin]` int32; `null` stands for those that are given up."""
+        gone = min(max(self.first - begin, 0), end - begin)
+        return np.array([null] * gone + self.blocks[begin + gone - self.first : end - self.first], np.int32)
 
-    def slots(self, start: int, count: int, block_size: int) -> IntArray:
-        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32."""
+    def run(self, begin: int, end: int) -> KVHandle | None:
+        """The run that the places `begin .. end` are, or None if they are more than one, or none. Whatever block lies
+        where one of them is given up belongs to somebody else, or to nobody: nobody may look there.
+        """
+        gone = max(self.first - begin, 0)
+        blocks = self.blocks[begin + gone - self.first : end - self.first]
+        if not blocks or blocks[0] < gone or not _ascending(blocks):
+            return None
+        return KVHandle(blocks[0] - gone, gone + len(blocks))
+
+    def slots(self, start: int, count: int, block_size: int, null: int = GONE) -> IntArray:
+        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32; those of
+        block `null` where the token's is given up.
+        """
         positions = np.arange(start, start + count)
         first, last = start // block_size, -(-(start + count) // block_size)
-        table = np.array(self.blocks[first:last], np.int64)
+        table = self.row(first, last, null).astype(np.int64)
         block = table[positions // block_size - first] if count else positions
         return (block * block_size + positions % block_size).astype(np.int32)
 
     def cut(self, keep: int) -> list[int]:
-        """Take the blocks behind the first `keep` out of the table, and return them."""
+        """Take the blocks behind the first `keep` places out of the table, and return them."""
+        keep = max(keep - self.first, 0)
         rest = self.blocks[keep:]
         del self.blocks[keep:]
         return rest
+
+    def pass_by(self, place: int) -> list[int]:
+        """Take the blocks of the places before `place` out of the table, and return them."""
+        count = max(place - self.first, 0)
+        passed = self.blocks[:count]
+        del self.blocks[:count]
+        self.first += len(passed)
+        return passed
 
 
 class SequenceBlocks:
@@ -64,8 +97,8 @@ class SequenceBlocks:
         self.snapshot: int | None = None
 
     def blocks_at(self, index: int) -> Blocks:
-        """The block of each group at `index`: they hold the same tokens."""
-        return tuple(table.blocks[index] for table in self.tables)
+        """The block of each group at `index`: they hold the same tokens. `GONE` where it is given up."""
+        return tuple(table.at(index) for table in self.tables)
 
     def single_run(self) -> bool:
         """Whether the blocks are consecutive in every group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,11 @@ ScheduledTokens = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""
 
 EMPTY = np.zeros(0, np.int32)
+
+ORIGIN = 512
+"""In a group of windows the tokens of a row are counted from a multiple of so many, before the oldest that is seen. The
+kernels cut a row at multiples of a part of it, so they cut it where they would if it began at 0.
+"""
 
 
 def group_steps(cache: KVCache, scheduled: ScheduledTokens, *, written: bool) -> tuple[GroupStep, ...]:
@@ -47,25 +53,31 @@ def flush_of(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[
 
 
 def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written: bool) -> GroupStep:
+    reach = cache.groups[group].spec.reach
+    unit = math.lcm(ORIGIN, cache.block_size, (reach.tokens or 1) if reach.chunked else 1)
+
+    def origin(job: Job) -> int:
+        return reach.oldest(job.num_computed_tokens) // unit * unit
+
     singles = [job for job, count in scheduled if count == 1]
-    lengths = np.array([job.num_computed_tokens + written for job in singles], np.int32)
+    origins = [origin(job) for job in singles]
+    lengths = np.array([j.num_computed_tokens + written - o for j, o in zip(singles, origins, strict=True)], np.int32)
     width = max((cache.blocks_for(int(n)) for n in lengths), default=0)
-    tables = np.full((len(singles), width), cache.null_block, np.int32)
+    tables = np.full((len(singles), width), cache.null_block(group), np.int32)
     runs = []
-    for row, (job, length) in enumerate(zip(singles, lengths.tolist(), strict=True)):
-        used = cache.blocks_for(length)
-        tables[row, :used] = cache.block_table(job.id, group)[:used]
-        runs.append(cache.run(job.id, group, length))
+    for row, (job, begin, length) in enumerate(zip(singles, origins, lengths.tolist(), strict=True)):
+        tables[row, : cache.blocks_for(length)] = cache.row(job.id, group, begin + length, begin)
+        runs.append(cache.run(job.id, group, begin + length, begin))
     pieces = []
-    begin = len(singles)
+    flat = len(singles)
     for job, count in scheduled:
         if count > 1:
-            end = job.num_computed_tokens + count
-            run = cache.run(job.id, group, end)
-            slots = None if run is not None else cache.slots(job.id, group, 0, end)
-            pieces.append(Piece(begin, begin + count, job.num_computed_tokens, run, slots))
-            begin += count
-    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), cache.groups[group].spec.reach)
+            begin, end = origin(job), job.num_computed_tokens + count
+            run = cache.run(job.id, group, end, begin)
+            slots = None if run is not None else cache.slots(job.id, group, begin, end - begin)
+            pieces.append(Piece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
+            flat += count
+    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), reach)
 
 
 def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:

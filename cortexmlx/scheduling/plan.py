@@ -77,9 +77,9 @@ class StepPlan:
     `logit_segments` had generated before. `groups` says where each layer group's keys and values lie. It is None within
     a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
     MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
-    the step before left it; then the arena gets its size, `blocks`; then `copies`. A window's blocks are there from its
-    first step to its flush, but some are free by the time of the flush, and may lie behind the new end. `states` says
-    what becomes of the states of recurrent layers.
+    the step before left it; then the arena gets its size, `blocks` of each group; then `copies`. A
+    window's blocks are there from its first step to its flush, but some are free by the time of the flush, and may lie
+    behind the new end. `states` says what becomes of the states of recurrent layers.
     """
 
     number: int
@@ -92,7 +92,7 @@ class StepPlan:
     groups: tuple[GroupStep, ...] | None
     writes: tuple[ArenaWrite, ...]
     column: int
-    blocks: int
+    blocks: tuple[int, ...]
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
     states: StateOps = NOTHING

@@ -57,18 +57,15 @@ class RunningSet:
         if not self.jobs:
             return True
         need = self._blocks_needed(job, match)
-        if need <= self.cache.obtainable_blocks:
-            return True
-        return need <= self.cache.obtainable_blocks_without({row.id: row.reserved for row in self.jobs})
+        return self.cache.can_obtain(need) or self.cache.can_obtain(need, {row.id: row.reserved for row in self.jobs})
 
     def make_room(self, job: Job, match: Match | None) -> None:
         """Drop headroom, if a job that fits needs it."""
-        if self._blocks_needed(job, match) > self.cache.obtainable_blocks:
+        if not self.cache.can_obtain(self._blocks_needed(job, match)):
             self.drop_headroom()
 
-    def _blocks_needed(self, job: Job, match: Match | None) -> int:
-        shared = self.cache.in_use(match) if match is not None else 0
-        return self.cache.blocks_for(len(job.tokens)) - shared + len(self.jobs)
+    def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
+        return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: Match | None) -> tuple[BlockCopy, ...]:
         """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
@@ -90,7 +87,7 @@ class RunningSet:
         parent = job.fork_of
         if parent is None or not can_fork(job):
             return False
-        return self.cache.states.can_fork(parent.id, job.prompt_length - 1)
+        return self.cache.can_fork(parent.id, job.prompt_length - 1)
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the

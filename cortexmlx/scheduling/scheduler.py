@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from cortexmlx.errors import PromptTooLong
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
@@ -28,7 +27,7 @@ from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.placement import ScheduledTokens
 from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import fit_all
+from cortexmlx.scheduling.shortage import check_fits, fit_all
 from cortexmlx.scheduling.steps import StepBuilder
 
 _LEAST_PIECE = 16
@@ -88,22 +87,8 @@ class Scheduler:
 
     def check_prompt(self, prompt_tokens: int, at_least: bool = False) -> None:
         """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
-        count = f"at least {prompt_tokens}" if at_least else prompt_tokens
-        capacity = self.cache.capacity_tokens
-        if prompt_tokens + 1 > self.context_length:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and the model's context is {self.context_length}: shorten the prompt"
-            )
-        if prompt_tokens > capacity:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and the KV cache holds {capacity}: "
-                "raise the KV memory (--kv-memory) or shorten the prompt"
-            )
-        if prompt_tokens + 1 > self._longest:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and a request may have {self._longest} with its answer: "
-                "shorten the prompt or raise max_request_tokens"
-            )
+        count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
+        check_fits(prompt_tokens, count, self.context_length, self.cache.capacity_tokens, self._longest)
 
     @property
     def _longest(self) -> int:
@@ -178,7 +163,7 @@ class Scheduler:
         """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
         drain, the free end of the arena.
         """
-        unused = self.cache.prefix.unused
+        unused = self.cache.unused_entries
         self.cache.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
@@ -303,7 +288,14 @@ class Scheduler:
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
         counts = share(self._budget(decoding), [len(j.tokens) - j.num_computed_tokens for j in prefilling])
-        pieces = [(job, count) for job, count in zip(prefilling, counts, strict=True) if count]
+        pieces = []
+        for job, count in zip(prefilling, counts, strict=True):
+            if count and job.running:
+                count = max(1, min(count, self.cache.room(job.id) - job.num_computed_tokens))
+                self._reserve(job, job.num_computed_tokens + count)
+                pieces.append((job, count))
+        decoding = [j for j in decoding if j.running]
+        pieces = [(job, count) for job, count in pieces if job.running]
         singles = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1]
         scheduled = singles + [p for p in pieces if p[1] > 1]
         if not scheduled:

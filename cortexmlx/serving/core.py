@@ -18,15 +18,8 @@ from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import (
-    bytes_per_token,
-    default_kv_bytes,
-    logits_bytes,
-    row_bytes,
-    states_bytes,
-    tail_bytes,
-)
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.sizing import Load, bytes_per_token, default_kv_bytes, logits_bytes, states_bytes, tail_bytes
+from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
@@ -59,9 +52,9 @@ class EngineCore:
         groups = self._way.groups
         vocab_size = _vocab_size(self.loaded)
         self.config = config
-        memory = config.kv_bytes or _default_kv_bytes(config.max_rows, self.loaded, groups, vocab_size)
-        rows, context = config.max_rows, self.loaded.context_length
-        self._begin_empty(self._way.blocks(memory, config.block_size, rows, context))
+        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        memory = config.kv_bytes or _default_kv_bytes(load, self.loaded, groups, vocab_size)
+        self._begin_empty(self._way.blocks(memory, load, self.loaded.context_length))
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
         self.info = ModelInfo(
@@ -85,8 +78,8 @@ class EngineCore:
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
 
-    def _begin_empty(self, blocks: int) -> None:
-        """An empty arena of at most `blocks` blocks, and a scheduler without requests."""
+    def _begin_empty(self, blocks: Counts) -> None:
+        """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
         config, most = self.config, self._way.most_rows
         self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, self.loaded.identity))
         self.scheduler = Scheduler(
@@ -218,7 +211,7 @@ class EngineCore:
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
         self.scheduler.shrink()
-        if self.cache.blocks < self.arena.blocks:
+        if any(count < have for count, have in zip(self.cache.blocks, self.arena.blocks, strict=True)):
             self._give_end_back()
         if self._at_work:
             self._look(at_work=False)
@@ -348,9 +341,8 @@ def _vocab_size(loaded: LoadedModel) -> int:
     return int(logits.shape[-1])
 
 
-def _default_kv_bytes(rows: int, loaded: LoadedModel, groups: Sequence[LayerGroup], vocab_size: int) -> int:
+def _default_kv_bytes(load: Load, loaded: LoadedModel, groups: Sequence[LayerGroup], vocab_size: int) -> int:
     """The modest default of `kv.sizing`, on this machine."""
-    reserved = loaded.weight_bytes + tail_bytes(groups, rows) + logits_bytes(rows, vocab_size)
-    reserved += states_bytes(groups, rows)
-    per_token, state = bytes_per_token(groups), row_bytes(groups)
-    return default_kv_bytes(per_token, loaded.context_length, rows, working_set_bytes(), reserved, state)
+    reserved = loaded.weight_bytes + tail_bytes(groups, load.rows) + logits_bytes(load.rows, vocab_size)
+    reserved += states_bytes(groups, load.rows)
+    return default_kv_bytes(groups, load, loaded.context_length, working_set_bytes(), reserved)

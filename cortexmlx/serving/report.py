@@ -51,7 +51,7 @@ def engine_stats(core: Reported) -> EngineStats:
         fragmentation=cache.fragmentation,
         single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
         kv_bytes=core.arena.nbytes,
-        kv_bytes_limit=core.cache.max_blocks * core.cache.block_size * core.info.kv_bytes_per_token,
+        kv_bytes_limit=core.cache.bytes_limit,
         kv_bytes_in_use=core.kv_bytes_in_use,
         state_bytes=runner.state_bytes,
         state_snapshots=len(core.cache.states.snapshots or ()),

@@ -44,7 +44,7 @@ class Step:
         self.arena = KVArena([LayerGroup(spec, (0,))], 40, BLOCK)
         for slab in self.arena.slab(0):
             slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
-        tables = np.full((len(lengths), max([1, *counts])), self.arena.null_block, np.int32)
+        tables = np.full((len(lengths), max([1, *counts])), self.arena.null_block(0), np.int32)
         blocks = iter(random.permutation(np.arange(8, 40)))
         for row, count in enumerate(counts):
             tables[row, :count] = [next(blocks) for _ in range(count)]

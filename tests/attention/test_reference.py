@@ -76,7 +76,7 @@ class Case:
         content, tables, runs = self.fill(arena, lengths)
         rows = len(self.decoding)
         width = max((-(-n // size) for n in self.decoding), default=0)
-        padded = np.full((rows, width), arena.null_block, np.int32)
+        padded = np.full((rows, width), arena.null_block(0), np.int32)
         for row in range(rows):
             padded[row, : len(tables[row])] = tables[row]
         pieces, begin = [], rows

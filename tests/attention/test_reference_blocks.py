@@ -34,7 +34,7 @@ class Rows:
         spec = KVSpec(2, self.v.key_dim, self.v.value_dim, dtype)
         counts = [-(-n // SIZE) for n in lengths]
         self.arena = KVArena([LayerGroup(spec, (0,))], sum(counts), SIZE)
-        tables = np.full((len(tokens), max(counts)), self.arena.null_block, np.int32)
+        tables = np.full((len(tokens), max(counts)), self.arena.null_block(0), np.int32)
         runs, begin = [], 0
         tail = [np.zeros((len(tokens), 2, COLUMNS, dim)) for dim in (self.v.key_dim, self.v.value_dim)]
         for row, (held, length, count) in enumerate(zip(self.rows, lengths, counts, strict=True)):
@@ -58,7 +58,7 @@ class Rows:
 
     def listed(self, lists: Sequence[Sequence[int]]) -> GroupStep:
         places = [np.array(mine, np.int32) for mine in lists]
-        return only_blocks(self.whole, places, SIZE, self.arena.null_block)
+        return only_blocks(self.whole, places, SIZE, self.arena.null_block(0))
 
     def kept(self, lists: Sequence[Sequence[int]]) -> list[Row]:
         """Rows that have the listed tokens and no others."""

@@ -58,7 +58,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     handle.cancel()
     assert driver.core.scheduler.idle and not driver.core.idle
     driver.core.relieve(True)
-    assert driver.core.arena.blocks == driver.core.cache.blocks == 1
+    assert driver.core.arena.blocks == driver.core.cache.blocks == (1,)
     driver.core.check_invariants()
 
 
@@ -79,7 +79,7 @@ def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: 
     driver.core.check_invariants()
     assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))]
     driver.core.tidy()
-    assert driver.core.arena.blocks > 1, "what was asked once is done once"
+    assert driver.core.arena.blocks > (1,), "what was asked once is done once"
 
 
 @pytest.mark.parametrize("idle", [True, False])

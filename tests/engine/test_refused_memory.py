@@ -169,7 +169,7 @@ def test_a_refusal_in_the_middle_of_a_step_fails_its_requests_and_the_engine_goe
 
         def promised_and_not_kept(arena: KVArena, blocks: int) -> bool:
             """Whoever plans hears yes, and the step that follows is refused."""
-            return real(arena, blocks) if not getattr(inside, "resize", False) else blocks <= arena.blocks
+            return real(arena, blocks) if not getattr(inside, "resize", False) else tuple(blocks) <= arena.blocks
 
         def resize(arena: KVArena, blocks: int) -> None:
             inside.resize = True

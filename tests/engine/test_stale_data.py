@@ -26,7 +26,7 @@ class Poison:
         self.core = driver.core
         self.slots = 0
         self._nan = mx.array(float("nan"))
-        self._written = [np.zeros(self.core.arena.slots, bool) for _ in self.core.cache.groups]
+        self._written = [np.zeros(self.core.arena.slots(g), bool) for g in range(len(self.core.cache.groups))]
         runner = self.core.runner
         self._dispatch, self._tail_write = runner.dispatch, runner._tail_write
         runner.dispatch = self.dispatch  # type: ignore[method-assign]
@@ -49,12 +49,15 @@ class Poison:
         arena, cache = self.core.arena, self.core.cache
         assert arena.blocks == cache.blocks, "the arena of this test does not grow"
         size = cache.block_size
-        null = range(arena.null_block * size, (arena.null_block + 1) * size)
         for group, written in enumerate(self._written):
+            null = range(arena.null_block(group) * size, (arena.null_block(group) + 1) * size)
+            copied = {c.source for c in plan.copies if c.group == group}
             for run in cache.allocator(group).free_runs():
-                written[run.start * size : run.stop * size] = False
+                gone = np.arange(run.start * size, run.stop * size)
+                written[gone[~np.isin(gone // size, list(copied))]] = False
             stale = np.flatnonzero(~written)
             stale = stale[(stale < null.start) | (stale >= null.stop)]
+            stale = stale[~np.isin(stale // size, list(copied))]  # copied first, whoever gives it up in this plan
             arena.fill(group, stale, float("nan"))
             self.slots += len(stale)
             writes = [] if plan.flush is None else [plan.flush.writes[group]]

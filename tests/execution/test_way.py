@@ -12,7 +12,9 @@ from cortexmlx.attention.probe import NotPaged
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.way import OneByOne, Paged, way_of
 from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.sizing import Load
 
+LOAD = Load(rows=1, piece=512, block_size=8)
 WHY = NotPaged("tiny: a test wants it so")
 LAYER = 2 * (8 + 8) * 4
 """Bytes of a token in one layer of a tiny llama."""
@@ -26,7 +28,7 @@ def test_a_model_that_can_be_paged_is(judged: Any) -> None:
     way = way_of(judged("llama")[0])
     assert isinstance(way, Paged) and way.most_rows is None and way.notes == ()
     assert way.pipelined and OneByOne(judged("llama")[0], WHY).pipelined
-    assert way.blocks(64 * 2 * LAYER, 8, 16, 512) == 8
+    assert way.blocks(64 * 2 * LAYER, LOAD, 512) == (8,)
     assert way.backend("reference").name == "reference"
 
 
@@ -91,22 +93,22 @@ def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, m
 )
 def test_blocks_are_what_one_sequence_needs(name: str, memory: int, blocks: int, judged: Any) -> None:
     """No more than the context has, and a windowed layer's memory ends with its window."""
-    assert OneByOne(judged(name)[0], WHY).blocks(memory, 8, 16, 512) == blocks
+    assert OneByOne(judged(name)[0], WHY).blocks(memory, LOAD, 512) == (blocks,)
 
 
 @pytest.mark.parametrize(("name", "least"), [("llama", "2 KiB"), ("mamba", "5.5 KiB")])
 def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least: str, judged: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"of 1000 B holds no 8 tokens: give it at least {least}"):
-        OneByOne(judged(name)[0], WHY).blocks(1000, 8, 16, 512)
+        OneByOne(judged(name)[0], WHY).blocks(1000, LOAD, 512)
 
 
 @pytest.mark.parametrize("kind", [Paged, OneByOne])
 def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
     model = judged("llama")[0]
     way = way_of(model) if kind is Paged else OneByOne(model, WHY)
-    arena, cache = way.begin(8, PrefixCache(8))
+    arena, cache = way.begin((8,), PrefixCache(8))
     runner: Any = way.runner(320, way.backend("reference"))
-    assert runner.arena is arena and (cache.max_blocks, cache.blocks) == (8, arena.blocks)
-    arena, cache = way.begin(8, PrefixCache(8))
+    assert runner.arena is arena and (cache.max_blocks, cache.blocks) == ((8,), arena.blocks)
+    arena, cache = way.begin((8,), PrefixCache(8))
     assert runner.arena is arena
     mx.eval(arena.arrays())

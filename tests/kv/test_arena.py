@@ -22,18 +22,18 @@ from support.tiny import tokens_of
 @pytest.mark.parametrize("slots", [[-2, 0], [0, 32], [31, 47], [2**31 - 1]])
 def test_slots_outside_the_arena_are_refused(slots: list[int]) -> None:
     arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, block_size=8)
-    arena.check_slots(np.array([-1, 0, 31], np.int32))
-    arena.check_slots(np.zeros(0, np.int32))
+    arena.check_slots(0, np.array([-1, 0, 31], np.int32))
+    arena.check_slots(0, np.zeros(0, np.int32))
     with pytest.raises(KVBlockError, match="4 blocks of 8 tokens"):
-        arena.check_slots(np.array(slots, np.int32))
+        arena.check_slots(0, np.array(slots, np.int32))
 
 
 @pytest.mark.parametrize("block", [-1, 5, 6])
 def test_blocks_outside_the_arena_are_refused(block: int) -> None:
     arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, block_size=8)
-    arena.check_blocks(np.array([[0, 3], [1, arena.null_block]], np.int32))
+    arena.check_blocks(0, np.array([[0, 3], [1, arena.null_block(0)]], np.int32))
     with pytest.raises(KVBlockError, match="the arena, which has 4"):
-        arena.check_blocks(np.array([0, block], np.int32))
+        arena.check_blocks(0, np.array([0, block], np.int32))
     with pytest.raises(KVBlockError):
         arena.copy_blocks(0, np.array([0], np.int32), np.array([block], np.int32))
 
@@ -56,9 +56,9 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
     before = arena.blocks
     monkeypatch.setattr(arena_module, "_resized", failing)
-    with pytest.raises(MemoryRefused, match=f"stays at {before} blocks"):
-        arena.resize(2 * before)
-    assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots}
+    with pytest.raises(MemoryRefused, match=f"stays at {before[0]} blocks"):
+        arena.resize(2 * before[0])
+    assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots(0)}
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
 
 
@@ -100,7 +100,7 @@ def test_the_slabs_hold_what_plain_arrays_hold(data: st.DataObject, blocks: int,
                 kept = [a[:, : min(keep, blocks) * size] for a in arrays]
                 rest = (blocks + 2) * size - kept[0].shape[1]
                 plain[layer] = [np.pad(a, [(0, 0), (0, rest), (0, 0)]) for a in kept]
-    assert arena.null_block == blocks and arena.nbytes == sum(a.nbytes for arrays in plain.values() for a in arrays)
+    assert arena.null_block(0) == blocks and arena.nbytes == sum(a.nbytes for arrays in plain.values() for a in arrays)
     run = KVHandle(data.draw(st.integers(0, blocks - 1)), 1)
     for layer, arrays in plain.items():
         every = (arena.slab(layer), arena.view(layer, run, size), arena.blocks_of(layer))

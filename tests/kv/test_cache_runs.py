@@ -51,7 +51,7 @@ def test_growing_in_place_comes_before_a_run_with_headroom_elsewhere() -> None:
     cache.free(2)
     cache.allocate_for(3, 4)
     cache.append(3, 4)
-    cache._grow(3, 2, 5)
+    cache._grow(cache._sequences[3], [2], [5])
     assert cache.describe(3) == "0+2", "one block more is there, four more are not"
 
 

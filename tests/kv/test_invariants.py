@@ -25,9 +25,7 @@ def books() -> KVCache:
 
 
 def entry(cache: KVCache, block: int = 0) -> Entry:
-    found = cache.prefix.entry_of(block)
-    assert found is not None
-    return found
+    return cache._pools[0].cached[block]
 
 
 def hold_twice(cache: KVCache) -> None:
@@ -43,7 +41,7 @@ def count_one_more(cache: KVCache) -> None:
 
 
 def lose(cache: KVCache) -> None:
-    cache.prefix.mark_used(entry(cache))
+    cache._pools[0].hold(0)
 
 
 def free_what_is_used(cache: KVCache) -> None:
@@ -52,15 +50,20 @@ def free_what_is_used(cache: KVCache) -> None:
 
 def evict_what_is_used(cache: KVCache) -> None:
     cache.register(SEQ, list(range(20, 28)), 8)
-    cache.prefix.mark_unused(entry(cache, 2))
+    cache._pools[0].unused[2] = entry(cache, 2)
 
 
 def free_what_is_cached(cache: KVCache) -> None:
     cache.allocator(0).free(KVHandle(0, 1))
 
 
-def forget_a_block(cache: KVCache) -> None:
-    del cache.prefix._by_block[1]
+def cache_twice(cache: KVCache) -> None:
+    entry(cache, 1).blocks = (0,)
+
+
+def lose_what_is_seen(cache: KVCache) -> None:
+    pool, table = cache._pools[0], cache._sequences[SEQ].tables[0]
+    pool.give_up(table.pass_by(1), passed=True)
 
 
 def change_tokens(cache: KVCache) -> None:
@@ -77,18 +80,19 @@ def begin_elsewhere(cache: KVCache) -> None:
 
 
 def swap(cache: KVCache) -> None:
-    by_block = cache.prefix._by_block
-    by_block[0], by_block[1] = by_block[1], by_block[0]
+    pool = cache._pools[0]
+    pool.cached[0], pool.cached[1] = pool.unused[0], pool.unused[1] = pool.cached[1], pool.cached[0]
 
 
 def hold_more_than_a_block(cache: KVCache) -> None:
-    cache.prefix.insert(cache.prefix.root(), range(30, 35), (2,))
+    found = cache.prefix.insert(cache.prefix.root(), range(30, 35), (2,))
+    assert found is not None
+    cache._pools[0].cached[2] = found
 
 
 def wait_although_gone(cache: KVCache) -> None:
-    last = entry(cache, 1)
-    cache.prefix.remove(last)
-    cache.prefix.mark_unused(last)
+    cache.prefix.remove(entry(cache, 1))
+    del cache._pools[0].cached[1]
 
 
 DAMAGE: dict[Callable[[KVCache], None], str] = {
@@ -99,7 +103,8 @@ DAMAGE: dict[Callable[[KVCache], None], str] = {
     free_what_is_used: "a block in use may be taken",
     evict_what_is_used: "a block in use may be taken",
     free_what_is_cached: "a cached block is free",
-    forget_a_block: "a block has two entries",
+    cache_twice: "a block has two entries",
+    lose_what_is_seen: "sequence 7 lacks what it sees",
     change_tokens: "under a key that is not its own",
     forget_a_successor: "not among its parent's successors",
     begin_elsewhere: "an entry's root is not its salt's",

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.pool import BlockPool
+from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.table import BlockTable
 
 TABLES = 4
@@ -26,6 +27,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.blocks = blocks
         self.tables = [BlockTable() for _ in range(TABLES)]
         self.cached: set[int] = set()
+        self.waiting: list[int] = []
+        self.passed: list[int] = []
 
     def owners(self) -> Counter[int]:
         return Counter(block for table in self.tables for block in table.blocks)
@@ -40,7 +43,7 @@ class PoolMachine(RuleBasedStateMachine):
         more = min(more, free)
         table, taken = self.tables[at], self.held()
         before = list(table.blocks)
-        self.pool.extend(table, len(before) + more, len(before) + more + beyond)
+        self.pool.extend(table, table.end + more, table.end + more + beyond)
         new = table.blocks[len(before) :]
         assert table.blocks[: len(before)] == before and not taken & set(new) and len(set(new)) == len(new)
         assert len(new) in (more, more + beyond) if more else not new
@@ -52,28 +55,41 @@ class PoolMachine(RuleBasedStateMachine):
     def share(self, source: int, taker: int, at: int) -> None:
         blocks = self.tables[source].blocks
         if blocks and blocks[at % len(blocks)] not in self.tables[taker].blocks:
-            self.pool.share(self.tables[taker], blocks[at % len(blocks)])
+            self.pool.share(self.tables[taker], block := blocks[at % len(blocks)])
+            self.use_again(block)
 
-    @rule(at=TABLE, keep=st.integers(0, 6))
-    def give_up(self, at: int, keep: int) -> None:
-        """What is cached loses an owner and stays, anything else goes with its last owner."""
-        gone = self.tables[at].cut(keep)
+    @rule(at=TABLE, place=st.integers(0, 6), passed=st.booleans())
+    def give_up(self, at: int, place: int, passed: bool) -> None:
+        """What is cached waits to go without owners, anything else goes with its last owner."""
+        table = self.tables[at]
+        gone = table.pass_by(place) if passed else table.cut(place)
         left = self.owners()
-        self.pool.decref([b for b in gone if b in self.cached])
-        rest = [b for b in gone if b not in self.cached]
-        assert self.pool.decref_and_free(rest) == sum(not left[b] for b in rest)
+        assert self.pool.give_up(gone, passed) == sum(not left[b] for b in gone if b not in self.cached)
+        late = [b for b in gone if b in self.cached and not left[b]]
+        if passed:
+            self.passed += late
+        else:
+            self.waiting += reversed(late)
 
     @rule(at=TABLE)
     def cache(self, at: int) -> None:
-        self.cached |= set(self.tables[at].blocks[:1])
+        for block in set(self.tables[at].blocks[:1]) - self.cached:
+            self.cached.add(block)
+            self.pool.cached[block] = Entry(b"", Node(b""), (block,), (block,))
 
-    @precondition(lambda self: self.cached - set(self.owners()))
+    @precondition(lambda self: self.cached)
     @rule(pick=st.integers(0, 9))
-    def evict(self, pick: int) -> None:
-        unused = sorted(self.cached - set(self.owners()))
-        block = unused[pick % len(unused)]
+    def forget(self, pick: int) -> None:
+        """One that has owners stays theirs."""
+        block = sorted(self.cached)[pick % len(self.cached)]
         self.cached.remove(block)
-        self.pool.free_cached(block)
+        self.use_again(block)
+        self.pool.forget(block)
+
+    def use_again(self, block: int) -> None:
+        for order in (self.waiting, self.passed):
+            if block in order:
+                order.remove(block)
 
     @rule(more=st.integers(1, 5))
     def grow(self, more: int) -> None:
@@ -98,6 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
         for table in self.tables:
             table.blocks = [places[b] for b in table.blocks]
         self.cached = {places[b] for b in self.cached}
+        self.waiting, self.passed = ([places[b] for b in order] for order in (self.waiting, self.passed))
 
     @invariant()
     def counts_are_right_and_nothing_is_lost(self) -> None:
@@ -106,6 +123,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.ref_counts.tolist() == [owners[b] for b in range(self.blocks)]
             assert set(self.pool.list_free()) == set(range(self.blocks)) - self.held()
             self.pool.allocator.check_invariants()
+            order = [*self.passed, *self.waiting]
+            assert [*self.pool.passed, *self.pool.unused] == order and self.pool.evictable == len(order)
+            first = self.pool.next_to_go
+            assert first is (self.pool.cached[order[0]] if order else None)
+            assert self.pool.owned == len(set(owners))
 
 
 TestPool = PoolMachine.TestCase
@@ -117,8 +139,8 @@ def test_the_last_run_grows_in_place_before_another_begins() -> None:
     pool, tables = BlockPool(8), [BlockTable() for _ in range(5)]
     for table, count in zip(tables, (2, 2, 1, 2, 1), strict=True):
         pool.extend(table, count, count)
-    pool.decref_and_free(tables[1].cut(0))
-    pool.decref_and_free(tables[3].cut(0))
+    pool.give_up(tables[1].cut(0))
+    pool.give_up(tables[3].cut(0))
     pool.extend(tables[0], 4, 4)
     assert tables[0].blocks == [0, 1, 2, 3]
 
@@ -128,6 +150,6 @@ def test_what_is_only_wanted_comes_where_the_last_needed_run_has_room() -> None:
     pool, tables = BlockPool(5), [BlockTable() for _ in range(2)]
     pool.extend(tables[0], 2, 2)
     pool.extend(tables[1], 1, 1)
-    pool.decref_and_free(tables[0].cut(0))
+    pool.give_up(tables[0].cut(0))
     pool.extend(tables[1], 4, 5)
     assert tables[1].blocks == [2, 0, 1, 3, 4]

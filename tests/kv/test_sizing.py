@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import (
+    Load,
+    arena_blocks,
+    blocks_that_fit,
     bytes_per_token,
     default_kv_bytes,
     default_kv_tokens,
     format_bytes,
     logits_bytes,
     parse_size,
+    row_blocks,
     row_bytes,
     sequence_bytes,
     tail_bytes,
     tokens_that_fit,
 )
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import BLOCK_SIZES, TAIL_COLUMNS, KVSpec, LayerGroup
 
 
 def group(layers: int, kv_heads: int, key: int, value: int, window: int | None = None, state: int = 0) -> LayerGroup:
@@ -91,11 +98,59 @@ def test_default_arena_is_modest() -> None:
 
 
 def test_default_arena_takes_at_most_half_of_what_the_machine_has_left() -> None:
-    roomy = default_kv_bytes(147_456, context=40960, max_rows=16, working_set=2**40, reserved=2**34)
-    assert roomy == 4 * 32768 * 147_456
-    tight = default_kv_bytes(147_456, context=40960, max_rows=16, working_set=12 * 2**30, reserved=8 * 2**30)
-    assert tight == 2 * 2**30
-    assert default_kv_bytes(147_456, context=40960, max_rows=16, working_set=2**30, reserved=2**31) == 0
+    full, load = [group(36, 8, 128, 128)], Load(rows=16, piece=512)
+    assert bytes_per_token(full) == 147_456
+    assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=2**34) == 4 * 32768 * 147_456
+    assert default_kv_bytes(full, load, 40960, working_set=12 * 2**30, reserved=8 * 2**30) == 2 * 2**30
+    assert default_kv_bytes(full, load, 40960, working_set=2**30, reserved=2**31) == 0
+    assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=0, itemsize=1) == 2 * 32768 * 147_456
+
+
+@given(st.integers(1, 300), st.booleans(), st.sampled_from(BLOCK_SIZES))
+def test_a_decoding_row_of_a_window_has_at_most_the_blocks_that_the_worst_place_of_it_touches(
+    window: int, chunked: bool, size: int
+) -> None:
+    """Between two flushes: the oldest token that the first step sees, up to the last column of the tail."""
+    reach = Reach(window, chunked)
+    worst = max((p + TAIL_COLUMNS - 1) // size - reach.oldest(p) // size + 1 for p in range(2 * window + 2 * size))
+    most = row_blocks(reach, size)
+    assert most is not None and worst <= most
+    if not chunked:
+        assert worst == most
+    if size >= 16:
+        assert most <= -(-window // size) + 2
+    assert row_blocks(Reach(), size) is None
+
+
+WINDOWS = st.lists(st.sampled_from([None, None, 16, 100, 1024]), min_size=1, max_size=4)
+
+
+@given(WINDOWS, st.integers(10**4, 10**8), st.integers(1, 16))
+def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
+    windows: list[int | None], memory: int, rows: int
+) -> None:
+    groups = [group(i + 1, 1, 8, 8, window=window) for i, window in enumerate(windows)]
+    load = Load(rows, 512)
+    blocks = blocks_that_fit(memory, groups, load)
+
+    def size(each: Sequence[int]) -> int:
+        return sum(g.bytes_per_token * 32 * n for g, n in zip(groups, each, strict=True))
+
+    assert size(blocks) <= memory
+    limits = [load.limit(g) for g in groups]
+    assert blocks == tuple(min(max(blocks), limit) for limit in limits)
+    if max(blocks) < max(limits):
+        assert size([n + (n < load.limit(g)) for n, g in zip(blocks, groups, strict=True)]) > memory
+    for window, g in zip(windows, groups, strict=True):
+        if window is not None:
+            at_once = rows * -(-window // 32) + 512 // 32
+            assert at_once <= load.limit(g) <= 2 * at_once + 7 * rows
+
+
+def test_an_arena_without_a_block_is_refused_with_what_it_needs() -> None:
+    with pytest.raises(InvalidRequest, match="of 1000 B holds no block of 32 tokens: give it at least 2 KiB"):
+        arena_blocks(1000, [group(1, 1, 16, 16)], Load(4, 512))
+    assert arena_blocks(2048, [group(1, 1, 16, 16)], Load(4, 512)) == (1,)
 
 
 @pytest.mark.parametrize(

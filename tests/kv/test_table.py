@@ -43,7 +43,7 @@ def test_runs_are_the_blocks_in_their_order_and_as_long_as_they_can_be(blocks: l
 def test_a_run_is_there_exactly_when_the_blocks_are_consecutive(blocks: list[int], count: int) -> None:
     first = blocks[:count]
     consecutive = bool(first) and first == list(range(first[0], first[0] + len(first)))
-    assert table_of(blocks).run(count) == (KVHandle(first[0], len(first)) if consecutive else None)
+    assert table_of(blocks).run(0, count) == (KVHandle(first[0], len(first)) if consecutive else None)
     assert table_of(first).single_run() == (consecutive or not first)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
+from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.placement import arena_writes, flush_of, group_steps
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite
@@ -41,12 +45,23 @@ class Labels:
         return [int(label) for b in step.tables[row] for label in self.slots[group][b * size : (b + 1) * size]]
 
 
+def oldest_seen(job: Job, window: int | None) -> int:
+    return 0 if window is None else max(0, job.num_computed_tokens + 1 - window)
+
+
 def labels_of(job: Job, first: int, count: int) -> list[int]:
     return [100 * job.id + p for p in range(first, first + count)]
 
 
-@given(st.lists(COUNTS, min_size=1, max_size=5), st.sampled_from([1, 4, 8]))
-def test_each_query_finds_its_rows_tokens_and_no_junk(steps: list[list[int]], size: int) -> None:
+@pytest.mark.parametrize("origin", [1, 8, placement.ORIGIN])
+@given(steps=st.lists(COUNTS, min_size=1, max_size=6), size=st.sampled_from([1, 4, 8]))
+def test_each_query_finds_its_rows_tokens_and_no_junk(origin: int, steps: list[list[int]], size: int) -> None:
+    with mock.patch.object(placement, "ORIGIN", origin):
+        find_tokens(steps, size)
+
+
+def find_tokens(steps: list[list[int]], size: int) -> None:
+    """Rows that compute so many tokens in each step; of a window only what it sees must be there."""
     arena = Labels(size)
     jobs = [job_of(i, [1]) for i in range(max(map(len, steps)))]
     for job in jobs:
@@ -62,19 +77,26 @@ def test_each_query_finds_its_rows_tokens_and_no_junk(steps: list[list[int]], si
         ):
             arena.write(group, write, written)
             assert step.reach == GROUPS[group].spec.reach
+            window = GROUPS[group].spec.window
             singles = [job for job, n in scheduled if n == 1]
-            assert step.lengths.tolist() == [job.num_computed_tokens + 1 for job in singles]
             for row, job in enumerate(singles):
                 seen, length = arena.read(group, step, row), int(step.lengths[row])
-                assert seen[:length] == labels_of(job, 0, length) and set(seen[length:]) <= {ZERO}
+                oldest = oldest_seen(job, window)
+                hidden = length - (job.num_computed_tokens + 1 - oldest)
+                assert hidden <= oldest and (oldest - hidden) % size == 0
+                assert seen[hidden:length] == labels_of(job, oldest, length - hidden) and set(seen[length:]) <= {ZERO}
+                assert JUNK not in seen, "whole blocks are read"
                 if (run := step.runs[row]) is not None:
-                    assert [*range(run.start, run.stop)] == step.tables[row, : run.count].tolist()
+                    blocks = step.tables[row, : run.count]
+                    assert [*range(run.start, run.stop)][hidden // size :] == blocks[hidden // size :].tolist()
             begin = len(singles)
             for piece, (job, n) in zip(step.pieces, scheduled[begin:], strict=True):
-                assert (piece.begin, piece.end, piece.first) == (begin, begin + n, job.num_computed_tokens)
+                assert (piece.begin, piece.end) == (begin, begin + n)
+                hidden = piece.first - (job.num_computed_tokens - (oldest := oldest_seen(job, window)))
                 where = piece.slots if piece.run is None else np.arange(piece.run.start * size, piece.run.stop * size)
-                assert where is not None
-                assert arena.slots[group][where[: piece.tokens]].tolist() == labels_of(job, 0, piece.tokens)
+                assert where is not None and hidden <= oldest
+                seen = arena.slots[group][where[hidden : piece.tokens]].tolist()
+                assert seen == labels_of(job, oldest, piece.tokens - hidden)
                 begin += n
         for job, count in scheduled:
             arena.cache.append(job.id, count)

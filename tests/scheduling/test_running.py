@@ -35,7 +35,7 @@ def books(running: RunningSet) -> Any:
     tables = [cache.block_table(j.id, g).tolist() for j in jobs for g in range(len(GROUPS))]
     maps = [cache.allocator(g).block_map() for g in range(len(GROUPS))]
     state = [(j.state, j.reserved, j.max_new_tokens, j.num_computed_tokens) for j in jobs]
-    return cache.stats(), cache.obtainable_blocks, cache.blocks, tables, maps, state, running.changes
+    return cache.stats(), cache.obtainable(0), cache.obtainable(1), cache.blocks, tables, maps, state, running.changes
 
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -81,12 +81,12 @@ def test_room_that_is_wanted_only_is_given_up_for_who_needs_it() -> None:
     running = running_set(8, headroom=16)
     first = job_of(0, [1] * 4)
     begin(running, first)
-    assert running.cache.obtainable_blocks == 3, "a block, and four of headroom"
+    assert running.cache.obtainable(0) == 3, "a block, and four of headroom"
     late = job_of(1, [2] * 20)
     late.keys = running.keys(late.tokens, None)
     assert running.fits(late, None)
     running.make_room(late, None)
-    assert running.cache.obtainable_blocks == 7
+    assert running.cache.obtainable(0) == 7
     running.begin(late, None)
     assert not running.fits(job_of(2, [3] * 4), None), "a block for it and one for each row are more than two"
 
@@ -96,9 +96,9 @@ def test_a_row_asks_for_the_headroom_of_others_before_it_asks_for_a_row() -> Non
     one, other = job_of(0, [1] * 4), job_of(1, [2] * 4)
     begin(running, one)
     begin(running, other)
-    assert running.cache.obtainable_blocks == 0
+    assert running.cache.obtainable(0) == 0
     assert running.reserve(one, 16), "two blocks of headroom of each"
-    assert running.cache.obtainable_blocks == 1
+    assert running.cache.obtainable(0) == 1
     assert running.reserve(one, 20) and not running.reserve(one, 24), "another row must go first"
     running.release_row(other)
     running.release_blocks(other)
@@ -111,7 +111,7 @@ def test_who_is_alone_and_refused_memory_ends_where_the_cache_is_full() -> None:
     begin(running, job)
     assert running.reserve(job, 17)
     assert running.cache.capacity_tokens == 8 and job.max_new_tokens == 8 + 1 - 4
-    assert running.cache.obtainable_blocks == 0
+    assert running.cache.obtainable(0) == 0
 
 
 def test_a_row_alone_that_still_has_no_room_raises() -> None:

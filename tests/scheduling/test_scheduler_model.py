@@ -4,6 +4,9 @@ request gets exactly its tokens, every read finds the row's own tokens, and no b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from unittest import mock
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, assume, settings
@@ -11,9 +14,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
@@ -26,15 +32,26 @@ THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
 WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
-def groups(count: int) -> tuple[LayerGroup, ...]:
-    return tuple(LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(count))
+ALL = Reach()
+REACHES: list[list[Reach]] = [
+    *([ALL], [ALL], [ALL, ALL], [Reach(5)], [ALL, Reach(1)], [Reach(12), ALL], [Reach(3), Reach(20)], [Reach(40), ALL]),
+    *([ALL, Reach(2), Reach(17)], [ALL, Reach(6, True)], [Reach(16, True)], [Reach(9), Reach(8, True)]),
+]
+"""How far the layers of a model see: everything, windows and chunks, smaller and larger than blocks and pieces."""
+
+
+def groups(reaches: Sequence[Reach]) -> tuple[LayerGroup, ...]:
+    specs = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
+    return tuple(LayerGroup(spec, (i,)) for i, spec in enumerate(specs))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     jobs = Bundle("jobs")
 
     @initialize(
-        count=st.integers(1, 2),
+        reaches=st.sampled_from(REACHES),
+        more_than_a_row=st.sampled_from([0, 2, 30]),
+        origin=st.sampled_from([1, 16, 512]),
         block_size=st.sampled_from([1, 2, 4, 8]),
         first=st.one_of(st.integers(2, 12), st.integers(20, 60)),
         more=st.sampled_from([0, 0, 1, 9, 40]),
@@ -51,7 +68,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
-        count: int,
+        reaches: list[Reach],
+        more_than_a_row: int,
+        origin: int,
         block_size: int,
         first: int,
         more: int,
@@ -70,13 +89,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.worth_waiting = worth_waiting
         self.client_tokens = client_tokens
         self.allowed = first + more
+        self.origin = mock.patch.object(placement, "ORIGIN", origin)
+        self.origin.start()
+        most = [row_blocks(reach, block_size) for reach in reaches]
+        limits = [first + more if n is None else min(first + more, n + more_than_a_row) for n in most]
         cache = KVCache(
-            groups(count),
-            first,
+            groups(reaches),
+            [min(first, limit) for limit in limits],
             block_size,
-            max_blocks=first + more,
+            max_blocks=limits,
             prefix=PrefixCache(block_size),
-            may_resize=lambda blocks: blocks <= self.allowed,
+            may_resize=lambda blocks: max(blocks) <= self.allowed,
             snapshots=None if snapshots is None else Snapshots(snapshots),
         )
         self.scheduler = Scheduler(
@@ -270,7 +293,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_system_refuses(self, share: float) -> None:
         """More than the arena has, or all but a part of what it may still grow by."""
         cache = self.scheduler.cache
-        self.allowed = cache.blocks + int(share * (cache.max_blocks - cache.blocks))
+        self.allowed = max(cache.blocks) + int(share * (max(cache.max_blocks) - max(cache.blocks)))
 
     @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
     @rule()
@@ -284,7 +307,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "shadow"):
             return
-        self.shadow.finish(bound=1000)
+        try:
+            self.shadow.finish(bound=1000)
+        finally:
+            self.origin.stop()
         for job in self.open:
             answer = self.shadow.stories[job.id].answer()
             if job.state is RequestState.FINISHED and job.finish_reason is FinishReason.LENGTH:

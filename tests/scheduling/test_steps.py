@@ -36,7 +36,7 @@ def test_a_mixed_step_has_the_tokens_of_its_pieces_in_their_order(shape: list[tu
     prompts = [[10 * i + p for p in range(length)] for i, (length, _) in enumerate(shape)]
     _, _, plan = prefilled(prompts, [min(length, count) for length, count in shape])
     assert plan.kind is StepKind.MIXED and plan.tokens is not None and plan.source is None
-    assert plan.copies == (BlockCopy(0, 1, 2),) and plan.blocks == 64
+    assert plan.copies == (BlockCopy(0, 1, 2),) and plan.blocks == (64,)
     flat = [(s.job, p) for s in plan.segments for p in range(s.first, s.first + s.count)]
     assert plan.tokens.tolist() == [10 * job + p for job, p in flat]
     assert plan.positions.tolist() == [p for _, p in flat]

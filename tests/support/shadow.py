@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
@@ -76,7 +77,7 @@ class Shadow:
         self.stories: dict[int, Story] = {}
         self.states = ShadowStates(self.cache, self.stories)
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
-        self.blocks = -1
+        self.blocks = tuple(-1 for _ in self.cache.groups)
         self._arena: list[np.ndarray] = [np.zeros(0, np.int64) for _ in self.cache.groups]
         self._tail: list[np.ndarray] = []
         self._groups: tuple[GroupStep, ...] = ()
@@ -138,6 +139,8 @@ class Shadow:
             self._resize(plan.blocks)
         self._copy(plan.copies)
         self.states.carry_out(plan)
+        if writes:
+            self._poison()
         if plan.kind is StepKind.FLUSH:
             assert plan.flush is not None and not plan.segments
             return []
@@ -180,22 +183,20 @@ class Shadow:
         for group, part in enumerate(self._groups):
             singles = [s for s in plan.segments if s.count == 1]
             for row, segment in enumerate(singles):
-                assert part.lengths[row] == segment.first + 1
-                self._read_row(group, part, row, segment.job)
+                self._read_row(group, part, row, segment.job, segment.first + 1, segment.first)
             several = [s for s in plan.segments if s.count > 1]
             flat = len(singles)
             for segment, piece in zip(several, part.pieces, strict=True):
-                assert (piece.begin, piece.first) == (flat, segment.first)
+                assert (piece.begin, piece.end) == (flat, flat + segment.count)
                 flat = piece.end
-                end = segment.first + segment.count
-                assert piece.tokens == end
-                size = self.cache.block_size
+                begin, end = segment.first - piece.first, segment.first + segment.count
+                assert piece.tokens == end - begin and begin % self.cache.block_size == 0
+                oldest = self._oldest(group, segment.first)
                 slots = piece.slots
                 if piece.run is not None:
-                    assert end <= piece.run.count * size
-                    slots = np.arange(piece.run.start * size, piece.run.start * size + end)
-                assert slots is not None
-                self._expect(group, slots, segment.job, end)
+                    slots = self._of_run(piece.run, piece.tokens)
+                assert slots is not None and begin <= oldest
+                self._expect(group, slots[oldest - begin :], segment.job, oldest, end)
 
     def _decode(self, plan: StepPlan, tokens: list[int]) -> None:
         if plan.column == 0:
@@ -211,31 +212,46 @@ class Shadow:
                     continue
                 story = self.stories[segment.job]
                 self._tail[group][row, plan.column] = story.number(segment.first)
-                base = int(part.lengths[row])
-                assert segment.first == base + plan.column
-                self._read_row(group, part, row, segment.job)
+                base = segment.first - plan.column
+                self._read_row(group, part, row, segment.job, base, segment.first)
                 found = self._tail[group][row, : plan.column + 1].tolist()
                 wanted = [story.number(p) for p in range(base, segment.first + 1)]
                 assert found == wanted, f"the tail of job {segment.job} is not its own"
 
-    def _read_row(self, group: int, part: GroupStep, row: int, request: int) -> None:
-        """Whole blocks are read, so that nothing in them may be junk."""
+    def _read_row(self, group: int, part: GroupStep, row: int, request: int, stored: int, query: int) -> None:
+        """What the query at a position finds of a row with `stored` tokens in the arena. Whole blocks are read, so that
+        nothing in them may be junk; of a run, only what is seen.
+        """
         length, size = int(part.lengths[row]), self.cache.block_size
+        begin, oldest = stored - length, min(self._oldest(group, query), stored)
+        assert begin % size == 0 and 0 <= begin <= oldest
         used = self.cache.blocks_for(length)
         table = part.tables[row]
-        assert (table[used:] == self.blocks).all(), "padding must be the null block"
+        assert (table[used:] == self.blocks[group]).all(), "padding must be the null block"
         slots = (table[:used, None].astype(np.int64) * size + np.arange(size)).reshape(-1)
-        self._expect(group, slots[:length], request, length)
+        self._expect(group, slots[oldest - begin : length], request, oldest, stored)
         assert (self._arena[group][slots] != JUNK).all(), f"junk behind the last token of job {request}"
         run = part.runs[row]
         if run is not None:
-            assert (table[:used] == run.start + np.arange(used)).all() and used <= run.count
+            self._expect(group, self._of_run(run, length)[oldest - begin :], request, oldest, stored)
 
-    def _expect(self, group: int, slots: np.ndarray, request: int, length: int) -> None:
+    def _oldest(self, group: int, position: int) -> int:
+        """The oldest token that a query at a position sees."""
+        spec = self.cache.groups[group].spec
+        if spec.window is None:
+            return 0
+        return position // spec.window * spec.window if spec.chunked else max(0, position - spec.window + 1)
+
+    def _of_run(self, run: KVHandle, tokens: int) -> np.ndarray:
+        size = self.cache.block_size
+        assert run.start >= 0 and tokens <= run.count * size
+        return np.arange(run.start * size, run.start * size + tokens)
+
+    def _expect(self, group: int, slots: np.ndarray, request: int, begin: int, end: int) -> None:
         story = self.stories[request]
-        story.up_to(length)
+        story.up_to(end)
         found = self._arena[group][slots].tolist()
-        assert found == story.numbers[:length], f"job {request} reads slots that are not its own, in group {group}"
+        assert found == story.numbers[begin:end], f"job {request} reads slots that are not its own, in group {group}"
 
     def _sample(self, plan: StepPlan) -> list[int]:
         assert len(plan.token_index) == len(plan.logit_segments)
@@ -260,7 +276,7 @@ class Shadow:
         every = np.concatenate([slots, zeros])
         assert len(slots) == len(values)
         owned = every[every != len(arena) - 1]
-        assert ((owned >= 0) & (owned < self.blocks * size)).all(), "a write outside the arena as it is by then"
+        assert ((owned >= 0) & (owned < self.blocks[group] * size)).all(), "a write outside the arena as it is by then"
         assert len(set(owned.tolist())) == len(owned), "two writes to one slot"
         arena[slots] = values
         arena[zeros] = ZERO
@@ -274,17 +290,20 @@ class Shadow:
             source, target = (
                 np.array(side)[:, None] * self.cache.block_size + offsets for side in zip(*pairs, strict=True)
             )
-            assert max(source.max(), target.max()) < self.blocks * self.cache.block_size, "a copy outside the arena"
+            assert max(source.max(), target.max()) < self.blocks[group] * self.cache.block_size, (
+                "a copy outside the arena"
+            )
             arena[target] = arena[source]
 
-    def _resize(self, blocks: int) -> None:
-        keep, size = min(blocks, max(self.blocks, 0)), self.cache.block_size
+    def _resize(self, blocks: Sequence[int]) -> None:
+        size = self.cache.block_size
         for group, arena in enumerate(self._arena):
-            fresh = np.full((blocks + 2) * size, JUNK, np.int64)
+            count, keep = blocks[group], min(blocks[group], max(self.blocks[group], 0))
+            fresh = np.full((count + 2) * size, JUNK, np.int64)
             fresh[: keep * size] = arena[: keep * size]
-            fresh[blocks * size : (blocks + 1) * size] = ZERO
+            fresh[count * size : (count + 1) * size] = ZERO
             self._arena[group] = fresh
-        self.blocks = blocks
+        self.blocks = tuple(blocks)
 
     def _poison(self) -> None:
         """Free blocks and the scratch block hold junk from now on."""
@@ -292,4 +311,4 @@ class Shadow:
         for group, arena in enumerate(self._arena):
             for run in self.cache.allocator(group).free_runs():
                 arena[run.start * size : run.stop * size] = JUNK
-            arena[(self.blocks + 1) * size :] = JUNK
+            arena[(self.blocks[group] + 1) * size :] = JUNK

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.kv.sizing import sequence_bytes
-from cortexmlx.kv.spec import KVSpec, LayerGroup, group_layers
+from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
 from cortexmlx.machine import obtainable
 
 _CUT_EXACTLY = (PlainCache, RotatingKVCache)
@@ -45,7 +45,7 @@ class OwnCaches:
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks = blocks
+        self.blocks: Counts = (blocks,)
         self.length = 0
         self._model = model
         self._caches: list[Any] = make_prompt_cache(model)
@@ -82,15 +82,15 @@ class OwnCaches:
         """All that the caches keep, for evaluation."""
         return [array for leaf in _leaves(self._caches) for array in _arrays(leaf)]
 
-    def can_resize(self, blocks: int) -> bool:
+    def can_resize(self, blocks: Counts) -> bool:
         """Whether the system has the memory now that a sequence of so many blocks takes, beside what it has."""
-        wanted = sequence_bytes(self.groups, blocks * self.block_size)
+        wanted = sequence_bytes(self.groups, blocks[0] * self.block_size)
         return obtainable(max(wanted - self.nbytes, 0) + _SPARE)
 
-    def resize(self, blocks: int) -> None:
+    def resize(self, blocks: Counts) -> None:
         """Count `blocks` blocks; a sequence that is longer is forgotten."""
         self.blocks = blocks
-        if self.length > blocks * self.block_size:
+        if self.length > blocks[0] * self.block_size:
             self.rewind(0)
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from cortexmlx.kv.prefix import Entry, Match
-from cortexmlx.kv.state.beginning import at_block_end, at_snapshot
+from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks
 from cortexmlx.kv.state.ops import NOTHING, Row, Save, StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.table import SequenceBlocks
@@ -31,17 +31,16 @@ class StateBook:
         """See `Snapshots.take`."""
         return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
 
-    def beginning(self, match: Match, tokens: Sequence[int], max_tokens: int) -> Match:
-        """The part of a match of `tokens` that they can be begun from."""
+    def beginnings(self, match: Match, tokens: Sequence[int], max_tokens: int) -> Iterator[Match]:
+        """The parts of a match of `tokens` where there is a state to begin with, the longest first."""
         if self.snapshots is None:
-            return match
+            return itertools.chain((match,), whole_blocks(match))
         rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
-        return at_snapshot(match, rest, self._block_size)
+        return at_snapshots(match, rest, self._block_size)
 
-    def of_whole_blocks(self, match: Match) -> Match:
-        """The part of a match that they can be begun from without its partial block."""
-        less = replace(match, partial=None, partial_tokens=0)
-        return less if self.snapshots is None else at_block_end(less, self._block_size)
+    def of_whole_blocks(self, match: Match) -> Iterator[Match]:
+        """Those without a partial block."""
+        return whole_blocks(match) if self.snapshots is None else at_block_ends(match, self._block_size)
 
     def begin(self, sequence: SequenceBlocks, match: Match | None, own: Entry | None) -> None:
         """A sequence begins, with a match if there is one. `own` is the entry, forgotten since, whose block is
@@ -115,8 +114,7 @@ class StateBook:
             assert isinstance(entry, Entry)  # as many predecessors as registered blocks
             entry = entry.parent
         assert isinstance(entry, Entry)
-        cached = entry.parent.children.get(entry.key) is entry
-        return entry.states if cached else None, tokens - index * self._block_size
+        return None if entry.forgotten else entry.states, tokens - index * self._block_size
 
     def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
         """Raise AssertionError unless every snapshot hangs at an entry or a sequence: for tests and debug runs."""

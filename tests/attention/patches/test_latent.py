@@ -99,7 +99,7 @@ class Paged:
         ends = np.cumsum(counts)
         where = np.concatenate([self.slots(s)[f : f + n] for s, (f, n) in enumerate(zip(firsts, counts, strict=True))])
         width = max((len(b) for b in self.blocks[:rows]), default=0)
-        tables = np.full((rows, width), self.arena.null_block, np.int32)
+        tables = np.full((rows, width), self.arena.null_block(0), np.int32)
         for row in range(rows):
             tables[row, : len(self.blocks[row])] = self.blocks[row]
         pieces = []
@@ -126,7 +126,7 @@ class Paged:
     def decode(self, hidden: Sequence[mx.array], lengths: Sequence[int]) -> list[Any]:
         """Steps of all sequences, whose newest tokens are in the tail; `hidden` `[tokens, hidden]` each."""
         rows, steps = len(hidden), hidden[0].shape[0]
-        tables = np.full((rows, max(map(len, self.blocks))), self.arena.null_block, np.int32)
+        tables = np.full((rows, max(map(len, self.blocks))), self.arena.null_block(0), np.int32)
         for row, blocks in enumerate(self.blocks):
             tables[row, : len(blocks)] = blocks
         alone = KVHandle(self.blocks[0][0], len(self.blocks[0])) if rows == 1 else None

@@ -134,9 +134,9 @@ def test_the_system_is_asked_for_what_is_not_there_yet(judged: Any, monkeypatch:
     caches = caches_of(judged("llama")[0])
     asked: list[int] = []
     monkeypatch.setattr("cortexmlx.execution.serial.caches.obtainable", lambda size: asked.append(size) or True)
-    assert caches.can_resize(128)
+    assert caches.can_resize((128,))
     fed(caches, tokens_of(300))
-    assert caches.can_resize(128)
+    assert caches.can_resize((128,))
     tokens = 128 * 8 * bytes_per_token(caches.groups)
     spare = asked[0] - tokens
     assert 0 < spare == asked[1] - tokens + caches.nbytes
@@ -145,10 +145,10 @@ def test_the_system_is_asked_for_what_is_not_there_yet(judged: Any, monkeypatch:
 def test_a_sequence_that_no_longer_fits_is_forgotten(judged: Any) -> None:
     caches = caches_of(judged("llama")[0])
     fed(caches, tokens_of(20))
-    caches.resize(3)
-    assert (caches.blocks, caches.length) == (3, 20) and caches.nbytes > 0
-    caches.resize(2)
-    assert (caches.blocks, caches.length, caches.nbytes) == (2, 0, 0)
+    caches.resize((3,))
+    assert (caches.blocks, caches.length) == ((3,), 20) and caches.nbytes > 0
+    caches.resize((2,))
+    assert (caches.blocks, caches.length, caches.nbytes) == ((2,), 0, 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "mamba"])
