@@ -377,8 +377,9 @@ class KVCache(BlockPools):
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
     def _reserve(self, sequence: SequenceBlocks, tokens: int) -> None:
-        need = [self.blocks_for(tokens)] * len(self.groups)
-        self._grow(sequence, need, need)
+        place = self.blocks_for(tokens)
+        if any(table.end < place for table in sequence.tables):
+            self._grow(sequence, need := [place] * len(self.groups), need)
 
     def _grow(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
         """Bring every table to its first `need` places, or to `want` if one run holds them; all groups or none."""
