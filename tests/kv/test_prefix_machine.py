@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
+from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 
@@ -30,24 +32,31 @@ def few_keys(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 HASHES: dict[str, Callable[[bytes, Sequence[int]], bytes]] = {"good": chain_hash, "bad": few_keys}
 THEMES = ([1, 1, 2] * 14, [2, 1] * 20, [1, 1, 1, 1, 2, 2] * 7)
+ALL = Reach()
+REACHES: list[list[Reach]] = [
+    *([ALL], [ALL, ALL], [ALL, Reach(3)], [Reach(1), ALL], [Reach(5)], [Reach(2), Reach(9)], [ALL, Reach(4, True)]),
+    *([Reach(6, True)], [ALL, Reach(1), Reach(7)]),
+]
 tokens_lists = st.lists(st.integers(1, 2), min_size=1, max_size=9)
 
 
 class PrefixMachine(RuleBasedStateMachine):
     @initialize(
-        groups=st.integers(1, 2),
+        reaches=st.sampled_from(REACHES),
         blocks=st.integers(3, 14),
         more=st.sampled_from([0, 0, 5]),
         block_size=st.sampled_from([1, 2, 4]),
         hashing=st.sampled_from(sorted(HASHES)),
     )
-    def begin(self, groups: int, blocks: int, more: int, block_size: int, hashing: str) -> None:
-        specs = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(groups)]
+    def begin(self, reaches: list[Reach], blocks: int, more: int, block_size: int, hashing: str) -> None:
+        self.reaches = reaches
+        each = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
+        specs = [LayerGroup(spec, (i,)) for i, spec in enumerate(each)]
         self.cache = KVCache(
             specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
         )
         self.size = block_size
-        self.arena: list[dict[int, Content]] = [{} for _ in range(groups)]
+        self.arena: list[dict[int, Content]] = [{} for _ in reaches]
         self.texts: dict[int, list[int]] = {}
         self.salts: dict[int, Salt] = {}
         self.known: set[Text] = set()
@@ -89,6 +98,10 @@ class PrefixMachine(RuleBasedStateMachine):
         parent = self.pick(data)
         at = data.draw(st.integers(0, len(self.texts[parent])))
         self.next += 1
+        if not self.cache.can_fork(parent, at):
+            with pytest.raises(ValueError, match="windows have passed"):
+                self.cache.fork(parent, self.next, at)
+            return
         try:
             self.copy(self.cache.fork(parent, self.next, at))
         except KVCacheFull:
@@ -112,12 +125,34 @@ class PrefixMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, tokens: int) -> None:
         self.cache.give_back(self.pick(data), tokens)
 
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), more=st.integers(0, 6))
+    def go_by(self, data: st.DataObject, more: int) -> None:
+        """What windows have passed is given up, and no more."""
+        seq = self.pick(data)
+        length = len(self.texts[seq])
+        try:
+            self.cache.reserve(seq, length + more)
+        except KVCacheFull:
+            return
+        places = self.cache.blocks_for(length + more)
+        for group, reach in enumerate(self.reaches):
+            seen = places - reach.oldest(length) // self.size
+            assert len(self.cache.block_table(seq, group)) >= seen
+            if not more and reach.tokens is not None:
+                front = self.cache.row(seq, group, length)[: reach.oldest(length) // self.size]
+                assert (front == self.cache.null_block(group)).all()
+
     # -- what the engine does under pressure --------------------------------------------------------------------------
 
     @rule(entries=st.one_of(st.none(), st.integers(1, 4)))
     def evict(self, entries: int | None) -> None:
         unused = self.cache.unused_entries
-        assert self.cache.drop_cached(entries) == min(unused, unused if entries is None else entries)
+        dropped = self.cache.drop_cached(entries)
+        if entries is None:
+            assert dropped >= unused and self.cache.stats().cached_blocks == 0
+        else:
+            assert dropped == min(unused, entries)
 
     @rule(least=st.integers(1, 8))
     def shrink(self, least: int) -> None:
@@ -146,9 +181,10 @@ class PrefixMachine(RuleBasedStateMachine):
         self.forget_free_blocks()
         for seq, text in self.texts.items():
             assert self.cache.length(seq) == len(text)
-            for group in range(len(self.arena)):
-                slots = self.cache.slots(seq, group, 0, len(text)).tolist()
-                assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, 0, self.salts[seq])
+            for group, reach in enumerate(self.reaches):
+                oldest = min(reach.oldest(len(text)), len(text))
+                slots = self.cache.slots(seq, group, oldest, len(text) - oldest).tolist()
+                assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, oldest, self.salts[seq])
 
     @invariant()
     def every_match_is_what_was_asked_for(self) -> None:
@@ -166,9 +202,10 @@ class PrefixMachine(RuleBasedStateMachine):
         if match.partial is not None:
             blocks.append(match.partial.blocks)
         assert length <= max(0, len(tokens) - 1)
-        for group, arena in enumerate(self.arena):
-            slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][:length]
-            assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], 0, salt)
+        for group, (arena, reach) in enumerate(zip(self.arena, self.reaches, strict=True)):
+            oldest = min(reach.oldest(length), length)
+            slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][oldest:length]
+            assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], oldest, salt)
         return match
 
     # -- the arena of words -------------------------------------------------------------------------------------------
@@ -183,16 +220,13 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         self.forget_free_blocks()
         text += more
-        owned: list[int] = []
-        for other in self.texts:
-            owned += self.cache.block_table(other, 0).tolist()
         for group, arena in enumerate(self.arena):
+            owned = [block for other in self.texts for block in self.cache.block_table(other, group).tolist()]
             for slot, content in zip(
                 self.cache.slots(seq, group, begin, len(more)).tolist(), self.prefixes(text, begin, salt), strict=True
             ):
-                if group == 0:
-                    assert owned.count(slot // self.size) == 1, "a block is written while it is shared"
-                    assert slot // self.size not in self.cache._pools[0].cached, "a cached block is written"
+                assert owned.count(slot // self.size) == 1, "a block is written while it is shared"
+                assert slot // self.size not in self.cache._pools[group].cached, "a cached block is written"
                 arena[slot] = content
         if register:
             self.cache.register(seq, text, len(text), self.keys(text, salt))
