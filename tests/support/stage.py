@@ -20,9 +20,15 @@ VOCAB = 11
 class Stage:
     """A scheduler with a shadow arena, ready for requests."""
 
-    def __init__(self, blocks: int, block_size: int = 4, limit: int | None = None, **settings: Any) -> None:
-        group = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-        self.cache = KVCache([group], blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size))
+    def __init__(
+        self,
+        blocks: int | Sequence[int],
+        block_size: int = 4,
+        limit: int | Sequence[int] | None = None,
+        groups: Sequence[LayerGroup] = (LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)),),
+        **settings: Any,
+    ) -> None:
+        self.cache = KVCache(groups, blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size))
         defaults = {"max_rows": 4, "prefill_budget": 64, "context_length": 1000, "headroom": 0}
         self.scheduler = Scheduler(self.cache, **(defaults | settings))
         self.shadow = Shadow(self.scheduler, VOCAB)

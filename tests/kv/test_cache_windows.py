@@ -1,0 +1,157 @@
+"""Groups of windows: how many blocks a row has, what goes back when, and what a text can begin with then."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.sizing import Load, arena_blocks
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.scheduling.plan import StepKind
+from support.stage import Stage
+
+ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+def seeing(reach: Reach, layers: int = 1, first: int = 1) -> LayerGroup:
+    spec = KVSpec(1, 4, 4, "float32", reach.tokens, chunked=reach.chunked)
+    return LayerGroup(spec, tuple(range(first, first + layers)))
+
+
+EVERY_ROW = [(reach, size) for reach in (Reach(16), Reach(40), Reach(64), Reach(64, True)) for size in (16, 32)]
+FEW_ROWS = [(Reach(16), 16), (Reach(40), 32)]
+
+
+@pytest.mark.parametrize(
+    ("reach", "size"), [r if r in FEW_ROWS else pytest.param(*r, marks=pytest.mark.slow) for r in EVERY_ROW]
+)
+def test_rows_of_twenty_windows_have_the_blocks_of_one_and_two_more(reach: Reach, size: int) -> None:
+    """While they decode; a prompt has those of its piece beside them."""
+    window = reach.tokens or 0
+    stage = Stage([100, 100], size, 1000, groups=[ALL, seeing(reach)], context_length=10_000, prefill_budget=48)
+    jobs = [stage.ask([1, 2, 3] * n, 20 * window) for n in (1, 2 * window)]
+    most, whole = 0, 0
+    while any(job.finish_reason is None for job in jobs):
+        plan = stage.shadow.plan()
+        if stage.shadow.in_flight and (plan is None or len(stage.shadow.in_flight) > 1):
+            stage.shadow.commit()
+        for job in jobs:
+            if job.running and plan is not None:
+                held = len(stage.cache.block_table(job.id, 1))
+                extra = -(-48 // size) if plan.kind is StepKind.MIXED else 0
+                most = max(most, held - extra)
+                whole = max(whole, len(stage.cache.block_table(job.id, 0)))
+    assert most <= -(-window // size) + 2
+    assert whole >= 20 * window // size
+    assert stage.scheduler.preemptions == 0
+    stage.finish()
+
+
+def test_a_model_like_gemma_3_at_32k_tokens_takes_a_quarter_of_full_attentions_arena() -> None:
+    """Five layers with a window of 1024 tokens to one that sees all; the arena's own bytes, at its default size."""
+    tokens, load = 32 * 1024, Load(rows=16, piece=512)
+
+    def bytes_at_work(groups: list[LayerGroup]) -> tuple[int, int]:
+        limit = arena_blocks(1 << 40, groups, load)
+        arena = KVArena(groups, [min(64, n) for n in limit], 32)
+        stage = Stage(
+            arena.blocks,
+            32,
+            [min(n, 4096) for n in limit],
+            groups=groups,
+            context_length=1 << 20,
+            prefill_budget=512,
+            max_rows=16,
+        )
+        job = stage.ask([i % 7 for i in range(tokens - 64)], 64)
+        used = 0
+        while job.finish_reason is None:
+            stage.shadow.step()
+            if arena.blocks != stage.cache.blocks:
+                arena.resize(stage.cache.blocks)
+            used = max(used, stage.cache.bytes_in_use)
+        return arena.nbytes, used
+
+    mixed, mixed_used = bytes_at_work([ALL, seeing(Reach(1024), 5)])
+    full, full_used = bytes_at_work([LayerGroup(ALL.spec, range(6))])
+    assert full >= full_used >= 6 * tokens * 8 * 4
+    assert mixed <= 0.25 * full and mixed_used <= 0.25 * full_used
+
+
+def cached(cache: KVCache, tokens: list[int], seq: int = 0, step: int = 4) -> None:
+    """A sequence that was computed in steps, passed by windows, and left what it had."""
+    keys = cache.prefix.keys(tokens)
+    cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
+    while (length := cache.length(seq)) < len(tokens):
+        end = min(length + step, len(tokens))
+        cache.reserve(seq, end)
+        cache.append(seq, end - length)
+        cache.register(seq, tokens, end, keys)
+    cache.reserve(seq, len(tokens))
+    cache.release_blocks(seq, tokens, len(tokens), keys)
+    cache.check_invariants()
+
+
+def found(cache: KVCache, tokens: list[int]) -> int:
+    match = cache.match(tokens, cache.prefix.keys(tokens), len(tokens) - 1)
+    return len(match.entries) * cache.block_size + match.partial_tokens
+
+
+TEXT = list(range(40))
+
+
+def test_a_prefix_hit_needs_only_the_last_windows_blocks() -> None:
+    cache = KVCache([ALL, seeing(Reach(6))], [20, 6], 4)
+    cached(cache, TEXT)
+    assert cache.allocator(1).total_blocks == 6 and found(cache, [*TEXT, 99]) == 40
+    cache.allocate_for(1, 44, match=cache.match([*TEXT, 99], cache.prefix.keys(TEXT), 40))
+    assert (len(cache.block_table(1, 0)), len(cache.block_table(1, 1))) == (11, 3)
+    assert cache.row(1, 1, 40)[:8].tolist() == [6] * 8, "the null block stands where blocks are gone"
+    cache.free(1)
+
+
+def test_a_text_begins_at_the_last_place_behind_a_whole_window() -> None:
+    cache = KVCache([ALL, seeing(Reach(6))], 40, 4)
+    cached(cache, TEXT)
+    for _ in range(3):
+        assert cache._evict(1)
+    lengths = {n: found(cache, [*TEXT[:n], 99]) for n in (4, 8, 12, 16, 20, 40)}
+    assert lengths == {4: 0, 8: 0, 12: 0, 16: 0, 20: 20, 40: 40}, "the first three blocks are gone"
+    assert found(cache, TEXT[:20]) == 19, "the last token is computed again, in a copy of its block"
+    cached(cache, TEXT[:12], 3)
+    assert {n: found(cache, [*TEXT[:n], 99]) for n in (12, 16)} == {12: 12, 16: 16}, "new blocks for old entries"
+
+
+def test_what_windows_have_passed_goes_before_the_cache_grows_and_whole_prefixes_go_last() -> None:
+    cache = KVCache([ALL, seeing(Reach(4))], [20, 7], 4, max_blocks=[40, 40])
+    cached(cache, TEXT)
+    assert cache.blocks == (20, 7), "ten blocks went through seven"
+    other = [100 + t for t in range(16)]
+    cached(cache, other, 1)
+    assert cache.blocks == (20, 7)
+    assert found(cache, [*TEXT, 99]) == 40 and found(cache, [*other, 99]) == 16
+
+
+def test_a_chain_without_blocks_leads_on_to_those_that_have_some_and_goes_with_them() -> None:
+    cache = KVCache([seeing(Reach(4))], 6, 4)
+    cached(cache, TEXT)
+    assert found(cache, [*TEXT, 99]) == 40 and len(cache.prefix) == 10
+    assert cache.capacity_tokens > 10**9, "its length costs nothing"
+    cache.drop_cached()
+    assert len(cache.prefix) == 0 and cache.allocator(0).free_blocks == 6
+
+
+def test_a_fork_needs_what_its_next_token_sees() -> None:
+    cache = KVCache([ALL, seeing(Reach(6))], 40, 4)
+    cache.allocate_for(1, 20)
+    cache.append(1, 20)
+    assert cache.can_fork(1, 3)
+    cache.reserve(1, 24)
+    assert cache.can_fork(1, 19) and not cache.can_fork(1, 10)
+    assert [copy.group for copy in cache.fork(1, 2, 19)] == [0, 1]
+    assert (len(cache.block_table(2, 0)), len(cache.block_table(2, 1))) == (5, 2)
+    with pytest.raises(ValueError, match="windows have passed those at 10"):
+        cache.fork(1, 3, 10)
+    cache.check_invariants()
