@@ -15,8 +15,9 @@ from support.judge import NOISE, disagreement
 from support.recurrent import RECURRENT
 from support.tiny import tokens_of
 
-FEW = ("qwen3_next", "rwkv7")
-EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT]
+EVERY = [name if name == "lfm2" else pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT]
+FEW = ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "rwkv7"))]
+"""Convolutions beside attention; a delta rule beside attention; no attention."""
 SYSTEM = tokens_of(45, seed=9)
 
 
@@ -54,11 +55,11 @@ def test_turns_repeats_and_shared_beginnings_compute_what_is_new(
 
     first = [*SYSTEM, *tokens_of(5, seed=1)]
     answer = asked(first, 0)
-    assert asked(first, len(first) - 1) == answer, "again"
+    assert asked(first, len(first) - 1) == answer
     turn = [*first, *answer, *tokens_of(9, seed=2)]
     asked(turn, len(first) + len(answer) - 1)
     asked([*SYSTEM, *tokens_of(7, seed=3)], 0)
-    asked([*SYSTEM, *tokens_of(8, seed=4)], 40), "the one before has left a state where the two parted"
+    asked([*SYSTEM, *tokens_of(8, seed=4)], 40)  # the one before has left a state where the two parted
     assert_nothing_lost(driver.core.stats())
 
 
@@ -101,8 +102,6 @@ def test_answers_to_one_prompt_begin_before_its_last_token(name: str, prefix_cac
     for length in (1, 16, 17, 29):
         mine, wanted = (ask(d, tokens_of(length, seed=5), 14, seed=3, **params) for d in (driver, plain))
         assert [c.token_ids for c in (mine, *mine.others)] == [c.token_ids for c in (wanted, *wanted.others)]
-    computed = driver.core.measured.prompt_tokens
-    assert computed and plain.core.scheduler.cached_tokens == 0
     assert_nothing_lost(driver.core.stats())
 
 
@@ -128,17 +127,17 @@ def test_a_preempted_row_goes_on_where_it_was(name: str, tiny: Any, judged: Any,
 
 def test_snapshots_are_as_many_as_may_be(tiny: Any, judged: Any, theirs: Any) -> None:
     """And with few of them the tokens are the same."""
-    driver = driver_of(tiny("qwen3_next"), snapshots=2)
+    driver = driver_of(tiny("lfm2"), snapshots=2)
     first = [*SYSTEM, *tokens_of(5, seed=1)]
     for prompt in ([*SYSTEM, 1, 2, 3], [*SYSTEM, 4, 5], first, first, [*SYSTEM, 4, 5]):
-        same(judged, theirs, "qwen3_next", prompt, ask(driver, prompt).token_ids)
+        same(judged, theirs, "lfm2", prompt, ask(driver, prompt).token_ids)
         store = driver.core.runner.states
         driver.core.tidy()
         assert len(store._snapshots) == len(driver.core.cache.states.snapshots) <= 2
 
 
 def test_under_memory_pressure_snapshots_go_with_their_blocks(tiny: Any) -> None:
-    driver = driver_of(tiny("qwen3_next"))
+    driver = driver_of(tiny("lfm2"))
     ask(driver, SYSTEM)
     assert driver.core.stats().state_bytes > 0
     driver.core.relieve(True)
@@ -147,7 +146,7 @@ def test_under_memory_pressure_snapshots_go_with_their_blocks(tiny: Any) -> None
 
 
 def test_a_step_that_fails_leaves_no_state_behind(tiny: Any, judged: Any, theirs: Any) -> None:
-    driver = driver_of(tiny("qwen3_next"))
+    driver = driver_of(tiny("lfm2"))
     ask(driver, SYSTEM)
     driver.add(SYSTEM, 5)
     driver.step()
@@ -158,13 +157,13 @@ def test_a_step_that_fails_leaves_no_state_behind(tiny: Any, judged: Any, theirs
     assert driver.core.runner.states.nbytes == 0
     done = ask(driver, SYSTEM)
     assert done.usage.cached_tokens == 0
-    same(judged, theirs, "qwen3_next", SYSTEM, done.token_ids)
+    same(judged, theirs, "lfm2", SYSTEM, done.token_ids)
     driver.core.begin_anew()
     assert ask(driver, SYSTEM).token_ids == done.token_ids
 
 
 def test_clients_do_not_find_each_others_states(tiny: Any) -> None:
-    driver = driver_of(tiny("qwen3_next"))
+    driver = driver_of(tiny("lfm2"))
     handles = [driver.add(SYSTEM, 5, client=client) for client in ("one", "other")]
     driver.finish()
     assert [driver.result(h).usage.cached_tokens for h in handles] == [0, 0]

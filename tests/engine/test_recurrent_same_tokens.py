@@ -30,9 +30,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tight, budget 16": {"tokens": TIGHT, "max_rows": 8, "prefill_budget": 16},
     "big blocks": {"block_size": 64},
 }
-MODELS = ("qwen3_next", "falcon_h1", "rwkv7", "recurrent_gemma")
+MODELS = ("lfm2", "qwen3_next", "falcon_h1", "rwkv7", "recurrent_gemma")
 CASES = [
-    pytest.param(name, setting, marks=() if (name, setting) == ("qwen3_next", "tight") else pytest.mark.slow)
+    pytest.param(name, setting, marks=() if (name, setting) == ("lfm2", "tight") else pytest.mark.slow)
     for name in MODELS
     for setting in SETTINGS
 ]
