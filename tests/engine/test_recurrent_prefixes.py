@@ -48,7 +48,7 @@ def test_turns_repeats_and_shared_beginnings_compute_what_is_new(
     driver = driver_of(tiny(name))
 
     def asked(prompt: Sequence[int], cached: int) -> list[int]:
-        done = ask(driver, prompt)
+        done = ask(driver, prompt, ignore_eos=False)
         same(judged, theirs, name, prompt, done.token_ids)
         assert done.usage.cached_tokens == cached
         return list(done.token_ids)
