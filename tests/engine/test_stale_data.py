@@ -75,7 +75,8 @@ class Poison:
 @pytest.mark.parametrize(
     ("name", "prefix_cache"),
     [
-        *(("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("deepseek_v2", True)),
+        *(("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("gemma3_text", True)),
+        ("deepseek_v2", True),
         pytest.param("llama4", True, marks=pytest.mark.slow),
     ],
 )

@@ -193,9 +193,19 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
     assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == ["", ""]
 
 
-def test_other_wrappers_keep_the_detokenizer_of_mlx_lm() -> None:
+def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_for() -> None:
     wrapped = with_exact_text(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
-    assert isinstance(wrapped.detokenizer, NaiveStreamingDetokenizer)
+    assert isinstance(wrapped.detokenizer, ByteDetokenizer)
+
+
+def test_a_detokenizer_of_an_unknown_kind_is_kept() -> None:
+    class Own(StreamingDetokenizer):  # type: ignore[misc]
+        def __init__(self, tokenizer: Any) -> None:
+            self.offset, self.tokens, self.text = 0, [], ""
+
+    plain = SimpleNamespace(backend_tokenizer=None)
+    wrapper = SimpleNamespace(detokenizer=Own(None), _tokenizer=plain)
+    assert with_exact_text(wrapper).detokenizer.__class__ is Own and not hasattr(wrapper, "_detokenizer")
 
 
 @pytest.mark.parametrize("stops", [[], ["a stop string that is often begun: sto", "x" * 2000]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.state.beginning import at_block_end, at_snapshot
+from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots
 
 SIZE = 4
 TEXT = list(range(100, 120))
@@ -26,7 +26,7 @@ def chain(*states: dict[int, int]) -> tuple[PrefixCache, list[Entry]]:
 def begun(prefix: PrefixCache, text: list[int], most: int | None = None) -> Match:
     most = len(text) - 1 if most is None else most
     match = prefix.match(text, prefix.keys(text), most)
-    return at_snapshot(match, text[match.chain : min(match.chain + SIZE, most)], SIZE)
+    return next(at_snapshots(match, text[match.chain : min(match.chain + SIZE, most)], SIZE))
 
 
 def test_the_latest_snapshot_of_all_is_taken() -> None:
@@ -76,7 +76,7 @@ def test_of_several_successors_the_one_with_the_latest_snapshot_counts() -> None
 
 def test_without_a_partial_block_the_latest_end_of_a_block_is_taken() -> None:
     prefix, entries = chain({4: 1}, {4: 2}, {2: 3}, {1: 4})
-    match = at_block_end(begun(prefix, TEXT[:14]), SIZE)
+    match = next(at_block_ends(begun(prefix, TEXT[:14]), SIZE))
     assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (tuple(entries[:2]), None, 0, 2)
     prefix, _ = chain({1: 4})
-    assert at_block_end(begun(prefix, TEXT[:4]), SIZE).snapshot is None
+    assert next(at_block_ends(begun(prefix, TEXT[:4]), SIZE)).snapshot is None

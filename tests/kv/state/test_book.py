@@ -78,9 +78,9 @@ def test_who_takes_a_partial_block_over_keeps_the_snapshots_within_it() -> None:
     cache = cache_of()
     computed(cache, 1, TEXT[:7], (5, 6, 7))
     cache.release_blocks(1, TEXT[:7], 7)
-    blocks = cache.prefix.unused
+    blocks = cache.unused_entries
     text = [*TEXT[:6], 1, 2, 3, 4]
-    assert begin(cache, 2, text)[0] == 6 and cache.prefix.unused == blocks - 2
+    assert begin(cache, 2, text)[0] == 6 and cache.unused_entries == blocks - 2
     cache.append(2, 4)
     cache.release_blocks(2, text, 10)
     cache.check_invariants()
