@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.bitlinear_layers import BitLinear
+from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 
@@ -53,6 +54,8 @@ def _plain_twin(layer: Any) -> Any:
         plain = nn.Embedding(1, 1)
     elif isinstance(layer, QuantizedSwitchLinear):
         plain = SwitchLinear(1, 1, 1, bias="bias" in layer)
+    elif isinstance(layer, QuantizedMultiLinear):
+        plain = MultiLinear(1, 1, 1)
     else:
         return None
     if "global_scale" in layer:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.models import llama, qwen3_moe
+from mlx_lm.models import deepseek_v3, llama, qwen3_moe
 from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.utils import dequantize_model, get_total_parameters
 
@@ -66,11 +66,30 @@ def experts() -> Any:
     )
 
 
+def latents() -> Any:
+    """Each head's matrices from latents and to latents are layers of their own kind."""
+    return deepseek_v3.Model(
+        deepseek_v3.ModelArgs(
+            vocab_size=64,
+            hidden_size=64,
+            num_hidden_layers=1,
+            intermediate_size=96,
+            num_attention_heads=4,
+            kv_lora_rank=32,
+            q_lora_rank=32,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=32,
+            v_head_dim=32,
+            first_k_dense_replace=1,
+        )
+    )
+
+
 def logits(model: Any) -> np.ndarray:
     return np.array(model(mx.array([TOKENS])).astype(mx.float32))
 
 
-@pytest.mark.parametrize("build", [dense, experts])
+@pytest.mark.parametrize("build", [dense, experts, latents])
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_expanded_weights_are_those_that_the_packed_ones_stand_for(build: Any, mode: str, bits: int) -> None:
     mx.random.seed(1)
