@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from pathlib import Path
@@ -99,14 +100,19 @@ def test_vocabulary_and_merges_in_files_of_their_own_are_read(folder: Path) -> N
     assert apart.encode("the and a café") == plain.encode("the and a café")
 
 
-def test_what_transformers_remarks_goes_to_the_log(
-    folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_what_transformers_remarks_goes_to_the_log_and_not_to_the_terminal(
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    configure(folder, tokenizer_class="LlamaTokenizer")
     from transformers.utils.logging import warning_once
 
+    configure(folder, tokenizer_class="LlamaTokenizer")
     warning_once.cache_clear()
-    with caplog.at_level(logging.WARNING, "cortexmlx"):
-        load_tokenizer(folder, {257})
-    assert capfd.readouterr() == ("", "")
-    assert any("ByteLevel" in record.message for record in caplog.records), "or this says nothing"
+    terminal = logging.StreamHandler(io.StringIO())
+    logging.getLogger("transformers").addHandler(terminal)
+    try:
+        with caplog.at_level(logging.WARNING, "cortexmlx"):
+            load_tokenizer(folder, {257})
+    finally:
+        logging.getLogger("transformers").removeHandler(terminal)
+    assert terminal.stream.getvalue() == ""
+    assert any("ByteLevel" in record.message for record in caplog.records if record.name == "cortexmlx")
