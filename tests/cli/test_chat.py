@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from cortexmlx.cli.chat import banner
 from cortexmlx.cli.start import run
+from cortexmlx.serving.config import EngineConfig
 from support import cli_fakes
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
 
 
 def test_piped_input_is_one_question_and_piped_output_is_plain(
@@ -105,6 +109,13 @@ def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
     terminal.wait_for("error: prompt has 9120 tokens")
     terminal.type("/exit\r")
     assert terminal.exit_code() == 0
+
+
+def test_the_banner_names_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
+    banner(engine, Console(width=200))
+    shown = capsys.readouterr().out
+    assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\n" in shown
 
 
 def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:

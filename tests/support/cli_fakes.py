@@ -45,6 +45,7 @@ class FakeInfo:
     kv_bytes_per_token: int = 46_080
     chat_template: bool = True
     notes: tuple[str, ...] = ()
+    adapter: str | None = None
 
 
 @dataclass

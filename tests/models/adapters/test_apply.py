@@ -16,6 +16,7 @@ from support.core_driver import Driver
 from support.folders import write_folder
 from support.judge import disagreement, greedy
 from support.tiny import tokens_of, write_tiny
+from tests.architectures.weights import write_model
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 
@@ -52,6 +53,20 @@ def test_a_batch_gets_mlx_lms_tokens_with_the_same_adapter(
     for prompt, mine in zip(PROMPTS, driver.answers(PROMPTS, 12, ignore_eos=False), strict=True):
         assert disagreement(judge, prompt, mine, greedy(judge, tokenizer, prompt, 12)) is None
     assert np.abs(logits(plain) - logits(judge)).max() > 0.1, "or the adapter does nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "deepseek_v3", "llama4", "gemma4_text", "falcon_h1"])
+def test_states_latents_and_chunks_go_with_an_adapter(tmp_path: Path, name: str) -> None:
+    """On every layer that mlx-lm would train."""
+    from mlx_lm import load
+
+    folder = write_model(tmp_path / "m", name)
+    adapter = write_adapter(tmp_path / "a", folder, num_layers=-1, keys=None)
+    judge, tokenizer = load(str(folder), adapter_path=str(adapter))
+    driver = Driver(folder, adapter=adapter)
+    for prompt, mine in zip(PROMPTS, driver.answers(PROMPTS, 12, ignore_eos=False), strict=True):
+        assert disagreement(judge, prompt, mine, greedy(judge, tokenizer, prompt, 12)) is None
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
