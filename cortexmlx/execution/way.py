@@ -197,6 +197,7 @@ class OneByOne:
         if self._runner is not None:
             self._runner.arena = arena
         cache = OneSequence(
+            self.groups,
             1,
             prefix.block_size,
             rewind=arena.rewind,

@@ -231,7 +231,7 @@ def test_an_answer_ends_where_memory_or_context_is_full(tiny: Any, theirs: Any, 
 def test_memory_that_the_system_refuses_ends_the_answer(
     tiny: Any, theirs: Any, unpaged: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnCaches, "can_resize", lambda self, blocks: blocks <= 10)
+    monkeypatch.setattr(OwnCaches, "can_resize", lambda self, blocks: blocks[0] <= 10)
     driver = Driver(tiny("llama"), tokens=512)
     answer = driver.result_of(PROMPT, 100)
     assert answer.finish_reason is FinishReason.LENGTH and driver.core.cache.capacity_tokens in (72, 80)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Match
+from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 
@@ -20,12 +21,26 @@ class OneSequence(KVCache):
 
     What is cached is what the last sequence left, for only its tokens are kept. A sequence that begins like it takes
     that over: `rewind(tokens)` brings what is kept back to the first `tokens` tokens, or says that it cannot; then the
-    sequence begins with nothing, and `rewind(0)` forgets everything.
+    sequence begins with nothing, and `rewind(0)` forgets everything. `kept` is what the model's layers keep.
     """
 
-    def __init__(self, blocks: int, block_size: int, *, rewind: Callable[[int], bool], **options: Any) -> None:
+    def __init__(
+        self,
+        kept: Sequence[LayerGroup],
+        blocks: int,
+        block_size: int,
+        *,
+        rewind: Callable[[int], bool],
+        **options: Any,
+    ) -> None:
         super().__init__(_COUNTED, blocks, block_size, **options)
+        self._kept = tuple(kept)
         self._rewind = rewind
+
+    @property
+    def bytes_limit(self) -> int:
+        """Bytes of the longest sequence."""
+        return sequence_bytes(self._kept, self.capacity_tokens)
 
     def allocate_for(
         self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None

@@ -47,7 +47,7 @@ class Machine:
     def __init__(self, block_size: int, blocks: int, budget: int, pipeline: bool, share: bool) -> None:
         self.held = Held()
         self.cache = OneSequence(
-            1, block_size, rewind=self.held.rewind, max_blocks=blocks, prefix=PrefixCache(block_size)
+            (), 1, block_size, rewind=self.held.rewind, max_blocks=blocks, prefix=PrefixCache(block_size)
         )
         self.scheduler = Scheduler(
             self.cache,
