@@ -207,11 +207,14 @@ def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_fo
 
 def test_a_detokenizer_of_an_unknown_kind_is_kept() -> None:
     class Own(StreamingDetokenizer):  # type: ignore[misc]
-        def __init__(self, tokenizer: Any) -> None:
-            self.offset, self.tokens, self.text = 0, [], ""
+        def reset(self) -> None: ...
+
+        def add_token(self, token: int) -> None: ...
+
+        def finalize(self) -> None: ...
 
     plain = SimpleNamespace(backend_tokenizer=None)
-    wrapper = SimpleNamespace(detokenizer=Own(None), _tokenizer=plain)
+    wrapper = SimpleNamespace(detokenizer=Own(), _tokenizer=plain)
     assert with_exact_text(wrapper).detokenizer.__class__ is Own and not hasattr(wrapper, "_detokenizer")
 
 
