@@ -68,6 +68,15 @@ def test_an_adapters_layers_are_wrapped_by_name_and_their_parameters_have_three_
     assert isinstance(model.layers[0].mlp.up_proj, nn.Linear)
 
 
+def test_bitnets_layer_and_scaled_experts_keep_what_they_are_expanded_from() -> None:
+    layer = module("models.bitlinear_layers").BitLinear(8, 12, bias=False, invert_weight_scales=True)
+    assert (layer.in_features, layer.out_features, layer.invert_weight_scales) == (8, 12, True)
+    assert (layer.weight.shape, layer.weight.dtype, layer.weight_scale.shape) == ((3, 8), mx.uint8, (1,))
+    experts = module("models.switch_layers").SwitchLinear(32, 8, 4, bias=False)
+    packed = experts.to_quantized(16, 4, "nvfp4", global_scale=True)
+    assert packed.global_scale.shape == (4,) and "global_scale" not in experts.to_quantized(16, 4, "nvfp4")
+
+
 def test_a_wrapper_takes_a_chat_template(tmp_path: Path) -> None:
     wrapper = module("tokenizer_utils").load(write_tiny(tmp_path / "m"))
     wrapper.chat_template, wrapper.has_chat_template = "{{ messages[0].content }}", True
