@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mlx_lm.tokenizer_utils import (
-    BPEStreamingDetokenizer,
-    NaiveStreamingDetokenizer,
-    StreamingDetokenizer,
-    TokenizerWrapper,
-)
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -203,19 +196,6 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
 def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_for() -> None:
     wrapped = with_exact_text(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
     assert isinstance(wrapped.detokenizer, ByteDetokenizer)
-
-
-def test_a_detokenizer_of_an_unknown_kind_is_kept() -> None:
-    class Own(StreamingDetokenizer):  # type: ignore[misc]
-        def reset(self) -> None: ...
-
-        def add_token(self, token: int) -> None: ...
-
-        def finalize(self) -> None: ...
-
-    plain = SimpleNamespace(backend_tokenizer=None)
-    wrapper = SimpleNamespace(detokenizer=Own(), _tokenizer=plain)
-    assert with_exact_text(wrapper).detokenizer.__class__ is Own and not hasattr(wrapper, "_detokenizer")
 
 
 @pytest.mark.parametrize("stops", [[], ["a stop string that is often begun: sto", "x" * 2000]])
