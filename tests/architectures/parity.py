@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.models import load_model
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of
 from tests.architectures.configurations import lengths, weight_settings
@@ -63,10 +64,6 @@ class Subject:
             **{"max_rows": len(self.prompts), "prefill_budget": 12} | config,
         )
 
-    def try_judge(self) -> None:
-        """Raises what mlx-lm raises when it cannot compute a step of this model here."""
-        mx.eval(self.judge(mx.array([[1]]), cache=make_prompt_cache(self.judge)))
-
     def judged(self, prompt: Sequence[int], answer: Sequence[int], *, steps: bool) -> Logits:
         """mlx-lm's logits before each token of `answer`, `[len(answer), vocab]`: with `steps` from the prompt at once
         and then token by token, else from prompt and answer at once.
@@ -84,10 +81,22 @@ class Subject:
 
 
 def subject(name: str, folder: Path) -> Subject:
-    """Write a model of this type to `folder` and load it with mlx-lm. Raises what mlx-lm raises."""
+    """Write a model of this type to `folder` and load it with mlx-lm. Raises what mlx-lm raises if it cannot be built,
+    or cannot compute a step here.
+    """
     write_model(folder, name, **weight_settings(name))
     model, _ = mlx_lm_utils().load_model(folder)
+    try:
+        _step(model)
+    except RuntimeError:
+        # Packed weights that only a Metal kernel reads: the same class with the weights that they stand for.
+        model = load_model(folder).model
+        _step(model)
     return Subject(name, folder, model)
+
+
+def _step(model: Any) -> None:
+    mx.eval(model(mx.array([[1]]), cache=make_prompt_cache(model)))
 
 
 class Recorder:

@@ -139,7 +139,6 @@ def test_what_each_layer_keeps_shows_in_the_logits(name: str, made: Made) -> Non
     try:
         with no_exit():
             model = made(name).judge
-            made(name).try_judge()
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"mlx-lm does not run it here: {error}")
     for leaf, cache in enumerate(leaves(make_prompt_cache(model))):
