@@ -218,6 +218,15 @@ def test_experts_are_switch_layers_packed_and_plain() -> None:
     assert parameters(layers.QuantizedSwitchLinear.__call__) == ["self", "x", "indices", "sorted_indices"]
 
 
+def test_matrices_of_latent_attention_are_layers_packed_and_plain() -> None:
+    layers = module("models.mla")
+    packed = layers.MultiLinear(64, 32, 4).to_quantized(group_size=32, bits=4)
+    assert isinstance(packed, layers.QuantizedMultiLinear) and packed.weight.shape == (4, 32, 64 * 4 // 32)
+    assert (packed.group_size, packed.bits, packed.mode) == (32, 4, "affine")
+    assert parameters(layers.MultiLinear.__call__) == parameters(layers.QuantizedMultiLinear.__call__)
+    assert parameters(layers.MultiLinear.__call__) == ["self", "x", "transpose"]
+
+
 def test_scaled_rotary_positions_keep_their_wavelengths_where_they_can_be_set() -> None:
     rope = module("models.rope_utils").Llama3RoPE(
         16, 2048, False, 10000.0, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
