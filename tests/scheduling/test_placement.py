@@ -12,6 +12,8 @@ from hypothesis import given
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
+from cortexmlx.metal.prefill import PrefillVariant
+from cortexmlx.metal.shape import PARTITION
 from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.placement import arena_writes, flush_of, group_steps
@@ -131,3 +133,12 @@ def test_a_flush_brings_each_lanes_columns_to_their_slots_and_the_rest_to_scratc
             seen = [int(x) for b in table for x in arena.slots[group][b * size : (b + 1) * size]]
             assert seen[: base + done] == labels_of(lane.job, 0, base + done)
             assert set(seen[base + done :]) <= {ZERO}
+
+
+def test_rows_of_windows_are_cut_where_the_kernels_cut_whole_rows() -> None:
+    """What a kernel adds up in one go must not depend on how much of a row is gone."""
+    assert placement.ORIGIN % (2 * PARTITION) == 0, "the longest partition"
+    for group in (1, 2, 3, 4, 8, 16):
+        for dim in (64, 128, 256):
+            variant = PrefillVariant("float16", "float16", dim, dim, 32, group)
+            assert placement.ORIGIN % variant.tile == 0
