@@ -49,8 +49,8 @@ def driver_of(model: Any, tokens: int = 4096, snapshots: int = 32, **config: Any
     cache = driver.core.cache
     assert cache.states.snapshots is not None
     cache.states.snapshots.most = snapshots
-    if cache.max_blocks > tokens // cache.block_size:  # blocks that take no bytes
-        cache.max_blocks = tokens // cache.block_size
+    if not any(group.layers for group in cache.groups):  # blocks that take no bytes
+        cache.max_blocks = (tokens // cache.block_size,)
         cache.shrink(1)
     return driver
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots
+from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks
 
 SIZE = 4
 TEXT = list(range(100, 120))
@@ -80,3 +82,25 @@ def test_without_a_partial_block_the_latest_end_of_a_block_is_taken() -> None:
     assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (tuple(entries[:2]), None, 0, 2)
     prefix, _ = chain({1: 4})
     assert next(at_block_ends(begun(prefix, TEXT[:4]), SIZE)).snapshot is None
+
+
+def places(matches: Iterator[Match]) -> list[tuple[int, int | None]]:
+    """How many tokens each has, and its snapshot."""
+    return [(len(match.entries) * SIZE + match.partial_tokens, match.snapshot) for match in matches]
+
+
+def test_shorter_parts_follow_the_longest_to_the_empty_one() -> None:
+    """For whoever cannot begin there, because a window's blocks are gone."""
+    prefix, _ = chain({4: 1}, {2: 2, 4: 3}, {}, {1: 4, 3: 5})
+    text = TEXT[:17]
+    match = prefix.match(text, prefix.keys(text), 15)
+    assert places(at_snapshots(match, text[match.chain : 15], SIZE)) == [
+        (15, 5),
+        (13, 4),
+        (8, 3),
+        (6, 2),
+        (4, 1),
+        (0, None),
+    ]
+    assert places(at_block_ends(match, SIZE)) == [(8, 3), (4, 1), (0, None)]
+    assert places(whole_blocks(match)) == [(12, None), (8, None), (4, None), (0, None)]
