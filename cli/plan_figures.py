@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import Skeleton
@@ -171,7 +171,7 @@ def _here(
 
 def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> int:
     """Tokens that an arena of so many bytes holds in the layers that see farthest."""
-    return max(sizing.blocks_that_fit(arena, paged(groups), load, itemsize)) * load.block_size
+    return max(sizing.blocks_that_fit(arena, paged(groups), replace(load, block_size=1), itemsize))
 
 
 def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int) -> Length:
