@@ -41,7 +41,9 @@ class BlockTable:
 
     def row(self, begin: int, end: int, null: int) -> IntArray:
         """The blocks of the places `begin .. end`, `[end - begin]` int32; `null` stands for those that are given up."""
-        gone = min(max(self.first - begin, 0), end - begin)
+        if begin >= self.first:
+            return np.array(self.blocks[begin - self.first : end - self.first], np.int32)
+        gone = min(self.first - begin, end - begin)
         return np.array([null] * gone + self.blocks[begin + gone - self.first : end - self.first], np.int32)
 
     def run(self, begin: int, end: int) -> KVHandle | None:

@@ -57,7 +57,7 @@ def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written:
     unit = math.lcm(ORIGIN, cache.block_size, (reach.tokens or 1) if reach.chunked else 1)
 
     def origin(job: Job) -> int:
-        return reach.oldest(job.num_computed_tokens) // unit * unit
+        return 0 if reach.tokens is None else reach.oldest(job.num_computed_tokens) // unit * unit
 
     singles = [job for job, count in scheduled if count == 1]
     origins = [origin(job) for job in singles]
