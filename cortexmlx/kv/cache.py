@@ -174,11 +174,16 @@ class KVCache(BlockPools):
         """The entry of a sequence's block, which lends it the blocks that it has not (any more). None if there is none:
         its key is taken.
         """
-        blocks, entry = sequence.blocks_at(index), None
+        blocks = sequence.blocks_at(index)
         each = list(zip(self._pools, blocks, strict=True))
         if set(blocks) != {GONE} and not any(block in pool.cached for pool, block in each):
-            entry = self.prefix.insert(sequence.parent, content, (GONE,) * len(blocks), key)
-        entry = entry or self.prefix.find(sequence.parent, content)
+            entry = self.prefix.insert(sequence.parent, content, blocks, key)
+            if entry is not None:
+                for pool, block in each:
+                    if block != GONE:
+                        pool.cached[block] = entry
+                return entry
+        entry = self.prefix.find(sequence.parent, content)
         if entry is not None and GONE in entry.blocks:
             lent = [there == GONE != b and b not in p.cached for there, (p, b) in zip(entry.blocks, each, strict=True)]
             entry.blocks = tuple(b if new else old for new, b, old in zip(lent, blocks, entry.blocks, strict=True))

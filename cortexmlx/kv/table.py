@@ -62,9 +62,9 @@ class BlockTable:
         """
         positions = np.arange(start, start + count)
         first, last = start // block_size, -(-(start + count) // block_size)
-        table = self.row(first, last, null).astype(np.int64)
+        table = self.row(first, last, null)
         block = table[positions // block_size - first] if count else positions
-        return (block * block_size + positions % block_size).astype(np.int32)
+        return (block * np.int64(block_size) + positions % block_size).astype(np.int32)
 
     def cut(self, keep: int) -> list[int]:
         """Take the blocks behind the first `keep` places out of the table, and return them."""
