@@ -57,7 +57,7 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
     notes, kept, passed = "", (), []
     try:
         way = way_of(load_model(folder).model)
-        notes, kept = " ".join(way.notes), kept_by(way)
+        notes, kept = "; ".join(way.notes), kept_by(way)
         for check, run in CHECKS.items():
             found = run(made)
             report(f"{check} {found:.2g}")

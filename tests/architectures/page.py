@@ -34,6 +34,9 @@ greedy one of {steps} tokens, token for token (forks are drawn by chance, and ju
   is the reference path's. *kernels* are those that a token's attention runs on with a GPU, where the shape is one that
   they serve ([metal/README.md](../metal/README.md)).
 
+Where mlx-lm cannot run a type without a GPU because of how its weights are packed (`bitnet`), the judge is its class
+with the same weights as plain numbers.
+
 What a cache keeps, in bytes, where H heads have keys and values of D numbers, each of s bytes (2, or 4 in float32):
 
 """
@@ -44,7 +47,7 @@ KEPT = {
     "chunk": "the same, for no more tokens than its chunk, and two blocks",
     "latent": "for each token `(rank + D_rope) * s`, whatever the heads",
     "state": "as much for each row, however many tokens it has, and once more for each snapshot of it",
-    "nothing": "nothing",
+    "nothing": "no memory: something else stands in the place of attention",
 }
 """The kinds of caches, and how much each takes."""
 

@@ -230,7 +230,7 @@ CHECKS: dict[str, Callable[[Subject], float]] = {
 }
 """What is checked of every type, by its name in the table. A figure of 0: nothing of the kind took place."""
 
-SIMULATED = ("llama", "gpt_oss", "mimo_v2_flash", "gemma2", "deepseek_v3", "qwen3_next")
+SIMULATED = ("llama", "gpt_oss", "mimo_v2_flash", "gemma2", "llama4", "gemma3n", "deepseek_v3", "qwen3_next")
 """Types that are also run on the Metal kernels in the simulator: windows, sinks, values narrower than keys, soft caps,
-latents, states.
+chunks, layers that read what others keep, latents, states.
 """

@@ -81,8 +81,20 @@ def test_a_type_is_served_or_refused_as_the_page_says(name: str, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIMULATED)
-def test_ragged_rows_have_mlx_lms_logits_in_the_simulator(name: str, made: Made) -> None:
+def test_ragged_rows_have_mlx_lms_logits_in_the_simulator(
+    name: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drivers: list[Driver] = []
+    right = Subject.driver
+
+    def kept(self: Subject, **config: Any) -> Driver:
+        drivers.append(right(self, **config))
+        return drivers[-1]
+
+    monkeypatch.setattr(Subject, "driver", kept)
     assert ragged(made(name), attention="sim") <= TOLERANCE
+    backend = drivers[0].core.backend
+    assert {"vector", "matrix", "wide"} & set(backend.kernels()), backend.describe()
 
 
 def test_the_batch_has_steps_of_pieces_and_decoding_rows(made: Made) -> None:
