@@ -143,7 +143,7 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
     """Rows of one query each over a copy of their keys and values."""
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     slab = kv.arena.blocks_of(kv.layer)
-    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads)
+    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)
     seen = tuple(a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
     if kv.tail is not None:
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
@@ -165,8 +165,8 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
     rows, query_heads, _, dim = queries.shape
     group = query_heads // heads
-    index = ReferenceStep.of(kv).row_index(heads, slots // kv.arena.block_size)
-    blocks, block_size = kv.step.tables.shape[1], kv.arena.block_size
+    index = ReferenceStep.of(kv).row_index(heads, slots // kv.arena.block_size, kv.arena.block_size)
+    blocks, block_size = index.blocks, kv.arena.block_size
     span = blocks * block_size
 
     q = softmax.scaled(queries).reshape(rows, heads, group, dim)

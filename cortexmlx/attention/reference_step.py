@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.arrays import IntArray
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.step import GroupStep, Piece
 
@@ -28,10 +29,10 @@ class ReferenceStep:
         """That of a layer's step."""
         return kv.derived.get(cls, kv.step)
 
-    def row_index(self, heads: int, slab_blocks: int) -> RowIndex:
+    def row_index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
         """The index arrays of the block tables."""
         if self._row_index is None:
-            self._row_index = RowIndex(self._step, heads, slab_blocks)
+            self._row_index = RowIndex(self._step, heads, slab_blocks, block_size)
         return self._row_index
 
     def oldest(self, piece: Piece) -> int:
@@ -78,16 +79,20 @@ class ReferenceStep:
 
 
 class RowIndex:
-    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window."""
+    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window. Of each row
+    they have `blocks` blocks, from the oldest on that the window's queries see.
+    """
 
-    def __init__(self, step: GroupStep, heads: int, slab_blocks: int) -> None:
-        rows, blocks = step.tables.shape
+    def __init__(self, step: GroupStep, heads: int, slab_blocks: int, block_size: int) -> None:
+        tables, first = _seen_blocks(step, block_size)
+        rows, self.blocks = tables.shape
         head = np.arange(heads, dtype=np.uint32)
-        block = step.tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
+        block = tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
         row_head = np.arange(rows * heads, dtype=np.uint32).reshape(rows, heads, 1)
         self.block = mx.array(block)
         self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
-        self.each = mx.arange(rows * heads * blocks, dtype=mx.uint32).reshape(rows, heads, blocks)
+        self.each = mx.arange(rows * heads * self.blocks, dtype=mx.uint32).reshape(rows, heads, self.blocks)
+        self._position = first[:, None] * block_size + np.arange(self.blocks * block_size)
         self._visible: dict[int, mx.array] = {}
         self._distance: dict[int, mx.array] = {}
 
@@ -96,9 +101,8 @@ class RowIndex:
         tail = kv.tail_tokens
         if tail not in self._visible:
             lengths = kv.step.lengths[:, None]
-            position = np.arange(kv.step.tables.shape[1] * kv.arena.block_size)[None, :]
             oldest = kv.step.reach.oldest(lengths + (tail - 1))
-            seen = (position < lengths) & (position >= oldest)
+            seen = (self._position < lengths) & (self._position >= oldest)
             columns = lengths + np.arange(tail) >= oldest
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
         return self._visible[tail]
@@ -109,8 +113,20 @@ class RowIndex:
         tail = kv.tail_tokens
         if tail not in self._distance:
             newest = kv.step.lengths[:, None] + (tail - 1)
-            arena = np.arange(kv.step.tables.shape[1] * kv.arena.block_size) - newest
             columns = np.broadcast_to(np.arange(tail) - (tail - 1), (len(newest), tail))
-            distance = np.concatenate([arena, columns], axis=1).astype(np.float32)
+            distance = np.concatenate([self._position - newest, columns], axis=1).astype(np.float32)
             self._distance = {tail: mx.array(distance[:, None, None, :])}
         return self._distance[tail]
+
+
+def _seen_blocks(step: GroupStep, block_size: int) -> tuple[IntArray, IntArray]:
+    """A step's tables without what lies in front of all that is seen, and the place of each row's first block `[rows]`.
+
+    A row that has fewer blocks than another is filled up with what its table ends with: padding, or its last block.
+    """
+    first = step.reach.oldest(np.maximum(step.lengths - 1, 0)) // block_size
+    if not first.any():
+        return step.tables, first
+    width = int((-(-step.lengths // block_size) - first).max())
+    places = np.minimum(first[:, None] + np.arange(width), step.tables.shape[1] - 1)
+    return np.take_along_axis(step.tables, places, axis=1), first

@@ -45,29 +45,40 @@ def looks_at(query: int, seen: int, reach: Reach) -> bool:
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("tail", [0, 1, 5, 16])
 def test_a_row_sees_its_tokens_in_the_arena_and_its_columns_of_the_tail(reach: Reach, tail: int) -> None:
+    """Which tokens it sees are told by the blocks that the index names, and by the place of the columns in them."""
     lengths = [1, 4, 9, 12]
     kv = kv_of(step_of(lengths, reach), tail)
-    step = ReferenceStep.of(kv)
-    visible = np.array(step.row_index(HEADS, BLOCKS + 2).visible(kv))
-    assert visible.shape == (4, 1, 1, 3 * SIZE + tail)
+    index = ReferenceStep.of(kv).row_index(HEADS, BLOCKS + 2, SIZE)
+    visible, blocks = np.array(index.visible(kv))[:, 0, 0], np.array(index.block)[:, 0]
+    assert visible.shape == (4, index.blocks * SIZE + tail) and blocks.shape == (4, index.blocks)
     for row, length in enumerate(lengths):
         newest = length + tail - 1
-        arena = [p < length and looks_at(newest, p, reach) for p in range(3 * SIZE)]
-        columns = [looks_at(newest, length + c, reach) for c in range(tail)]
-        assert visible[row, 0, 0].tolist() == arena + columns
+        slots = (blocks[row][:, None] * SIZE + np.arange(SIZE)).reshape(-1)
+        wanted = [p for p in range(length) if looks_at(newest, p, reach)]
+        table = kv.step.tables[row]
+        assert slots[visible[row, : len(slots)]].tolist() == [table[p // SIZE] * SIZE + p % SIZE for p in wanted]
+        assert visible[row, len(slots) :].tolist() == [looks_at(newest, length + c, reach) for c in range(tail)]
+
+
+@pytest.mark.parametrize(("reach", "blocks"), [(Reach(3), 2), (Reach(1), 1), (Reach(4, chunked=True), 1), (Reach(), 3)])
+def test_what_lies_in_front_of_all_that_a_window_of_steps_sees_is_not_multiplied(reach: Reach, blocks: int) -> None:
+    """The row of 12 tokens ends a block and the one of 9 begins one, so that three tokens lie in two blocks."""
+    step = step_of([9, 12], reach)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
+    assert index.blocks == blocks and np.array(index.block)[1, 0, -1] == step.tables[1, 2]
 
 
 def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
     step = step_of([5, 8], Reach(6))
-    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
     widths = [index.visible(kv_of(step, tail)).shape[-1] for tail in (1, 2, 3, 2)]
-    assert widths == [3 * SIZE + tail for tail in (1, 2, 3, 2)]
+    assert widths == [index.blocks * SIZE + tail for tail in (1, 2, 3, 2)]
 
 
 def test_distances_count_from_each_rows_newest_token() -> None:
     """Also in the steps of a decode window, whose tail grows."""
     lengths, step = [5, 8], step_of([5, 8], Reach(6))
-    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
     for tail in (1, 3, 0):
         kv = kv_of(step, tail)
         distance, visible = np.array(index.distance(kv)), np.array(index.visible(kv))
@@ -85,7 +96,7 @@ def test_distances_of_a_pieces_queries() -> None:
 def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
     """Matrix `head * all blocks + block` of the slab, and the row and head that it is multiplied with."""
     step = step_of([9, 12], Reach())
-    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2)
+    index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
     block, row_head, each = (np.array(a) for a in (index.block, index.row_head, index.each))
     flat = 0
     for row in range(2):
@@ -120,4 +131,4 @@ def test_arrays_are_made_once_for_all_layers() -> None:
     assert ReferenceStep.of(kv) is step
     assert [np.array(step.slots(p)).tolist() for p in pieces] == [[4, 1, 7], [5, 6, 7]]
     assert step.slots(pieces[0]) is step.slots(pieces[0]) and step.mask(pieces[1]) is step.mask(pieces[1])
-    assert step.row_index(HEADS, BLOCKS + 2) is step.row_index(HEADS, BLOCKS + 2)
+    assert step.row_index(HEADS, BLOCKS + 2, SIZE) is step.row_index(HEADS, BLOCKS + 2, SIZE)
