@@ -37,6 +37,7 @@ _EXPERTS = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
+_LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 _LFM2 = _BASE | {
     "norm_eps": 1e-5,
     "conv_bias": False,
@@ -208,5 +209,52 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "mamba_d_state": 8,
         "mamba_num_heads": 4,
         "mamba_step": 2,
+    },
+    "kimi_linear": _BASE
+    | _LATENT
+    | {
+        "model_type": "kimi_linear",
+        "linear_attn_config": {"num_heads": 4, "head_dim": 8, "kda_layers": [1, 3], "short_conv_kernel_size": 4},
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 16,
+        "model_max_length": 512,
+    },
+    "bailing_hybrid": _BASE
+    | _LATENT
+    | {
+        "model_type": "bailing_hybrid",
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 2,
+        "group_norm_size": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+    },
+    "longcat_flash_ngram": _BASE
+    | _LATENT
+    | {
+        "model_type": "longcat_flash_ngram",
+        "attention_method": "MLA",
+        "zero_expert_type": "identity",
+        "ffn_hidden_size": 48,
+        "moe_topk": 2,
+        "expert_ffn_hidden_size": 16,
+        "n_routed_experts": 2,
+        "zero_expert_num": 2,
+        "num_layers": 2,
+        "num_hidden_layers": 2,
+        "q_lora_rank": 16,
+        "routed_scaling_factor": 1.0,
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+        "emb_neighbor_num": 4,
+        "emb_split_num": 2,
+        "ngram_vocab_size_ratio": 2,
     },
 }

@@ -31,7 +31,11 @@ def test_the_classes_that_touch_a_state_are_called_in_parts(name: str, judged: A
     assert replaced == TOUCHING[name]
 
 
-@pytest.mark.parametrize("name", [n if n in TOUCHING else pytest.param(n, marks=pytest.mark.slow) for n in RECURRENT])
+FIXED = [name for name in RECURRENT if name != "longcat_flash_ngram"]
+"""That one keeps its last tokens, and has fewer at the beginning."""
+
+
+@pytest.mark.parametrize("name", [n if n in TOUCHING else pytest.param(n, marks=pytest.mark.slow) for n in FIXED])
 def test_a_state_takes_the_bytes_of_mlx_lms_own(name: str, judged: Any) -> None:
     """And what is not a state is keys and values."""
     model = judged(name)[0]
