@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.nn as nn
 
+_one_at_a_time = threading.Lock()
+"""Two that watch models of the same classes would put each other's methods back."""
+
 
 @contextmanager
 def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """While this lasts, the list has the model's modules whose `__call__` is running, the innermost last. Their classes
-    are as they were afterwards.
+    """While this lasts, the list has the model's modules whose `__call__` is running on this thread, the innermost
+    last. Their classes are as they were afterwards.
     """
+    with _one_at_a_time:
+        yield from _watch(model)
+
+
+def _watch(model: nn.Module) -> Iterator[list[nn.Module]]:
     running: list[nn.Module] = []
     own = {owner: owner.__dict__.get("__call__") for owner in {type(module) for module in model.modules()}}
     try:
@@ -31,8 +40,11 @@ def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _wrap(owner: Any, running: list[nn.Module]) -> None:
     original: Callable[..., Any] = owner.__call__
+    here = threading.get_ident()
 
     def call(module: nn.Module, *inputs: Any, **others: Any) -> Any:
+        if threading.get_ident() != here:  # another engine runs a model of the same class
+            return original(module, *inputs, **others)
         running.append(module)
         try:
             return original(module, *inputs, **others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import mlx.core as mx
@@ -54,3 +55,31 @@ def test_what_fails_is_running_no_more() -> None:
     with pytest.raises(ZeroDivisionError), running_modules(model) as Inner.watched:
         model(mx.zeros(1), 0, fail=True)
     assert Inner.watched == [] and Outer.__call__ is before
+
+
+def test_what_runs_on_another_thread_is_not_known() -> None:
+    model = Outer()
+    with running_modules(model) as Inner.watched:
+        other = threading.Thread(target=model, args=(mx.zeros(1), 0))
+        other.start()
+        other.join()
+        assert Inner.seen == []
+        model(mx.zeros(1), 0)
+        assert Inner.seen == ["Outer", "Inner"]
+
+
+def test_a_second_watch_waits_for_the_first() -> None:
+    """Else each would leave the other's methods behind."""
+    before, order = Outer.__call__, []
+
+    def second() -> None:
+        with running_modules(Outer()):
+            order.append("second")
+
+    with running_modules(Outer()):
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.05)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"] and Outer.__call__ is before
