@@ -23,6 +23,8 @@ from cortexmlx.kv.sizing import (
     row_blocks,
     row_bytes,
     sequence_bytes,
+    split_memory,
+    states_bytes,
     tail_bytes,
     tokens_that_fit,
 )
@@ -197,3 +199,18 @@ def test_format_bytes_is_short(size: float, text: str) -> None:
 @given(st.integers(1, 2**50))
 def test_a_printed_size_reads_back_within_its_rounding(size: int) -> None:
     assert parse_size(format_bytes(size)) == pytest.approx(size, rel=0.01)
+
+
+def test_snapshots_of_states_get_a_quarter_of_the_memory_at_most() -> None:
+    attention = LayerGroup(KVSpec(2, 8, 8, "float32"), (0, 2))
+    recurrent = LayerGroup(KVSpec(0, 0, 0, "float32", row_bytes=500), (1, 3))
+    hybrid = (attention, recurrent)
+    assert states_bytes(hybrid, 4) == 3 * 4 * 1000 and states_bytes([attention], 4) == 0
+    assert split_memory(hybrid, 100_000, 8) == (75_000, 25)
+    assert split_memory(hybrid, 10**6, 8) == (10**6 - 32_000, 32), "four for each row"
+    assert split_memory(hybrid, 3_999, 8) == (3_999, 0), "none rather than no blocks"
+    assert split_memory([attention], 3_999, 8) == (3_999, 0)
+    assert split_memory([recurrent], 9_500, 8) == (500, 9), "all of it where tokens take none"
+    load = Load(rows=2, piece=64, block_size=8)
+    without = default_kv_bytes([attention], load, 1000, 2**40, 0)
+    assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 4 * 2 * 1000

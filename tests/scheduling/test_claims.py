@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cortexmlx.kv.prefix import Match, Node
 from cortexmlx.request import RequestState
+from cortexmlx.scheduling.claims import Claims
+from support.requests import job_of
 from support.stage import Stage
 
 
@@ -66,3 +69,18 @@ def test_who_waits_begins_as_soon_as_the_shared_part_is_stored() -> None:
     stage.steps(3)
     assert short.running and long.state is RequestState.PREFILLING and short.num_computed_tokens >= 64
     stage.finish()
+
+
+def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
+    """A fork of what is shared, in a model with recurrent layers, takes the state there."""
+    claims = Claims(block_size=4, worth_waiting=1)
+    owner, other = (job_of(number, [*range(20), *[number] * 5]) for number in (1, 2))
+    for job in (owner, other):
+        job.keys = [bytes(job.tokens[: 4 * i]) for i in range(1, 7)]
+    claims.claim(owner)
+    gate = claims.awaited(other, Match(Node(b""), (), None, 0))
+    assert gate == owner.keys[4]
+    claims.keep_state(other, gate)
+    claims.keep_state(other, owner)
+    claims.keep_state(other, b"of nobody")
+    assert owner.cuts == {20} and not other.cuts
