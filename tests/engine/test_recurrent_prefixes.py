@@ -136,6 +136,17 @@ def test_snapshots_are_as_many_as_may_be(tiny: Any, judged: Any, theirs: Any) ->
         assert len(store._snapshots) == len(driver.core.cache.states.snapshots) <= 2
 
 
+@pytest.mark.parametrize("snapshots", [1, 2])
+def test_the_next_turn_may_come_at_once(snapshots: int, tiny: Any, judged: Any, theirs: Any) -> None:
+    """It begins in the step that keeps the state of the turn before, and wants to keep its own."""
+    driver = driver_of(tiny("lfm2"), snapshots=snapshots)
+    turn, handle = SYSTEM, driver.add(SYSTEM, 10)
+    while not handle.ended:
+        driver.step()
+    turn = [*turn, *driver.result(handle).token_ids, 1, 2, 3]
+    same(judged, theirs, "lfm2", turn, ask(driver, turn).token_ids)
+
+
 def test_under_memory_pressure_snapshots_go_with_their_blocks(tiny: Any) -> None:
     driver = driver_of(tiny("lfm2"))
     ask(driver, SYSTEM)

@@ -85,8 +85,11 @@ class Snapshots:
         self._saves.append(Save(row, tokens, snapshot))
 
     def begin(self, row: Row, tokens: int, snapshot: int) -> None:
-        """A row begins with a snapshot's state, that after so many tokens."""
-        self.use(snapshot)
+        """A row begins with a snapshot's state, that after so many tokens. It may have gone while the row got its
+        blocks: it is there until the next step.
+        """
+        if snapshot in self._homes:
+            self.use(snapshot)
         self._begins.append(Save(row, tokens, snapshot))
 
     def end(self, row: Row) -> None:
@@ -94,8 +97,13 @@ class Snapshots:
         self._ends.append(row)
 
     def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
-        """All that is to be done since it was asked last; `cuts` are those of the step that does it."""
-        saves, cuts = (tuple(s for s in each if s.snapshot in self._homes) for each in (self._saves, cuts))
+        """All that is to be done since it was asked last; `cuts` are those of the step that does it.
+
+        A snapshot that has gone is not made, unless a row begins with it: it is there until then.
+        """
+        begun = {begin.snapshot for begin in self._begins}
+        saves = tuple(s for s in self._saves if s.snapshot in self._homes or s.snapshot in begun)
+        cuts = tuple(s for s in cuts if s.snapshot in self._homes)
         ops = StateOps(saves, tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
         for done in (self._saves, self._begins, self._drops, self._ends):
             done.clear()

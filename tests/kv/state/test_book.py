@@ -148,3 +148,19 @@ def test_a_model_without_states_begins_wherever_its_blocks_are() -> None:
     assert cache.states.can_fork(2, 5)
     with pytest.raises(AssertionError):
         cache.states.check_invariants([{1: 1}])
+
+
+def test_a_copy_begins_with_a_snapshot_that_its_own_blocks_drive_out() -> None:
+    """The parent has doubles of cached blocks. Its snapshot hangs at those, which nobody owns."""
+    cache = cache_of(blocks=5)
+    computed(cache, 1, TEXT[:8], ())
+    cache.release_blocks(1, TEXT[:8], 8)
+    computed(cache, 2, TEXT[:8], (7,))
+    cache.allocate_for(3, SIZE)
+    assert cache.can_fork(2, 7)
+    cache.fork(2, 4, 7)
+    cache.check_invariants()
+    assert not cache.states.snapshots, "there was no other room for the copy"
+    cache.states.enter((4, 0), 4)
+    (begin,) = (ops := cache.states.take()).begins
+    assert begin.tokens == 7 and ops.drops == (begin.snapshot,)

@@ -68,6 +68,16 @@ def test_the_next_step_is_told_once_and_not_of_what_is_gone() -> None:
     assert snapshots.take() == NOTHING
 
 
+def test_a_row_still_begins_with_a_snapshot_that_has_to_go_for_another_in_the_same_step() -> None:
+    snapshots, home = Snapshots(1), Home()
+    turn = snapshots.make(home, 3)
+    assert turn
+    snapshots.save(ROW, 3, turn)
+    snapshots.begin((8, 0), 3, turn)
+    assert snapshots.make(home, 9), "the end of the next prompt"
+    assert snapshots.take() == StateOps((Save(ROW, 3, turn),), (Save((8, 0), 3, turn),), (turn,))
+
+
 def test_a_snapshot_that_hangs_elsewhere_is_noticed() -> None:
     snapshots, home = Snapshots(9), Home()
     snapshots.make(home, 3)
