@@ -107,11 +107,13 @@ def _as_mlx(
 ) -> mx.array:
     """Attention as mlx-lm's models compute it, with their roundings: queries `[rows, query_heads, queries, dim]`, keys
     and values `[rows, kv_heads, tokens, dim]`, `mask` a bool for each query and token, or "causal". `shared` `[rows,
-    1, tokens, rest]` is the rest of latent attention's keys, whose scores those models add.
+    heads, tokens, rest]` is the rest of latent attention's keys, whose scores those models add; its heads are as many
+    as are stored.
     """
     if shared is not None and softmax.softcap is None:
-        dim = keys.shape[-1]
-        rest = (queries[..., dim:] * softmax.scale) @ shared.swapaxes(-1, -2)
+        (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
+        grouped = (queries[..., dim:] * softmax.scale).reshape(rows, shared.shape[1], -1, count, shared.shape[-1])
+        rest = (grouped @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
         visible = _visible(mask, *rest.shape[-2:])
         rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
         return mx.fast.scaled_dot_product_attention(

@@ -173,6 +173,17 @@ def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
     Case(data.draw).run()
 
 
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_latents_of_several_heads_are_attended_to_below_float32(dtype: str, tail: int) -> None:
+    """Each stored head's rest of the keys goes with the query heads of its group, and the scores add up."""
+    chosen = [7, 8, (2, 3), (12, 8, True), dtype, dtype, None, False, None, False, False, tail]
+    chosen += [2, 9, 20, *([] if tail else [1, (5, 9)]), False, False]
+    given = iter(chosen)
+    Case(lambda _: next(given)).run()
+    assert next(given, None) is None, "everything that was chosen is part of the case"
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_step_as_a_gpu_computes_it(data: st.DataObject) -> None:
