@@ -2,8 +2,8 @@
 
 All arrays here are immutable: a step makes new ones, and nothing waits for a step to be drained. Rows that are computed
 together have their states in one batch. The next step takes the batch as it is if its rows are the same, which is so
-within a decode window. Of each row the states of its last two steps are kept: when a step's token turns out to be the
-last, the next step is already on its way.
+within a decode window. A step's token that turns out to be the last has gone into the row's state by then, for the next
+step is on its way, or it never will.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class StateStore:
     def forget_rows(self) -> None:
         """No row is there any more; snapshots stay."""
         self._newest: dict[Row, Place] = {}
-        self._older: dict[Row, Place] = {}
         self._step: StateStep | None = None
         self._batch: Batch | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -87,8 +86,7 @@ class StateStore:
 
     def arrays(self) -> list[mx.array]:
         """All states, for evaluation."""
-        places = (*self._newest.values(), *self._older.values())
-        batches = {id(b): b for b in (*(place.batch for place in places), *self._snapshots.values())}
+        batches = {id(b): b for b in (*(p.batch for p in self._newest.values()), *self._snapshots.values())}
         return [array for batch in batches.values() for array in batch.arrays()]
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -134,8 +132,6 @@ class StateStore:
                 batch, index = place_of[begin + cut.tokens - segment.first - 1]
                 kept += self._keep(cut.snapshot, Place(batch, index, cut.tokens))
             if segment.live:
-                if row in self._newest:
-                    self._older[row] = self._newest[row]
                 self._newest[row] = Place(*place_of[end - 1], segment.first + segment.count)
         return kept
 
@@ -176,15 +172,13 @@ class StateStore:
             self._snapshots.pop(snapshot, None)
         for row in ops.ends:
             self._newest.pop(row, None)
-            self._older.pop(row, None)
         if saved:
             mx.async_eval(saved)  # type: ignore[no-untyped-call]
 
     def _place(self, save: Save) -> Place:
-        for places in (self._newest, self._older):
-            place = places.get(save.row)
-            if place is not None and place.tokens == save.tokens:
-                return place
+        place = self._newest.get(save.row)
+        if place is not None and place.tokens == save.tokens:
+            return place
         raise KVBlockError(
             f"the state of row {save.row} after {save.tokens} tokens is not there: this is a fault of the scheduler, "
             "please report it"

@@ -52,8 +52,8 @@ def row_bytes(groups: Iterable[LayerGroup]) -> int:
 
 
 def states_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
-    """Bytes of the states of `rows` rows: after a row's last two steps, and of the step that is being computed."""
-    return 3 * rows * row_bytes(groups)
+    """Bytes of the states of `rows` rows: after a row's last step, and of the step that is being computed."""
+    return 2 * rows * row_bytes(groups)
 
 
 def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[int, int]:

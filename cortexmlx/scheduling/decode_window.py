@@ -71,15 +71,13 @@ class DecodeWindow:
     def close(self) -> Flush | None:
         """End the window: where the tail's columns go, if they go anywhere.
 
-        Everything is committed, so a live lane has all its columns, and one whose job finished has those up to its last
-        committed token, which was never computed.
+        Everything is committed, so a live lane has all its columns. One whose job ended has those that were planned
+        for it: the step after its last token was on its way by then, and has computed that token, or never was.
         """
         ends = {}
         for i, lane in enumerate(self.lanes):
-            if lane.live:
+            if lane.live or lane in self._awaiting_flush:
                 ends[i] = lane.job.num_computed_tokens
-            elif lane in self._awaiting_flush:
-                ends[i] = min(lane.base + self.column, len(lane.job.tokens) - 1)
         flush = flush_of(self._cache, self.lanes, self.column, ends) if ends and self.column else None
         for i, end in ends.items():
             self._running.store(self.lanes[i].job, end)

@@ -38,7 +38,7 @@ class Job:
     as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
     with `fork_of` begins as a copy of that one's prompt. `arrival` is on the scheduler's clock, `number` counts jobs.
     `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
-    states, the job's is that of `row`, `states` says after how many tokens it is to be had (its last two steps), and
+    states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one), and
     `cuts` after how many it is to be kept.
     """
 
@@ -60,7 +60,7 @@ class Job:
     cached: int = 0
     preemptions: int = 0
     row: Row = (-1, -1)
-    states: tuple[int, ...] = ()
+    state_at: int = 0
     cuts: set[int] = field(default_factory=set)
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
@@ -110,7 +110,7 @@ class Job:
     def advance(self, count: int) -> None:
         """A step computes `count` more of its tokens."""
         self.num_computed_tokens += count
-        self.states = (*self.states[-1:], self.num_computed_tokens)
+        self.state_at = self.num_computed_tokens
 
     @property
     def running(self) -> bool:

@@ -93,7 +93,7 @@ class RunningSet:
         """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the
         last token of the prompt, and where the prompt leaves what was cached before.
         """
-        job.row, job.states = (job.id, job.generation), ()
+        job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
         wanted = {job.prompt_length - 1} if self.share_prefixes or forked else set()
@@ -167,8 +167,7 @@ class RunningSet:
     def release_blocks(self, job: Job) -> None:
         """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that."""
         stored = min(job.num_stored_tokens, len(job.tokens)) if self.share_prefixes else 0
-        kept = max((place for place in job.states if place <= stored), default=0)
-        self.cache.states.leave(job.row, job.id, kept)
+        self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
         if self.share_prefixes:
             self.cache.release_blocks(job.id, job.tokens, stored, job.keys)
         else:

@@ -17,8 +17,8 @@ LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 SYSTEM = tokens_of(70, seed=4)
 
 
-def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10) -> Completion:
-    handle = driver.add(prompt, tokens)
+def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) -> Completion:
+    handle = driver.add(prompt, tokens, **params)
     driver.finish()
     return driver.result(handle)
 
@@ -56,6 +56,20 @@ def test_a_chat_finds_its_own_answers_and_stays_in_one_run(tiny: Any, theirs: An
         assert list(done.token_ids) == theirs(name, text, answer)
         before = len(text) + answer - 1
         text = [*text, *done.token_ids, *tokens_of(6, seed=turn)]
+
+
+def test_a_token_that_ends_an_answer_early_is_there_for_the_next_turn(tiny: Any, theirs: Any) -> None:
+    """The step after it was on its way, and has computed it."""
+    text = SYSTEM[:21]
+    greedy = theirs("llama", text, 12)
+    end = next(i for i in range(4, 12) if greedy[i] not in greedy[:i])
+    for pipeline, found in ((True, len(text) + end + 1), (False, len(text) + end)):
+        driver = Driver(tiny("llama"), pipeline=pipeline)
+        done = ask(driver, text, 30, stop_token_ids=(greedy[end],))
+        assert list(done.token_ids) == greedy[: end + 1]
+        turn = [*text, *done.token_ids, *tokens_of(6, seed=3)]
+        again = ask(driver, turn)
+        assert again.usage.cached_tokens == found and list(again.token_ids) == theirs("llama", turn, 10)
 
 
 def test_a_finished_rows_blocks_do_not_wait_for_the_others_windows(tiny: Any) -> None:

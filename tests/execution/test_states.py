@@ -78,17 +78,17 @@ def test_a_window_goes_on_with_its_batch() -> None:
     assert rows.store.leaves[4].caches[0][0] is before.states[0][0], "a new window of the same rows"
 
 
-def test_the_states_of_the_last_two_steps_can_be_kept() -> None:
+def test_the_state_after_a_rows_last_step_can_be_kept_and_no_other() -> None:
     rows = Rows()
     rows.step(plan_of(StepKind.DECODE, (1, 0, 1), (2, 0, 1)), [1, 2])
     rows.step(plan_of(StepKind.DECODE, (1, 1, 1), (2, 1, 1), first=False), [10, 20])
     rows.step(plan_of(StepKind.DECODE, (-1, 0, 1), (2, 2, 1), first=False), [100, 200])
-    saves = (Save((1, 0), 1, 7), Save((1, 0), 2, 8))
-    begins = (Save((5, 0), 1, 7), Save((6, 0), 2, 8))
-    found = rows.step(plan_of(StepKind.DECODE, (5, 1, 1), (6, 2, 1), states=StateOps(saves, begins)), [0, 0])
-    assert found == [1, 11], "a dead lane's step is not the row's"
-    with pytest.raises(KVBlockError, match=r"row \(2, 0\) after 1 tokens is not there"):
-        rows.store.carry_out(StateOps((Save((2, 0), 1, 9),)))
+    saves = (Save((1, 0), 2, 7), Save((2, 0), 3, 8))
+    begins = (Save((5, 0), 2, 7), Save((6, 0), 3, 8))
+    found = rows.step(plan_of(StepKind.DECODE, (5, 2, 1), (6, 3, 1), states=StateOps(saves, begins)), [0, 0])
+    assert found == [11, 222], "a dead lane's step is not the row's"
+    with pytest.raises(KVBlockError, match=r"row \(2, 0\) after 2 tokens is not there"):
+        rows.store.carry_out(StateOps((Save((2, 0), 2, 9),)))
     rows.store.carry_out(StateOps(drops=(7,), ends=((1, 0), (2, 0), (5, 0), (6, 0))))
     assert rows.store.nbytes == WIDTH * 4, "one snapshot is left"
     rows.store.forget()

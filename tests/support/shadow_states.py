@@ -19,12 +19,12 @@ class Numbers(Protocol):
 
 
 class ShadowStates:
-    """Rows' states after their last two steps, and snapshots: each the tokens that it comes after, and their number."""
+    """Rows' states after their last step, and snapshots: each the tokens that it comes after, and their number."""
 
     def __init__(self, cache: KVCache, stories: Mapping[int, Numbers]) -> None:
         self._cache = cache
         self._stories = stories
-        self._rows: dict[Row, list[tuple[int, int]]] = {}
+        self._rows: dict[Row, tuple[int, int]] = {}
         self._snapshots: dict[int, tuple[int, int]] = {}
 
     def carry_out(self, plan: StepPlan) -> None:
@@ -39,23 +39,23 @@ class ShadowStates:
             row, end = (segment.job, segment.generation), segment.first + segment.count
             if not segment.live:
                 continue
-            wanted = [self._after(segment.job, segment.first)] if segment.first else []
-            assert self._rows.get(row, [])[-1:] == wanted, f"job {segment.job} goes on with a state that is not its own"
+            wanted = self._after(segment.job, segment.first) if segment.first else None
+            assert self._rows.get(row) == wanted, f"job {segment.job} goes on with a state that is not its own"
             for place in range(segment.first + 1, end + 1):
                 if (row, place) in cuts:
                     self._snapshots[cuts.pop((row, place))] = self._after(segment.job, place)
-            self._rows[row] = [*self._rows.get(row, [])[-1:], self._after(segment.job, end)]
+            self._rows[row] = self._after(segment.job, end)
         assert not cuts, "a state is to be kept that the step does not compute"
 
     def settle(self, ops: StateOps) -> None:
         """What is done before a step, or when nothing is left to do."""
         for save in ops.saves:
-            (kept,) = [state for state in self._rows[save.row] if state[0] == save.tokens]
-            assert save.snapshot not in self._snapshots
+            kept = self._rows[save.row]
+            assert kept[0] == save.tokens and save.snapshot not in self._snapshots
             self._snapshots[save.snapshot] = kept
         for begin in ops.begins:
             assert begin.row not in self._rows and self._snapshots[begin.snapshot][0] == begin.tokens
-            self._rows[begin.row] = [self._snapshots[begin.snapshot]]
+            self._rows[begin.row] = self._snapshots[begin.snapshot]
         for snapshot in ops.drops:
             self._snapshots.pop(snapshot, None)
         for row in ops.ends:

@@ -81,7 +81,7 @@ class Snapshots:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def save(self, row: Row, tokens: int, snapshot: int) -> None:
-        """A new snapshot is a row's state after so many of its tokens, which one of its last two steps computed."""
+        """A new snapshot is a row's state after so many of its tokens, which its last step computed."""
         self._saves.append(Save(row, tokens, snapshot))
 
     def begin(self, row: Row, tokens: int, snapshot: int) -> None:
