@@ -136,7 +136,8 @@ def _here(
     kv_memory: int | None,
     lengths: tuple[int, ...],
 ) -> MachineFigures:
-    groups, context = skeleton.groups, skeleton.context_length
+    groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
+    context = skeleton.context_length
     per_token = sizing.bytes_per_token(groups, itemsize)
     paged = skeleton.most_rows is None
     tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
@@ -161,7 +162,7 @@ def _here(
         states_bytes=states,
         free_bytes=free,
         fits=sizing.tokens_that_fit(groups, free, itemsize),
-        arena_bytes=arena,
+        arena_bytes=arena if per_token else 0,
         arena_tokens=_tokens(arena, groups, load, itemsize) if per_token else 0,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,

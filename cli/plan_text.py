@@ -43,7 +43,8 @@ def _here(here: MachineFigures) -> Iterator[str]:
     if here.states_bytes:
         yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
-    yield line("arena", format_bytes(here.arena_bytes), f"{here.arena_tokens:,} tokens (--kv-memory changes it)")
+    arena = f"{here.arena_tokens:,} tokens (--kv-memory changes it)" if here.arena_bytes else "tokens take none"
+    yield line("arena", format_bytes(here.arena_bytes), arena)
     if here.snapshots:
         remark = f"{here.snapshots:,} states of beginnings that can be used again"
         yield line("snapshots", format_bytes(here.snapshot_bytes), remark)

@@ -25,9 +25,10 @@ class Skeleton:
     """What a configuration says about memory.
 
     `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
-    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations; `refusal` is why
-    the engine does not run the model, None if it does; `most_rows` how many requests it runs at once at most (None: as
-    many as wanted), and `notes` why, a line each.
+    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations, and
+    `widened_groups` what they keep where all plain numbers are float32; `refusal` is why the engine does not run the
+    model, None if it does; `most_rows` how many requests it runs at once at most (None: as many as wanted), and `notes`
+    why, a line each.
     """
 
     architecture: str
@@ -38,6 +39,7 @@ class Skeleton:
     context_length: int
     dtype: str
     groups: tuple[LayerGroup, ...]
+    widened_groups: tuple[LayerGroup, ...]
     refusal: str | None = None
     most_rows: int | None = None
     notes: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         kind = config["model_type"]
         raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
     way, refusal = _way(model)
+    model.set_dtype(mx.float32)
     return Skeleton(
         architecture=str(config["model_type"]),
         parameters=parameters,
@@ -80,6 +83,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,
         groups=groups,
+        widened_groups=_caches(model, "float32")[1],
         refusal=refusal,
         most_rows=way.most_rows if way is not None else None,
         notes=way.notes if way is not None else (),

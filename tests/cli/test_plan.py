@@ -137,6 +137,9 @@ def test_the_plan_and_the_engine_know_one_context(
         assert (planned, engine.info.context_length) == (context, context)
 
 
+on_a_cpu = pytest.mark.skipif(not plan_figures.this_machine().on_cpu, reason="only a CPU wants all in float32")
+
+
 @pytest.mark.model
 def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     from cortexmlx import Engine
@@ -151,12 +154,13 @@ def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     assert plan.here.arena_bytes == pytest.approx(stats.kv_bytes_limit, rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=on_a_cpu)])
 @pytest.mark.parametrize("name", ["lfm2", "mamba2"])
-def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, tmp_path: Path) -> None:
-    """With keys and values beside them, and without."""
+def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, dtype: str, tmp_path: Path) -> None:
+    """With keys and values beside them, and without; also where all is widened on a CPU."""
     from cortexmlx import Engine, SamplingParams
 
-    folder = write_tiny(tmp_path / "model", name, torch_dtype="float32")
+    folder = write_tiny(tmp_path / "model", name, torch_dtype=dtype)
     source = find(str(folder))
     plan = make_plan(source, build(source.config), plan_figures.this_machine(), max_rows=3, kv_memory=10**6)
     with Engine(folder, kv_memory="1MB", max_rows=3) as engine:
@@ -164,9 +168,10 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, t
         stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots
     assert plan.model.refusal is None and snapshots is not None
     assert plan.here.snapshots == snapshots.most
-    assert plan.here.snapshot_bytes == snapshots.most * plan.model.state_bytes_per_sequence
-    assert plan.here.states_bytes == 3 * 3 * plan.model.state_bytes_per_sequence
-    assert stats.state_bytes == stats.state_snapshots * plan.model.state_bytes_per_sequence > 0
-    assert plan.here.arena_bytes + plan.here.snapshot_bytes == 10**6
+    each = plan.here.snapshot_bytes // snapshots.most
+    assert plan.here.states_bytes == 3 * 3 * each
+    assert stats.state_bytes == stats.state_snapshots * each > 0
+    assert (each == plan.model.state_bytes_per_sequence) == (dtype == "float32")
+    assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
     text = plan_text.page(plan)
     assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text

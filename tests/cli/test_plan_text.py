@@ -47,6 +47,7 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         (MAMBA, "any length: no layer keeps more than its window"),
         (DEEPSEEK_V3, "the weights alone are too large"),
         (PLAMO3, "  cortexmlx does not run it yet: plamo3"),
+        (MAMBA, "  arena           0 B         tokens take none"),
         (MAMBA, "the rows, in recurrent layers"),
         (MAMBA, "states of beginnings that can be used again"),
         (DEEPSEEK_V3, "61 layers x 1 head x (512 + 64) x 2 bytes"),
