@@ -183,6 +183,8 @@ def banner(engine: Engine, screen: Console) -> None:
     info, stats = engine.info, engine.stats()
     size = f"{info.parameters / 1e6:,.0f} M parameters"
     memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
+    if not info.kv_bytes_per_token:
+        memory = "tokens take no KV memory"
     name = escape(info.name if info.adapter is None else f"{info.name} + {info.adapter}")
     screen.print(f"[bold]{name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
     screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")

@@ -153,6 +153,8 @@ def _stats(chat: ChatSession, argument: str, console: Console) -> None:
         "attention": stats.attention_backend,
         "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
     }
+    if stats.state_bytes:
+        lines["states"] = f"{format_bytes(stats.state_bytes)}, for {stats.state_snapshots:,} beginnings to use again"
     for label, figure in lines.items():
         console.print(f"  {label:<14}{figure}", style="dim", markup=False)
 

@@ -111,11 +111,15 @@ def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
     assert terminal.exit_code() == 0
 
 
-def test_the_banner_names_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
     banner(engine, Console(width=200))
     shown = capsys.readouterr().out
     assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\n" in shown
+    assert "KV memory up to 2 GiB in blocks of 32 tokens" in shown
+    recurrent: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(kv_bytes_per_token=0))
+    banner(recurrent, Console(width=200))
+    assert "context 8,192 tokens · tokens take no KV memory\n" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, scree
     assert "150 of 200 prompt tokens found (75%)" in printed(screen) and "over time" in printed(screen) in printed(
         screen
     )
+
+
+def test_stats_tell_what_recurrent_states_take(
+    session: ChatSession, screen: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = replace(session.engine.stats(), state_bytes=3 * 2**20, state_snapshots=12)
+    run_command("/stats", session, screen)
+    assert "  states" not in printed(screen)
+    monkeypatch.setattr(session.engine, "stats", lambda: stats)
+    run_command("/stats", session, screen)
+    assert "  states        3 MiB, for 12 beginnings to use again" in printed(screen)
 
 
 def test_a_sparkline_shows_peaks_and_never_more_than_its_width() -> None:
