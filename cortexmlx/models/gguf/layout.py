@@ -17,7 +17,7 @@ _GLOBAL_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)")
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)", re.ASCII)
 _READ_ALREADY = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 

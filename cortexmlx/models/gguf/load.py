@@ -106,8 +106,7 @@ def _build_model(header: GGUFHeader, description: Description, names: dict[str, 
     except ValueError as error:
         raise ModelCorrupt(f"{header.path.name}: tensors and metadata do not fit: {one_line(error)}") from error
     if ROPE_FACTORS in header.tensors:
-        factors = files.read(header.tensors[ROPE_FACTORS], mx.float32)
-        _apply_rope_factors(header, model, description.config, factors)
+        _apply_rope_factors(header, model, description.config, files)
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -161,15 +160,18 @@ def _row_order(tensor: str, description: Description) -> list[int] | None:
     return [head * dim + pair * 2 + half for head in range(heads) for half in (0, 1) for pair in range(dim // 2)]
 
 
-def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], factors: mx.array) -> None:
-    """Give every layer the rope whose wavelengths are stretched by `factors` (how llama 3.1 scaling is stored)."""
+def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], files: TensorFiles) -> None:
+    """Give every layer the rope whose wavelengths are stretched by the file's factors (how llama 3.1 scaling is
+    stored).
+    """
     from mlx_lm.models.rope_utils import Llama3RoPE
 
-    dim = config["head_dim"]
-    if factors.shape != (dim // 2,):
-        raise ModelCorrupt(
-            f"{header.path.name}: the rope factors have shape {tuple(factors.shape)}, not ({dim // 2},)."
-        )
+    dim, info = config["head_dim"], header.tensors[ROPE_FACTORS]
+    if info.shape != (dim // 2,):
+        raise ModelCorrupt(f"{header.path.name}: the rope factors have shape {info.shape}, not ({dim // 2},).")
+    factors = files.read(info, mx.float32)
+    if not mx.all(mx.isfinite(factors) & (factors > 0)).item():
+        raise ModelCorrupt(f"{header.path.name}: a rope factor is no positive number. Download the file again.")
     wavelengths = config["rope_theta"] ** (mx.arange(0, dim, 2, dtype=mx.float32) / dim)
     stretched = wavelengths * factors
     context = config["max_position_embeddings"]

@@ -46,6 +46,8 @@ def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tup
     types = meta.items("tokenizer.ggml.token_type", int) or [int(PieceType.NORMAL)] * len(tokens)
     if len(types) != len(tokens):
         raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(types)} token types.")
+    if not 0 <= min(types) <= max(types) <= max(PieceType):
+        raise ModelCorrupt(f"{meta.file} has token types from {min(types)} to {max(types)}; 0 to {max(PieceType)} are.")
     template = meta.text("tokenizer.chat_template", "") or None
     if kind == "gpt2":
         return _byte_level(meta, tokens, types, template)

@@ -52,3 +52,13 @@ def test_a_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
     with pytest.raises(ModelCorrupt, match=r"'blk\.0\.attn_k\.weight' has the shape \(64, 64\), not \(32, 64\)"):
         load_model(path)
+
+
+@pytest.mark.parametrize("number", ["00", "9" * 5000, "\u0660"])
+def test_a_layer_is_counted_in_plain_numbers(tmp_path: Path, number: str) -> None:
+    """Else two tensors could be one layer's, and the last one read would be used."""
+    stored = tensors("F32")
+    stored[f"blk.{number}.attn_q.weight"] = stored["blk.0.attn_q.weight"]
+    path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
+    with pytest.raises(ModelUnsupported, match="has a tensor"):
+        load_model(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cortexmlx.errors import ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import read_header
 from support.gguf_export import export, tiny
@@ -58,6 +58,22 @@ def test_rope_factors_stretch_the_wavelengths(tmp_path: Path) -> None:
     plain, stretched = (logits(values(tensors("F32")), TOKENS, stretch=s) for s in (1.0, factors))
     assert relative_error(plain, stretched) > 1e-2, "the factors must matter for this test to say anything"
     assert relative_error(computed(path), stretched) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (("Q8_0", (1, 32), bytes(34)), r"shape \(1, 32\)"),
+        (("F32", (8,), bytes(32)), "no positive number"),
+        (("F32", (8,), b"\xff" * 32), "no positive number"),
+    ],
+)
+def test_rope_factors_that_are_none_are_corrupt(
+    tmp_path: Path, tensor: tuple[str, tuple[int, ...], bytes], word: str
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", metadata(), tensors("F32") | {"rope_freqs.weight": tensor})
+    with pytest.raises(ModelCorrupt, match=word):
+        load_model(path)
 
 
 def test_linear_rope_scaling(tmp_path: Path) -> None:

@@ -179,6 +179,15 @@ def test_gguf_scores_that_do_not_fit_are_corrupt(tmp_path: Path) -> None:
         load_model(gguf_with("llama", tmp_path / "a.gguf", tokenizer__ggml__scores=[0.0]))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("number", [-1, 7])
+def test_token_types_that_are_none_are_corrupt(tmp_path: Path, kind: str, number: int) -> None:
+    types = [number] * len(byte_vocabulary()[0])
+    header = metadata(tokenizer__ggml__model=kind, tokenizer__ggml__token_type=types)
+    header["tokenizer.ggml.scores"] = [0.0] * len(types)
+    refused(tmp_path, ModelCorrupt, f"token types from {number} to {number}", header=header)
+
+
 def test_a_gguf_vocabulary_with_a_piece_twice_is_corrupt(tmp_path: Path) -> None:
     core = judge("llama")
     tokens = [core.id_to_piece(i) for i in range(core.vocab_size())]
