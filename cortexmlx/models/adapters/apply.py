@@ -37,6 +37,11 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
     if wrong:
         types = f"{weights[wrong[0]].dtype}, the model's {places[wrong[0]].dtype}"
         raise ModelUnsupported(f"the adapter {adapter.path} does not fit: its {wrong[0]} is {types}.")
+    if broken := [name for name, array in weights.items() if not mx.all(mx.isfinite(array)).item()]:
+        raise ModelCorrupt(
+            f"{adapter.weights} is damaged: {len(broken)} of its {len(weights)} tensors hold what is no number (NaN or "
+            f"infinite): {_some(broken)}. Copy it again, or train it anew."
+        )
     model.load_weights(list(weights.items()), strict=False)
     mx.eval(model.parameters())
     return _told(adapter)

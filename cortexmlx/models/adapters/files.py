@@ -6,7 +6,6 @@ same name with other settings (see `peft`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from cortexmlx.models.adapters.peft import MODEL_FILE, is_peft, renamed, scale_of
+from cortexmlx.models.adapters.peft import MODEL_FILE, is_number, is_peft, is_rank, renamed, scale_of
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.safetensors_check import read_header
 
@@ -105,11 +104,13 @@ def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
 def _checked(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that count, each of its type."""
     rank, scale, keys = settings.get("rank"), settings.get("scale"), settings.get("keys")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ModelCorrupt(f"{where} has rank {rank!r}, which must be at least 1.")
-    if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not math.isfinite(scale):
+    if not is_rank(rank):
+        raise ModelCorrupt(
+            f"{where} has rank {rank!r:.40}, which must be at least 1, and no more than a layer has rows."
+        )
+    if not is_number(scale):
         hint = " (mlx-lm wants scale, not alpha)" if scale is None and "alpha" in settings else ""
-        raise ModelCorrupt(f"{where} has scale {scale!r}, which must be a number{hint}.")
+        raise ModelCorrupt(f"{where} has scale {scale!r:.40}, which must be a number{hint}.")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         raise ModelCorrupt(f"{where} has keys {keys!r}, which must be names of modules.")
     return {"rank": rank, "scale": float(scale), "dropout": 0.0, "keys": keys}

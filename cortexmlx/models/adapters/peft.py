@@ -58,6 +58,23 @@ _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """How training began, where that left the model's own weights as they are."""
 
 
+_LARGEST = 3.4e38
+"""About the largest number of float32."""
+
+_HIGHEST_RANK = 1 << 20
+"""More rows than a layer has."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number that layers can multiply with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def is_rank(value: Any) -> bool:
+    """Whether a JSON value is a rank that a layer can have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _HIGHEST_RANK
+
+
 def is_peft(config: dict[str, Any]) -> bool:
     """Whether an adapter_config.json is PEFT's."""
     return "peft_type" in config
@@ -74,11 +91,11 @@ def scale_of(where: Path, config: dict[str, Any]) -> float:
         named = ", ".join(f"{key}={config[key]!r}" for key in sorted(strange))
         raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE}.")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ModelCorrupt(f"{where} has r {rank!r}, which must be a rank of at least 1.")
-    if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise ModelCorrupt(f"{where} has lora_alpha {alpha!r}, which must be a number.")
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    if not isinstance(rank, int) or not is_rank(rank):
+        raise ModelCorrupt(f"{where} has r {rank!r:.40}, which must be a rank of at least 1.")
+    if not isinstance(alpha, (int, float)) or not is_number(alpha):
+        raise ModelCorrupt(f"{where} has lora_alpha {alpha!r:.40}, which must be a number.")
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def renamed(folder: Path, tensors: Iterable[str]) -> dict[str, str]:

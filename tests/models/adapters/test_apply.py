@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.errors import ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from support.adapters import write_adapter, write_peft_adapter
 from support.core_driver import Driver
@@ -145,6 +145,17 @@ def test_an_adapter_that_does_not_fit_is_refused_with_what_does_not(
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_an_adapter_whose_numbers_are_none_is_damaged(tmp_path: Path, number: float) -> None:
+    folder = write_tiny(tmp_path / "m")
+    adapter = write_adapter(tmp_path / "a", folder)
+    broken = np.zeros((4, 32), np.float32)
+    broken[2, 7] = number
+    change(adapter, **{B: broken})
+    with pytest.raises(ModelCorrupt, match=rf"1 of its 4 tensors hold what is no number.*{B}\. Copy it again"):
+        load_model(folder, adapter=adapter)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def test_weights_of_nothing(adapter: Path) -> None:
         ({"lora_parameters": {"rank": 4, "scale": float("nan")}}, "scale nan"),
         ({"lora_parameters": {"rank": 4, "scale": 1, "keys": [3]}}, "keys [3]"),
         ({"lora_parameters": {"rank": 10**15, "scale": 1}}, "1000000000000000"),
+        ({"lora_parameters": {"rank": 4, "scale": 10**400}}, "scale 1000"),
+        ({"lora_parameters": {"rank": 4, "scale": 1e300}}, "scale 1e+300"),
     ],
 )
 def test_settings_that_cannot_be(adapter: Path, changes: dict[str, Any], word: str) -> None:

@@ -34,6 +34,8 @@ def test_its_names_and_shapes_are_those_of_mlx_lm(tmp_path: Path) -> None:
         ({"r": "4"}, ModelCorrupt, "r '4'"),
         ({"r": 8}, ModelCorrupt, "rank 8"),
         ({"lora_alpha": None}, ModelCorrupt, "lora_alpha None"),
+        ({"lora_alpha": 10**400}, ModelCorrupt, "lora_alpha 1000"),
+        ({"r": 10**400}, ModelCorrupt, "r 1000"),
     ],
 )
 def test_what_is_not_plain_is_refused_by_name(
