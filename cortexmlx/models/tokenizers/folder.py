@@ -52,6 +52,8 @@ def _load(folder: Path, eos_ids: set[int], **options: Any) -> Any:
 
 
 def _unreadable(folder: Path, error: Exception) -> CortexError:
+    if _of_the_configuration(folder, error):
+        return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {one_line(error)}")
     if (folder / "tokenizer.json").is_file():
         return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
     advice = "Take a folder with tokenizer.json or a sentencepiece tokenizer.model."
@@ -64,3 +66,15 @@ def _unreadable(folder: Path, error: Exception) -> CortexError:
     if not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tokenizer_config.json")):
         return ModelCorrupt(f"{folder} has no tokenizer. {advice}")
     return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
+
+
+def _of_the_configuration(folder: Path, error: Exception) -> bool:
+    """Whether it is config.json that transformers does not understand, which it reads before a tokenizer's files."""
+    from transformers import AutoConfig
+
+    try:
+        with logged("transformers"):
+            AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as again:  # a configuration's class raises anything
+        return "trust_remote_code" not in str(again) and str(again) == str(error)
+    return False

@@ -116,3 +116,15 @@ def test_what_transformers_remarks_goes_to_the_log_and_not_to_the_terminal(
         logging.getLogger("transformers").removeHandler(terminal)
     assert terminal.stream.getvalue() == ""
     assert any("ByteLevel" in record.message for record in caplog.records if record.name == "cortexmlx")
+
+
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", "64"), ("layer_types", 3), ("num_attention_heads", 0)])
+def test_a_configuration_that_is_none_is_not_blamed_on_the_tokenizer(folder: Path, field: str, value: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    refused(folder, ModelCorrupt, f"{file} does not describe a model")
+
+
+def test_a_broken_tokenizer_is_not_blamed_on_the_configuration(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+    refused(folder, ModelCorrupt, f"the tokenizer in {folder} cannot be read")
