@@ -148,10 +148,16 @@ def _reach(model: nn.Module, cache: Any) -> Reach:
     if type(cache) is PlainCache:
         return Reach()
     if type(cache) is RotatingKVCache and cache.keep == 0:
-        return Reach(int(cache.max_size))
+        return Reach(_window(model, cache.max_size))
     if type(cache) is ChunkedKVCache:
-        return Reach(int(cache.chunk_size), chunked=True)
+        return Reach(_window(model, cache.chunk_size), chunked=True)
     raise NotPaged(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+
+
+def _window(model: nn.Module, tokens: Any) -> int:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 1 << 31:
+        raise ModelUnsupported(f"{_kind(model)}: config.json gives layers a window of {tokens!r} tokens, which is none")
+    return tokens
 
 
 def _kind(model: nn.Module) -> str:

@@ -141,3 +141,12 @@ def written(folder: Any, name: str, **changes: Any) -> Any:
 def in_plain_words(error: Exception) -> bool:
     """Python's words are for the log."""
     return not re.search("Error|object|attribute|argument", str(error))
+
+
+@pytest.mark.parametrize("window", [0, -1, True, "64", 1.5, 10**30, [9]])
+def test_a_window_that_is_none_is_refused_with_what_config_json_says(tmp_path: Any, window: Any) -> None:
+    folder = write_tiny(tmp_path / "m", "windowed llama", sliding_window=window)
+    with pytest.raises(
+        ModelUnsupported, match=f"llama: config.json gives layers a window of {re.escape(repr(window))}"
+    ):
+        Driver(folder)
