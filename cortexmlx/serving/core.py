@@ -13,7 +13,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused
+from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused, ModelCorrupt
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.way import way_of
@@ -50,7 +50,7 @@ class EngineCore:
         )
         self._way = way_of(self.loaded.model)
         groups = self._way.groups
-        vocab_size = _vocab_size(self.loaded)
+        vocab_size = _checked_vocab_size(self.loaded)
         self.config = config
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         memory = config.kv_bytes or _default_kv_bytes(load, self.loaded, groups, vocab_size)
@@ -335,9 +335,16 @@ class EngineCore:
         return engine_stats(self)
 
 
-def _vocab_size(loaded: LoadedModel) -> int:
-    """Width of the model's logits: what its last projection really has."""
+def _checked_vocab_size(loaded: LoadedModel) -> int:
+    """Width of the model's logits: what its last projection really has. Raises ModelCorrupt if they are no numbers:
+    sampling would answer with the first token of the vocabulary again and again.
+    """
     logits = loaded.model(mx.zeros((1, 1), mx.int32))
+    if mx.any(mx.isnan(logits)).item():
+        raise ModelCorrupt(
+            f"{loaded.name} computes what is no number (NaN): its weights are damaged, or its configuration is not "
+            "theirs. Download it again."
+        )
     return int(logits.shape[-1])
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from cortexmlx.errors import ModelCorrupt
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.tiny import tokens_of, write_tiny
 
 PROMPT = tokens_of(20, seed=1)
 
@@ -40,3 +43,20 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
     driver.finish()
     assert len(driver.result(first).token_ids) == 20
     assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("changes", [{"rope_theta": 0.0}, {"rope_theta": -2.0}])
+def test_a_model_that_computes_no_numbers_is_refused_and_answers_nothing(tmp_path: Path, changes: Any) -> None:
+    with pytest.raises(ModelCorrupt, match=r"computes what is no number \(NaN\)"):
+        Driver(write_tiny(tmp_path / "m", **changes))
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "m")
+    weights: Any = dict(mx.load(str(folder / "model.safetensors")))
+    norm = weights["model.layers.1.input_layernorm.weight"]
+    weights["model.layers.1.input_layernorm.weight"] = mx.where(mx.arange(norm.size) == 3, float("nan"), norm)
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(ModelCorrupt, match="weights are damaged.*Download it again"):
+        Driver(folder)
