@@ -326,8 +326,10 @@ def _text_of(part: object) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
-    if kind in _TEXT_PARTS and isinstance(text, str):
-        return text
+    if kind in _TEXT_PARTS:
+        if isinstance(text, str):
+            return text
+        raise InvalidRequest(f"a message's `content` has a part of type {kind!r} whose `text` is no text.")
     raise InvalidRequest(
         f"a message's `content` has a part of type {kind!r}, but only text is read: images, audio and files are not, "
         "by models with such parts either. Leave it out."

@@ -257,10 +257,14 @@ def test_a_messages_parts_are_one_text() -> None:
     [
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "'image_url'"),
         ({"type": "image"}, "'image'"),
-        ({"type": "text", "text": None}, "'text'"),
         (b"bytes", "'bytes'"),
     ],
 )
 def test_a_part_that_is_no_text_is_refused_by_its_type(part: object, kind: str) -> None:
     with pytest.raises(InvalidRequest, match=f"part of type {kind}, but only text is read: images"):
         plain_message({"role": "user", "content": [{"type": "text", "text": "look"}, part]})
+
+
+def test_a_part_of_text_without_its_text_is_not_taken_for_an_image() -> None:
+    with pytest.raises(InvalidRequest, match="part of type 'text' whose `text` is no text"):
+        plain_message({"role": "user", "content": [{"type": "text", "text": None}]})
