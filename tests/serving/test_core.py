@@ -58,5 +58,5 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     weights["model.layers.1.input_layernorm.weight"] = mx.where(mx.arange(norm.size) == 3, float("nan"), norm)
     mx.eval(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    with pytest.raises(ModelCorrupt, match="weights are damaged.*Download it again"):
+    with pytest.raises(ModelCorrupt, match=r"weights are damaged.*Download it again"):
         Driver(folder)
