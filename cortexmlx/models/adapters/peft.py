@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 
@@ -65,12 +65,12 @@ _HIGHEST_RANK = 1 << 20
 """More rows than a layer has."""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a JSON value is a number that layers can multiply with."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
-def is_rank(value: Any) -> bool:
+def is_rank(value: Any) -> TypeGuard[int]:
     """Whether a JSON value is a rank that a layer can have."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _HIGHEST_RANK
 
@@ -91,9 +91,9 @@ def scale_of(where: Path, config: dict[str, Any]) -> float:
         named = ", ".join(f"{key}={config[key]!r}" for key in sorted(strange))
         raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE}.")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or not is_rank(rank):
+    if not is_rank(rank):
         raise ModelCorrupt(f"{where} has r {rank!r:.40}, which must be a rank of at least 1.")
-    if not isinstance(alpha, (int, float)) or not is_number(alpha):
+    if not is_number(alpha):
         raise ModelCorrupt(f"{where} has lora_alpha {alpha!r:.40}, which must be a number.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
