@@ -76,6 +76,7 @@ def batch(
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
     identity = batch_resume.RunIdentity(model, source, system, raw, params, config.adapter)
     with opened(source, output) as lines, engines.open_engine(replace(config, model=model)) as engine:
+        engines.tell(engine)
         reader = BatchReader(lines, params, jsonl=is_jsonl(source, input_format), raw=raw)
         done = begin(output, identity, resume=resume, retry_errors=retry_errors)
         writer = BatchWriter(output, append=resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,11 +26,18 @@ def open_engine(config: EngineConfig) -> Iterator[Engine]:
         yield engine
 
 
+def tell(engine: Engine) -> None:
+    """What the user should know of the model, a line each, where a person looks: what was done to it, what lies beside
+    it unused, why it runs one request at a time.
+    """
+    if console.is_terminal(sys.stderr):
+        for remark in engine.info.notes:
+            console.note(remark)
+
+
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[str, float], None] | None]:
     """A progress bar that goes away when the model is there. Only where a person looks: a pipe gets nothing."""
-    import sys
-
     if not console.is_terminal(sys.stderr):
         yield None
         return

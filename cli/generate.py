@@ -47,6 +47,7 @@ def generate(
     if not text:
         raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
     with engines.open_engine(config) as engine:
+        engines.tell(engine)
         handle = engine.submit(as_prompt(engine, text, system, raw), params)
         completion = collect(handle) if as_json else stream(handle)
     if as_json:

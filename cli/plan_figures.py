@@ -166,7 +166,7 @@ def _here(
         arena_tokens=_tokens(arena, groups, load, itemsize) if per_token else 0,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
-        lengths=tuple(_length(groups, tokens, itemsize, free) for tokens in shown),
+        lengths=tuple(_length(groups, tokens, itemsize, free, skeleton.most_rows) for tokens in shown),
     )
 
 
@@ -175,9 +175,10 @@ def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, items
     return max(sizing.blocks_that_fit(arena, paged(groups), replace(load, block_size=1), itemsize))
 
 
-def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int) -> Length:
+def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int, most: int | None) -> Length:
     needed = sizing.sequence_bytes(groups, tokens, itemsize)
-    return Length(tokens, needed, free // needed if needed else 0)
+    fit = free // needed if needed else 0
+    return Length(tokens, needed, fit if most is None else min(fit, most))
 
 
 def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:

@@ -80,7 +80,7 @@ def _formula(group: LayerGroup, itemsize: int) -> str:
 
 def _fits(here: MachineFigures) -> str:
     if here.fits is None:
-        return "any length: no layer keeps more than its window"
+        return "any length: what is kept does not grow with it"
     if not here.free_bytes:
         return "the weights alone are too large"
     return f"{here.fits:,} tokens in one sequence"

@@ -51,3 +51,24 @@ def test_a_chat_begins_with_the_reason_and_goes_on_where_its_last_turn_ended(
         first, second = session.ask(Question("one")), session.ask(Question("two"))
         assert first.usage.cached_tokens == 0
         assert second.usage.cached_tokens >= first.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_whoever_looks_is_told_why(
+    tiny: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    looks: bool,
+) -> None:
+    from cortexmlx.cli import console
+
+    monkeypatch.setattr(console, "is_terminal", lambda stream: looks)
+    (tmp_path / "in.txt").write_text("hi\n")
+    asked = ["-p", "hi"] if command == "generate" else [str(tmp_path / "in.txt")]
+    assert run([command, str(tiny("llama")), *asked, *GREEDY]) == 0
+    said = capsys.readouterr().err
+    reason = "cortexmlx: one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so\n"
+    assert (reason in said) is looks

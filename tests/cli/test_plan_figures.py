@@ -44,3 +44,9 @@ def test_a_latent_and_a_recurrent_state_are_counted_as_what_they_are() -> None:
     mamba = plan_of(MAMBA)
     assert mamba.model.kv_bytes_per_token == 0 and mamba.here.fits is None
     assert mamba.model.state_bytes_per_sequence > 64 * 80 * 64 * 128 * 2
+
+
+def test_no_more_sequences_fit_than_the_engine_runs(unpaged: None) -> None:
+    assert [entry.sequences for entry in plan_of(QWEN3_8B, lengths=(4096, 8192)).here.lengths] == [1, 1]
+    tight = Machine(memory=24 * 2**30, working_set=18 * 2**30)
+    assert plan_of(QWEN3_8B, tight, lengths=(40960,)).here.lengths[0].sequences == 0

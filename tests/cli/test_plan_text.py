@@ -44,7 +44,7 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         (LLAMA4_SCOUT, "36 layers x 8 heads x (128 + 128) x 2 bytes, chunks of 8,192"),
         (LLAMA4_SCOUT, "                              12 layers x 8 heads x (128 + 128) x 2 bytes"),
         (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
-        (MAMBA, "any length: no layer keeps more than its window"),
+        (MAMBA, "any length: what is kept does not grow with it"),
         (DEEPSEEK_V3, "the weights alone are too large"),
         (PLAMO3, "  cortexmlx does not run it yet: plamo3"),
         (MAMBA, "  arena           0 B         tokens take none"),
