@@ -160,11 +160,12 @@ class Admission:
                 continue
             looked[job.client] += 1
             match = running.match(job)
-            gate = job.fork_of if _waits_for_parent(job) else self._claims.awaited(job, match) if match else None
+            gate = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
             if gate is not None:
                 self._lines.remove(job)
                 self._hold(job, gate)
                 if running.cache.states.needed:
+                    job.waited = isinstance(gate, Key)
                     self._claims.keep_state(job, gate)
             elif running.fits(job, match):
                 return job, match
@@ -173,6 +174,14 @@ class Admission:
         if _LOOKED_AT not in looked.values():
             self._nobody_at = running.changes
         return None
+
+    def _awaited(self, job: Job, match: Match | None) -> Key | None:
+        """The block that a job waits for. If it takes a recurrent state to begin behind it, the job waits but once: the
+        state may have had to go for others, and all who wait for it would begin one after the other.
+        """
+        snapshots = self._running.cache.states.snapshots
+        in_vain = snapshots is not None and (job.waited or not snapshots.most)
+        return None if match is None or in_vain else self._claims.awaited(job, match)
 
     def _hold(self, job: Job, gate: Gate) -> None:
         """A job waits for something, and lets others pass."""

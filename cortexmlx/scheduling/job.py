@@ -38,8 +38,8 @@ class Job:
     as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
     with `fork_of` begins as a copy of that one's prompt. `arrival` is on the scheduler's clock, `number` counts jobs.
     `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
-    states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one), and
-    `cuts` after how many it is to be kept.
+    states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one),
+    `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's.
     """
 
     id: JobId
@@ -62,6 +62,7 @@ class Job:
     row: Row = (-1, -1)
     state_at: int = 0
     cuts: set[int] = field(default_factory=set)
+    waited: bool = False
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)

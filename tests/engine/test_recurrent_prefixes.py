@@ -93,6 +93,17 @@ def test_who_waits_for_a_shared_beginning_begins_behind_it(name: str, tiny: Any,
     assert driver.core.scheduler.cached_tokens == 2 * 64
 
 
+@pytest.mark.parametrize("snapshots", [0, 1])
+def test_nobody_waits_twice_for_a_state_that_is_not_kept(snapshots: int, tiny: Any) -> None:
+    """With room for one, the end of the first prompt drives out what the others wait for."""
+    driver = driver_of(tiny("lfm2"), snapshots=snapshots, max_rows=8, prefill_budget=1024)
+    for seed in range(8):
+        driver.add([*tokens_of(64, seed=77), *tokens_of(7, seed=seed)], 32)
+    driver.step(4)
+    assert [job.state for job in driver.core.scheduler.jobs] == [RequestState.DECODING] * 8
+    driver.finish()
+
+
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_answers_to_one_prompt_begin_before_its_last_token(name: str, prefix_cache: bool, tiny: Any) -> None:
