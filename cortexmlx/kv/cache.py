@@ -88,6 +88,11 @@ class KVCache(BlockPools):
             needed.append((count if most is None else min(count, most)) - shared)
         return needed
 
+    @property
+    def needs_ends(self) -> bool:
+        """Whether what a sequence leaves may be of use only to texts that go on where it ended."""
+        return self.states.needed
+
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def allocate_for(

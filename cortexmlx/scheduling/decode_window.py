@@ -77,7 +77,7 @@ class DecodeWindow:
         ends = {}
         for i, lane in enumerate(self.lanes):
             if lane.live or lane in self._awaiting_flush:
-                ends[i] = lane.job.num_computed_tokens
+                ends[i] = min(lane.job.num_computed_tokens, len(lane.job.tokens))
         flush = flush_of(self._cache, self.lanes, self.column, ends) if ends and self.column else None
         for i, end in ends.items():
             self._running.store(self.lanes[i].job, end)

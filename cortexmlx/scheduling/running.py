@@ -153,10 +153,10 @@ class RunningSet:
 
     def keeps_all_of(self, job: Job) -> bool:
         """Whether the newest tokens of a job that has ended are to be cached, too: if it finished well. If it was
-        cancelled, others can begin with the older ones as well, but where there are states only with all.
+        cancelled, others can begin with the older ones as well, but not where they need its end.
         """
         well = job.state is RequestState.FINISHED
-        cut_short = job.state is RequestState.CANCELLED and self.cache.states.needed
+        cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends
         return self.share_prefixes and (well or cut_short)
 
     def release_row(self, job: Job) -> None:

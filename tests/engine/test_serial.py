@@ -261,6 +261,21 @@ def test_cancelled_at_a_step_and_the_next_is_right(
     assert_nothing_lost(driver.core.stats())
 
 
+@pytest.mark.parametrize("steps", [9, 10])
+def test_a_turn_that_was_cancelled_is_not_computed_anew(steps: int, tiny: Any, theirs: Any, unpaged: None) -> None:
+    """With a step in flight and without, where the caches cannot be cut back."""
+    driver = Driver(tiny("mamba"), prefill_budget=16)
+    handle = driver.add(PROMPT, 40)
+    driver.step(steps)
+    driver.core.cancel(handle.id)
+    driver.finish()
+    answer = driver.result(handle).token_ids
+    turn = [*PROMPT, *answer, 1, 2, 3]
+    done = driver.result_of(turn, 12, ignore_eos=False)
+    assert answer and done.usage.cached_tokens >= len(PROMPT) + len(answer) - 1
+    assert list(done.token_ids) == theirs("mamba", turn, 12)
+
+
 @pytest.mark.parametrize("part", ["dispatch", "run", "collect"])
 def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
     part: str, engine: Engine, theirs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -38,6 +38,11 @@ class OneSequence(KVCache):
         self._rewind = rewind
 
     @property
+    def needs_ends(self) -> bool:
+        """Not all caches can be cut back."""
+        return True
+
+    @property
     def bytes_limit(self) -> int:
         """Bytes of the longest sequence."""
         return sequence_bytes(self._kept, self.capacity_tokens)
