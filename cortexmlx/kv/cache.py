@@ -57,19 +57,17 @@ class KVCache(BlockPools):
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
         """What `tokens` can begin with under `salt`, at most `max_tokens`; `keys` are `prefix.keys(tokens, salt)`."""
         match = self.prefix.match(tokens, keys, max_tokens, salt)
-        return next(filter(self.can_begin_with, self.states.beginnings(match, tokens, max_tokens)))
+        return self.states.beginning(match, tokens, max_tokens, self.lacks)
 
-    def can_begin_with(self, match: Match) -> bool:
-        """Whether all that the token behind a match sees is there, in every group."""
-        tokens = self._tokens(match)
+    def lacks(self, match: Match, tokens: int) -> int | None:
+        """The place of a block that is gone and that the token behind a match's first `tokens` ones sees; None if there
+        is none. Behind it there is none in the same group.
+        """
         for group in self._windows:
             for place in range(self.blocks_for(tokens) - 1, self._front(group, tokens) - 1, -1):
                 if match.block(place).blocks[group] == GONE:
-                    return False
-        return True
-
-    def _tokens(self, match: Match) -> int:
-        return len(match.entries) * self.block_size + match.partial_tokens
+                    return place
+        return None
 
     def _front(self, group: int, position: int) -> int:
         """The place of the first block that a query at a position sees."""
@@ -79,7 +77,7 @@ class KVCache(BlockPools):
         """How many blocks of each group it takes to begin a sequence of `tokens` tokens with a match: those of the
         match that belong to a sequence now cost no memory.
         """
-        begin, entries = (0, ()) if match is None else (self._tokens(match), match.entries)
+        begin, entries = (0, ()) if match is None else (match.tokens(self.block_size), match.entries)
         needed = []
         for group, (pool, most) in enumerate(zip(self._pools, self._most, strict=True)):
             front = self._front(group, begin)
@@ -131,7 +129,7 @@ class KVCache(BlockPools):
         if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
-            less = next(filter(self.can_begin_with, self.states.of_whole_blocks(match)))
+            less = self.states.beginning_of_blocks(match, self.lacks)
             return self.allocate_for(seq, tokens, headroom, less)
         full = sequence.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.at(full)) for g, t in enumerate(sequence.tables))
@@ -147,7 +145,7 @@ class KVCache(BlockPools):
         """
         sequence.registered = len(match.entries)
         sequence.parent = match.last
-        sequence.length = self._tokens(match)
+        sequence.length = match.tokens(self.block_size)
         partial = match.partial
         copied = partial is None or len(partial.tokens) == self.block_size or self._owned(partial)
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):

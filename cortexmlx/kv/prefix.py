@@ -73,6 +73,10 @@ class Match:
     snapshot: int | None = None
     chain: int = 0
 
+    def tokens(self, block_size: int) -> int:
+        """How many tokens it has."""
+        return len(self.entries) * block_size + self.partial_tokens
+
     def block(self, place: int) -> Entry:
         """The entry of the block at a place; the partial one comes last."""
         entry = self.entries[place] if place < len(self.entries) else self.partial

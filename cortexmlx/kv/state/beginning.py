@@ -1,12 +1,15 @@
-"""Where a text can be begun from, when that takes a recurrent state: at a snapshot within what is cached."""
+"""Where a text can be begun from: not behind a gap, and when that takes a recurrent state, at a snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from cortexmlx.kv.prefix import Entry, Match, common_length
+
+Lacks = Callable[[Match, int], int | None]
+"""The place of a block that is gone, but seen by the token behind a match's first so many ones; None if none is."""
 
 _CHILDREN_LOOKED_AT = 16
 """How many successors of a block that have snapshots are compared, the newest first."""
@@ -38,10 +41,22 @@ def at_block_ends(match: Match, block_size: int) -> Iterator[Match]:
     yield _cut(match, 0, None, 0, None)
 
 
-def whole_blocks(match: Match) -> Iterator[Match]:
-    """The parts of a match that end with a full block, the longest first, and the empty one."""
-    for index in range(len(match.entries), -1, -1):
-        yield _cut(match, index, None, 0, None)
+def whole_blocks(match: Match) -> Match:
+    """A match without its partial block."""
+    return _cut(match, len(match.entries), None, 0, None)
+
+
+def without_gaps(match: Match, lacks: Lacks, block_size: int) -> Match:
+    """The longest part of a match that lacks nothing where a text needs no state: all of it, or some of its full
+    blocks.
+
+    All that end behind a block that is gone see it, too, so the next that may be a beginning ends before it. Nothing is
+    made on the way, so that a long match without a window's blocks costs no more than it took to find.
+    """
+    tokens = end = match.tokens(block_size)
+    while (gone := lacks(match, end)) is not None:
+        end = gone * block_size
+    return match if end == tokens else _cut(match, end // block_size, None, 0, None)
 
 
 def _cut(match: Match, blocks: int, partial: Entry | None, tokens: int, snapshot: int | None) -> Match:

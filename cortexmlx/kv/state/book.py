@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from cortexmlx.kv.prefix import Entry, Match
-from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks
+from cortexmlx.kv.state.beginning import Lacks, at_block_ends, at_snapshots, whole_blocks, without_gaps
 from cortexmlx.kv.state.ops import NOTHING, Row, Save, StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.table import SequenceBlocks
@@ -31,16 +30,21 @@ class StateBook:
         """See `Snapshots.take`."""
         return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
 
-    def beginnings(self, match: Match, tokens: Sequence[int], max_tokens: int) -> Iterator[Match]:
-        """The parts of a match of `tokens` where there is a state to begin with, the longest first."""
+    def beginning(self, match: Match, tokens: Sequence[int], max_tokens: int, lacks: Lacks) -> Match:
+        """The longest part of a match of `tokens` that lacks nothing, and has a state where that is needed."""
         if self.snapshots is None:
-            return itertools.chain((match,), whole_blocks(match))
+            return without_gaps(match, lacks, self._block_size)
         rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
-        return at_snapshots(match, rest, self._block_size)
+        return self._first(at_snapshots(match, rest, self._block_size), lacks)
 
-    def of_whole_blocks(self, match: Match) -> Iterator[Match]:
-        """Those without a partial block."""
-        return whole_blocks(match) if self.snapshots is None else at_block_ends(match, self._block_size)
+    def beginning_of_blocks(self, match: Match, lacks: Lacks) -> Match:
+        """The same, but without a partial block."""
+        if self.snapshots is None:
+            return without_gaps(whole_blocks(match), lacks, self._block_size)
+        return self._first(at_block_ends(match, self._block_size), lacks)
+
+    def _first(self, parts: Iterator[Match], lacks: Lacks) -> Match:
+        return next(part for part in parts if lacks(part, part.tokens(self._block_size)) is None)
 
     def begin(self, sequence: SequenceBlocks, match: Match | None, own: Entry | None) -> None:
         """A sequence begins, with a match if there is one. `own` is the entry, forgotten since, whose block is

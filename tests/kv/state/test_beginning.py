@@ -1,11 +1,18 @@
-"""A text is begun at the latest snapshot within what is cached of it, and nowhere else."""
+"""A text is begun at the latest snapshot within what is cached of it, and nowhere else; without states, not behind a
+gap.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+import pytest
+
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.state import beginning
+from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks, without_gaps
 
 SIZE = 4
 TEXT = list(range(100, 120))
@@ -103,4 +110,30 @@ def test_shorter_parts_follow_the_longest_to_the_empty_one() -> None:
         (0, None),
     ]
     assert places(at_block_ends(match, SIZE)) == [(8, 3), (4, 1), (0, None)]
-    assert places(whole_blocks(match)) == [(12, None), (8, None), (4, None), (0, None)]
+    assert places(iter([whole_blocks(match)])) == [(12, None)]
+
+
+@pytest.mark.parametrize("reach", [Reach(1), Reach(3), Reach(9), Reach(14), Reach(4, True), Reach(6, True)])
+def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(reach: Reach) -> None:
+    """Judged by asking every place, from the last on."""
+    rng = random.Random(0)
+    prefix, _ = chain({}, {}, {}, {})
+    for _ in range(100):
+        end, gone = rng.randint(0, 16), {place for place in range(4) if rng.random() < 0.5}
+        match = prefix.match(TEXT[:16], prefix.keys(TEXT[:16]), end)
+
+        def seen(tokens: int, gone: set[int] = gone) -> list[int]:
+            return [place for place in range(reach.oldest(tokens) // SIZE, -(-tokens // SIZE)) if place in gone]
+
+        found = without_gaps(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
+        wanted = next(n for n in (end, *range(end // SIZE * SIZE, -1, -SIZE)) if not seen(n))
+        assert found.tokens(SIZE) == wanted
+
+
+def test_a_long_match_that_lacks_everything_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is matched in many steps: a part made for every block would take the square of a prompt's length."""
+    entry = chain({})[1][0]
+    match, made, cut = Match(entry.parent, (entry,) * 5000, None, 0), [], beginning._cut
+    monkeypatch.setattr(beginning, "_cut", lambda *given: made.append(given) or cut(*given))
+    found = without_gaps(match, lambda _, tokens: tokens // SIZE - 1 if tokens else None, SIZE)
+    assert (found.entries, len(made)) == ((), 1)
