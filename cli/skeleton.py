@@ -49,15 +49,17 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     """Build the model that `config` (the contents of config.json) describes. Nothing of its size is allocated.
 
     Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it, or its code
-    fails with it.
+    fails with it, ModelCorrupt if it has more layers than any model.
     """
     from cortexmlx.cpu import blas
 
     blas.preload()
     import mlx.core as mx
 
+    from cortexmlx.models.folder_config import check_layers_without_weights
     from cortexmlx.models.weights import expand, only_on_a_gpu, parameter_count, weight_bytes
 
+    check_layers_without_weights(config)
     model = _lazy_model(dict(config))
     dtype = _dtype(config)
     model.set_dtype(getattr(mx, dtype))

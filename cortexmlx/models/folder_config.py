@@ -11,6 +11,7 @@ from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.json_file import read_json_object
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_MOST_LAYERS = 4096
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -38,15 +39,28 @@ def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
     """Raise ModelCorrupt if config.json asks for more layers than the weight files have tensors: building so many would
     take minutes, only to say then that they are missing.
     """
+    for name, layers in _stated_layers(config):
+        if layers > tensors:
+            raise ModelCorrupt(
+                f"{folder / 'config.json'} asks for {name}={layers}, but the weights are {tensors} tensors in all: "
+                "they are not of the same model."
+            )
+
+
+def check_layers_without_weights(config: Mapping[str, Any]) -> None:
+    """The same where there are no weights to tell: raise ModelCorrupt if it asks for more than any model has."""
+    for name, layers in _stated_layers(config):
+        if layers > _MOST_LAYERS:
+            raise ModelCorrupt(f"the configuration asks for {name}={layers}: no model has more than {_MOST_LAYERS}.")
+
+
+def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     inner = config.get("text_config")
     for source in (config, inner if isinstance(inner, Mapping) else {}):
         for name in _LAYERS:
             layers = source.get(name)
-            if isinstance(layers, int) and layers > tensors:
-                raise ModelCorrupt(
-                    f"{folder / 'config.json'} asks for {name}={layers}, but the weights are {tensors} tensors in all: "
-                    "they are not of the same model."
-                )
+            if isinstance(layers, int):
+                yield name, layers
 
 
 def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.cli.skeleton import build
-from cortexmlx.errors import ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 from support.tiny import CONFIGS
@@ -92,3 +92,9 @@ def test_what_becomes_float32_on_a_cpu_is_not_refused_there() -> None:
     skeleton = build(CONFIGS["llama"] | {"model_type": "bitnet"})
     assert skeleton.refusal is None
     assert skeleton.weight_bytes < skeleton.parameters, "two bits for each of most"
+
+
+@pytest.mark.parametrize("odd", [{"num_hidden_layers": 2**31}, {"text_config": {"n_layers": 10**20}}])
+def test_more_layers_than_any_model_has_are_not_built(odd: dict[str, Any]) -> None:
+    with pytest.raises(ModelCorrupt, match="no model has more than"):
+        build(CONFIGS["qwen3"] | odd)

@@ -285,7 +285,7 @@ def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] 
     prefix = f"{meta.architecture}.rope.scaling."
     tensors = meta.header.tensors
     kind = meta.text(f"{prefix}type", "linear" if meta.arch_has("rope.scaling.factor") else "none")
-    if LONG_FACTORS in tensors:
+    if LONG_FACTORS in tensors or SHORT_FACTORS in tensors:
         kind = "longrope"
     if kind == "none":
         return None

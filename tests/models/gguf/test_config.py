@@ -177,6 +177,15 @@ def test_rope_factors_and_a_scaling_exclude_each_other(tmp_path: Path) -> None:
         describe(read_header(write_gguf(tmp_path / "tiny.gguf", header, stored)))
 
 
+@pytest.mark.parametrize("kind", ["long", "short"])
+def test_long_rope_with_one_list_of_factors_is_not_run_without_any(tmp_path: Path, kind: str) -> None:
+    export(tmp_path / "tiny.gguf", tiny()["phi3"])
+    header = read_header(tmp_path / "tiny.gguf")
+    del header.tensors[f"rope_factors_{kind}.weight"]
+    with pytest.raises(ModelCorrupt, match=f"no tensor 'rope_factors_{kind}.weight'"):
+        describe(header)
+
+
 @pytest.mark.parametrize(("name", "window"), [("gemma2", 128), ("phi3", 200)])
 def test_contexts_end_where_a_window_that_mlx_lm_lacks_would_begin(tmp_path: Path, name: str, window: int) -> None:
     model = tiny()[name]
