@@ -109,7 +109,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     try:
         model = model_class(args_class.from_dict(config))
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
     if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none
         with contextlib.suppress(Exception):

@@ -98,3 +98,9 @@ def test_what_becomes_float32_on_a_cpu_is_not_refused_there() -> None:
 def test_more_layers_than_any_model_has_are_not_built(odd: dict[str, Any]) -> None:
     with pytest.raises(ModelCorrupt, match="no model has more than"):
         build(CONFIGS["qwen3"] | odd)
+
+
+def test_what_mlx_says_of_a_wrong_type_is_one_line() -> None:
+    with pytest.raises(ModelUnsupported, match="does not fit 'qwen3'") as refused:
+        build(CONFIGS["qwen3"] | {"intermediate_size": "64"})
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
