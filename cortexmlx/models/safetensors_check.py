@@ -6,6 +6,7 @@ message should say so with the numbers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -78,17 +79,21 @@ def _header(file: Path) -> dict[str, Any]:
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            ends = [_end(entry) for entry in header.values()]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            places = sorted((*_place(entry), name) for name, entry in header.items())
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
-    needed = 8 + length + max(ends, default=0)
+    needed = 8 + length + max((end for _, end, _ in places), default=0)
     if needed > size:
         raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed} bytes. Download it again.")
+    for (_, end, name), (begin, _, other) in itertools.pairwise(places):
+        if begin < end:
+            raise ModelCorrupt(f"{file} is damaged: {name} and {other} share bytes. Download it again.")
     return header
 
 
-def _end(entry: Any) -> int:
+def _place(entry: Any) -> tuple[int, int]:
+    """Where a tensor's bytes begin and end."""
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end or any(size < 0 for size in entry["shape"]):
         raise ValueError("offsets run backwards")
-    return int(end)
+    return int(begin), int(end)

@@ -30,6 +30,22 @@ def test_a_damaged_weights_header(tmp_path: Path) -> None:
     fails(folder, ModelCorrupt, "header cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [([0, 16384], "share bytes"), ([4, 16388], "share bytes"), ([0, float("inf")], "header cannot be read")],
+)
+def test_a_tensor_in_the_place_of_another_is_not_read(tmp_path: Path, offsets: list[float], said: str) -> None:
+    """MLX would compute with the other's numbers."""
+    folder = write_folder(tmp_path / "m")
+    whole = (folder / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    header = json.loads(whole[8 : 8 + length])
+    header["model.layers.0.self_attn.q_proj.weight"]["data_offsets"] = offsets
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+    fails(folder, ModelCorrupt, "model.safetensors", said)
+
+
 def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
