@@ -150,14 +150,14 @@ def test_a_second_turn_computes_only_its_new_tokens(name: str, tiny: Any, judged
 def test_a_second_turn_behind_an_end_token_computes_only_what_is_new(
     name: str, tiny: Any, theirs: Any, unpaged: None
 ) -> None:
-    """With nothing computed behind the end that could not be cut off."""
+    """With nothing computed behind the end that could not be cut off: only where it can be is a step on its way."""
     driver = Driver(tiny(name))
     end = theirs(name, PROMPT, 12)[5]
     first = driver.result_of(PROMPT, 12, stop_token_ids=(end,))
     assert first.finish_reason is FinishReason.STOP and first.token_ids[-1] == end
     text = [*PROMPT, *first.token_ids, 3, 4, 5]
     second = driver.result_of(text, 12)
-    assert second.usage.cached_tokens == len(PROMPT) + len(first.token_ids) - 1
+    assert second.usage.cached_tokens == len(PROMPT) + len(first.token_ids) - (name == "mamba")
     assert list(second.token_ids) == theirs(name, text, 12)
 
 
