@@ -34,7 +34,8 @@ class KVCache(BlockPools):
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
     `blocks` blocks of `block_size` tokens are available in each group (one number for all, or one for each), and more
-    on demand up to `max_blocks`, as `BlockPools` says. Sequences are named by an integer of the caller's choice.
+    on demand up to `max_blocks`, as `BlockPools` says. Sequences are named by an integer of the caller's choice. With
+    `needs_ends` what one leaves may be of use only to those that go on where it ended.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class KVCache(BlockPools):
         super().__init__(groups, blocks, block_size, **options)
         self._sequences: dict[int, SequenceBlocks] = {}
         self.states = StateBook(block_size, snapshots, self._sequences)
+        self.needs_ends = self.states.needed
         self._most = [row_blocks(group.spec.reach, block_size) for group in groups]
         self._windows = [g for g, most in enumerate(self._most) if most is not None]
 
@@ -85,11 +87,6 @@ class KVCache(BlockPools):
             shared = sum(bool(pool.ref_counts[hit.blocks[group]]) for hit in entries[front:])
             needed.append((count if most is None else min(count, most)) - shared)
         return needed
-
-    @property
-    def needs_ends(self) -> bool:
-        """Whether what a sequence leaves may be of use only to texts that go on where it ended."""
-        return self.states.needed
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 

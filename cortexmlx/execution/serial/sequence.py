@@ -34,13 +34,9 @@ class OneSequence(KVCache):
         **options: Any,
     ) -> None:
         super().__init__(_COUNTED, blocks, block_size, **options)
+        self.needs_ends = True  # not all caches can be cut back
         self._kept = tuple(kept)
         self._rewind = rewind
-
-    @property
-    def needs_ends(self) -> bool:
-        """Not all caches can be cut back."""
-        return True
 
     @property
     def bytes_limit(self) -> int:
