@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers.alphabet import token_bytes
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
@@ -91,8 +91,18 @@ def pre_tokenizer(name: str, file: str) -> PreTokenizer:
 
 
 def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Ids of `text`. Unlike the library's `encode`, this lets other threads run Python meanwhile."""
-    ids: list[int] = core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    """Ids of `text`. Unlike the library's `encode`, this lets other threads run Python meanwhile.
+
+    Raises InvalidRequest if the library panics, which no `except Exception` would see: a pattern for words that tries
+    too many ways through a text ends so.
+    """
+    try:
+        ids: list[int] = core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        said = " ".join(str(error).split())
+        raise InvalidRequest(f"the model's tokenizer gives up on this text ({said}): shorten it, or cut it.") from error
     return ids
 
 

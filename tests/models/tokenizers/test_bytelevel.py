@@ -10,9 +10,9 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_with, pre_tokenizer
 from support.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
 
 # The rules as their models publish them.
@@ -164,3 +164,14 @@ def test_an_unknown_rule_is_refused_by_name() -> None:
 def test_merges_outside_the_vocabulary_are_corrupt() -> None:
     with pytest.raises(ModelCorrupt, match="inconsistent"):
         ByteLevelTokenizer(TOKENS[:256], ["zz yy"], [1] * 256, pre_tokenizer("smollm", "a"), SpecialTokens())
+
+
+def test_a_text_on_which_the_library_panics_is_refused_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    core = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    assert encode_with(core, "aaa", False) == [0, 0, 0]
+    with pytest.raises(InvalidRequest, match="the model's tokenizer gives up on this text"):
+        encode_with(core, "a" * 40 + "b", False)
+    capfd.readouterr()  # what the library says of it
