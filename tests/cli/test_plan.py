@@ -169,7 +169,7 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
     assert plan.model.refusal is None and snapshots is not None
     assert plan.here.snapshots == snapshots.most
     each = plan.here.snapshot_bytes // snapshots.most
-    assert plan.here.states_bytes == 3 * 3 * each
+    assert plan.here.states_bytes == 2 * 3 * each
     assert stats.state_bytes == stats.state_snapshots * each > 0
     assert (each == plan.model.state_bytes_per_sequence) == (dtype == "float32")
     assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
