@@ -90,12 +90,14 @@ def _own_files() -> str:
     return digest.hexdigest()
 
 
-@cache
 def _runtime_object() -> Path:
+    """Looked for each time: others who use the folder forget what was not used for longest."""
     compiler = find_compiler()
     sources = sorted(RUNTIME.glob("*.cpp"))
     target = cache_folder() / f"runtime-{content_key('runtime')}.o"
-    if not target.exists():
+    if target.exists():
+        os.utime(target)
+    else:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             unit = Path(folder, "runtime.cpp")

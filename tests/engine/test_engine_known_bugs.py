@@ -42,7 +42,8 @@ def test_every_layer_has_its_own_keys(tiny: Any) -> None:
     driver.add(tokens_of(20), 5)
     driver.step(3)
     arena = driver.core.arena
-    stored = [np.array(arena.slab(layer)[0]) for layer in range(3)]
+    blocks = min(arena.blocks) * arena.block_size  # layers with windows have fewer
+    stored = [np.array(arena.slab(layer)[0][:, :blocks]) for layer in range(3)]
     assert all(s.any() for s in stored)
     assert not any(np.allclose(a, b) for i, a in enumerate(stored) for b in stored[:i])
 

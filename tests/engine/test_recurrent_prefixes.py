@@ -131,7 +131,7 @@ def test_a_preempted_row_goes_on_where_it_was(name: str, tiny: Any, judged: Any,
     driver.core.runner.collect(driver.core.runner.dispatch(plan, None))
     length = len(job.tokens)
     driver.step()
-    assert job.state is not RequestState.PREEMPTED and job.states[0] >= length
+    assert job.state is not RequestState.PREEMPTED and job.state_at >= length
     driver.finish()
     same(judged, theirs, name, prompt, driver.result(handle).token_ids)
 

@@ -12,17 +12,26 @@ from support.sim_tools import launch
 
 def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path):
     monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    built._runtime_object.cache_clear()
-    try:
-        source = "uint i = thread_position_in_grid.x; y[i] = x[i] + 41;"
-        launch(source)
-        libraries = {path.name for path in tmp_path.iterdir()}
-        monkeypatch.setattr(built.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
-        y, _ = launch(source)
-        assert y[1].item() == 42
-        assert {path.name for path in tmp_path.iterdir()} == libraries
-    finally:
-        built._runtime_object.cache_clear()
+    source = "uint i = thread_position_in_grid.x; y[i] = x[i] + 41;"
+    launch(source)
+    libraries = {path.name for path in tmp_path.iterdir()}
+    monkeypatch.setattr(built.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    y, _ = launch(source)
+    assert y[1].item() == 42
+    assert {path.name for path in tmp_path.iterdir()} == libraries
+
+
+def test_the_runtime_is_there_for_every_kernel_though_it_may_be_old_or_gone(monkeypatch, tmp_path):
+    """Another process forgets what was not used for longest, in a folder that both use."""
+    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
+    launch("y[thread_position_in_grid.x] = 1.0f;")
+    (runtime,) = tmp_path.glob("runtime-*.o")
+    os.utime(runtime, (1000, 1000))
+    launch("y[thread_position_in_grid.x] = 2.0f;")
+    assert runtime.stat().st_mtime > 1000, "what is used is not the oldest"
+    runtime.unlink()
+    y, _ = launch("y[thread_position_in_grid.x] = 3.0f;")
+    assert y[1].item() == 3
 
 
 def test_nothing_is_left_behind_when_compilation_fails(monkeypatch, tmp_path):
