@@ -63,21 +63,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 64,
         "layer_types": ["sliding_attention", "full_attention"] * 4,
     },
-    "chunks": {
-        "model_type": "llama4",
-        "text_config": {
-            **_COMMON,
-            "model_type": "llama4_text",
-            "attention_bias": False,
-            "attention_chunk_size": 64,
-            "interleave_moe_layer_step": 2,
-            "intermediate_size_mlp": 1_024,
-            "num_experts_per_tok": 1,
-            "num_local_experts": 4,
-            "rope_scaling": None,
-            "use_qk_norm": True,
-        },
-    },
     "latent": {
         "model_type": "deepseek_v3",
         "kv_lora_rank": 256,
@@ -117,7 +102,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "recurrent": {**_MAMBA2},
 }
-"""What of a configuration makes it a model of that kind."""
+"""What of a configuration makes it a model of that kind. Chunks (Llama 4) are not among them: mlx-lm's batch generator
+does not take its own caches for them.
+"""
 
 
 def sections() -> list[Section]:

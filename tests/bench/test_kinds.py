@@ -12,7 +12,6 @@ CACHES = {
     "full": {"KVCache"},
     "windows": {"KVCache", "RotatingKVCache"},
     "experts and sinks": {"KVCache", "RotatingKVCache"},
-    "chunks": {"KVCache", "ChunkedKVCache"},
     "latent": {"KVCache"},
     "hybrid": {"KVCache", "ArraysCache"},
     "hybrid of convolutions": {"KVCache", "ArraysCache"},
