@@ -140,7 +140,8 @@ class ModelRunner:
             pending = Pending(plan, None, started)
         self._last = pending
         built = time.perf_counter()
-        results = _arrays(pending.sampled) + states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
+        results = [] if pending.sampled is None else pending.sampled.arrays()
+        results += states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         # Handing over blocks while too much is queued: that is waiting for the device, too.
@@ -280,9 +281,3 @@ class _LazyWrite:
 
 def _host(array: mx.array) -> Any:
     return array.tolist()
-
-
-def _arrays(sampled: Sampled | None) -> list[mx.array]:
-    if sampled is None:
-        return []
-    return [a for a in (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs) if a is not None]

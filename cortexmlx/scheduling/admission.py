@@ -166,7 +166,7 @@ class Admission:
                 self._hold(job, gate)
                 if running.cache.states.needed:
                     job.waited = isinstance(gate, Key)
-                    self._claims.keep_state(job, gate)
+                    self._claims.keep_state(gate)
             elif running.fits(job, match):
                 return job, match
             else:

@@ -70,10 +70,9 @@ class Claims:
         last = job.keys[end - 1]
         return last if last in self._owners else job.keys[begin]
 
-    def keep_state(self, job: Job, gate: object) -> None:
-        """A job waits for a block, if the gate is one: whoever computes it is to keep its recurrent state behind it."""
-        owner = self._owners.get(gate) if isinstance(gate, Key) else None
-        if owner is not None and isinstance(gate, Key):
+    def keep_state(self, gate: object) -> None:
+        """Somebody waits for a block, if the gate is one: who computes it is to keep its recurrent state behind it."""
+        if isinstance(gate, Key) and (owner := self._owners.get(gate)) is not None:
             owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
 
     def clear(self) -> None:

@@ -80,7 +80,7 @@ def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
     claims.claim(owner)
     gate = claims.awaited(other, Match(Node(b""), (), None, 0))
     assert gate == owner.keys[4]
-    claims.keep_state(other, gate)
-    claims.keep_state(other, owner)
-    claims.keep_state(other, b"of nobody")
+    claims.keep_state(gate)
+    claims.keep_state(owner)
+    claims.keep_state(b"of nobody")
     assert owner.cuts == {20} and not other.cuts
