@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal_prefill import MetalPrefill
 from cortexmlx.attention.paged import PagedKV
@@ -186,8 +187,8 @@ class MetalAttention:
         """The variant of a kernel for this layer."""
         keys = kv.arena.slab(kv.layer)[0]
         return kind(
-            dtype=_name(queries.dtype),
-            kv_dtype=_name(keys.dtype),
+            dtype=dtype_name(queries.dtype),
+            kv_dtype=dtype_name(keys.dtype),
             key_dim=queries.shape[3],
             value_dim=_value_dim(kv),
             block_size=kv.arena.block_size,
@@ -247,7 +248,3 @@ def _require_rows(layer: int, slab: Slab) -> None:
                 f"layer {layer}'s {name} {array.shape} have strides of {memory.strides} bytes, which the kernels "
                 "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
             )
-
-
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
 from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
@@ -118,7 +119,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
             kv_heads=seen[layer].keys.shape[1],
             key_dim=seen[layer].keys.shape[-1],
             value_dim=seen[layer].value_dim,
-            dtype=str(seen[layer].keys.dtype).removeprefix("mlx.core."),
+            dtype=dtype_name(seen[layer].keys.dtype),
             window=reach.tokens,
             chunked=reach.chunked,
             value_in_key=seen[layer].value_in_key,

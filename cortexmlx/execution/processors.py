@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import LogitsProcessorError
 
 if TYPE_CHECKING:
@@ -89,5 +90,5 @@ def _check(result: object, shape: tuple[int, ...]) -> None:
     if not isinstance(result, mx.array):
         raise TypeError(f"{wanted}, but returned {type(result).__name__}")
     if result.shape != shape or not mx.issubdtype(result.dtype, mx.floating):
-        kind = str(result.dtype).removeprefix("mlx.core.")
+        kind = dtype_name(result.dtype)
         raise ValueError(f"{wanted}, but returned {kind} of shape {list(result.shape)}")

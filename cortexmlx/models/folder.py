@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import missing_package, mlx_lm_utils
 from cortexmlx.models.folder_config import check_layers, end_ids, foreign_quantization, left_out, read_config
@@ -96,6 +97,6 @@ def _check_types(folder: Path, model: Any) -> None:
         integers = isinstance(weight, mx.array) and not mx.issubdtype(weight.dtype, mx.floating)
         if integers and not any("scale" in name for name in layer):
             raise ModelUnsupported(
-                f"{folder} holds {path}.weight as {str(weight.dtype).removeprefix('mlx.core.')} without scales, "
+                f"{folder} holds {path}.weight as {dtype_name(weight.dtype)} without scales, "
                 "which mlx-lm would take for its numbers. Take one that mlx_lm.convert made."
             )

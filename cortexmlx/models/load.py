@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
@@ -156,7 +157,7 @@ def _describe(
         context_length=context,
         weight_bytes=weights.weight_bytes(model),
         parameters=weights.parameter_count(model),
-        dtype=str((norms or floats)[0].dtype).removeprefix("mlx.core."),
+        dtype=dtype_name((norms or floats)[0].dtype),
         notes=notes,
         adapter=adapter,
     )

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.metal.msl import PREAMBLE
 
 from . import settings
@@ -47,11 +48,7 @@ def to_array(data: npt.NDArray[np.uint8], shape: Sequence[int], dtype: mx.Dtype)
 
 def numpy_type(dtype: mx.Dtype) -> np.dtype[Any]:
     """The NumPy type with the same bytes: bfloat16 is uint16 there."""
-    return np.dtype("uint16" if dtype == mx.bfloat16 else _name(dtype).rstrip("_"))
-
-
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
+    return np.dtype("uint16" if dtype == mx.bfloat16 else dtype_name(dtype).rstrip("_"))
 
 
 class MetalKernel:
@@ -200,14 +197,16 @@ def _buffer(
         filled = None
         if init_value is not None:
             filled = np.ascontiguousarray(host_view(mx.full((count,), init_value, dtype=dtype)))
-        return BufferSpec(p.name, filled, count * host.itemsize, host.itemsize, writable=True, element=_name(dtype))
+        return BufferSpec(
+            p.name, filled, count * host.itemsize, host.itemsize, writable=True, element=dtype_name(dtype)
+        )
     view = views[_owner(p)]
     if p.role is Role.INPUT:
         if isinstance(view, SparseArray):
             return BufferSpec(p.name, None, view.nbytes, view.dtype.size, pieces=tuple(view.pieces))
         data, start = _span(view)
         offset = (offsets[p.name] - start) % MAX_ALIGNMENT
-        element = _name(dtypes[p.name])
+        element = dtype_name(dtypes[p.name])
         return BufferSpec(p.name, data, data.nbytes, data.itemsize, offset=offset, start=start, element=element)
     if p.role is Role.SHAPE:
         data = np.array(view.shape, dtype=np.int32)

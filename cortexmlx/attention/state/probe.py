@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep, install
 from cortexmlx.attention.state.watch import running_modules
 from cortexmlx.errors import ModelUnsupported
@@ -94,7 +95,7 @@ class RecurrentProbe:
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
             raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")
-        names = [str(array.dtype).removeprefix("mlx.core.") for array in arrays]
+        names = [dtype_name(array.dtype) for array in arrays]
         dtype = next((name for name in names if name in ITEMSIZE), "float32")
         return KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in arrays) // rows)
 

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
 from cortexmlx.machine import obtainable
@@ -139,7 +140,7 @@ def _spec_of(leaf: Any) -> KVSpec | None:
     keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
     if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
         return None
-    dtype = str(keys.dtype).removeprefix("mlx.core.")
+    dtype = dtype_name(keys.dtype)
     return KVSpec(keys.shape[1], keys.shape[-1], values.shape[-1], dtype, getattr(leaf, "max_size", None))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models.gguf.blocks import WIDENED
 from cortexmlx.models.gguf.config import ROPE_FACTORS, Description, activation_type, describe
@@ -77,9 +78,8 @@ def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
     kinds = ", ".join(sorted({info.type_name for info in widened}))
     stored = sum(info.nbytes for info in widened)
     grown = sum(info.values for info in widened) * dtype.size
-    name = str(dtype).removeprefix("mlx.core.")
     return (
-        f"MLX has no packed form of {kinds}: {len(widened)} tensors are {name} in memory "
+        f"MLX has no packed form of {kinds}: {len(widened)} tensors are {dtype_name(dtype)} in memory "
         f"({grown / 1e6:.0f} MB instead of {stored / 1e6:.0f} MB)",
     )
 
