@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
-from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
+from cortexmlx.models.context import UNSTATED_CONTEXT, of_language, stated_context
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def _lazy_model(config: dict[str, Any]) -> Any:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, Mapping) else {}
-    named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    stated = (source.get(key) for source in of_language(config) for key in ("dtype", "torch_dtype"))
+    named = next(filter(None, stated), None)
     return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"
 
 

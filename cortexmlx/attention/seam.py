@@ -22,9 +22,14 @@ from cortexmlx.host.modules import replace_function
 _Leaf = TypeVar("_Leaf")
 
 
+def leaves_of(caches: Sequence[Any]) -> list[Any]:
+    """mlx-lm's caches of a model's layers. Of a layer that has several, each is there: a *leaf*."""
+    return [leaf for cache in caches for leaf in (cache.caches if _several(cache) else (cache,))]
+
+
 def own_caches(model: nn.Module) -> list[Any]:
-    """The caches that mlx-lm makes for the model's layers. Of a layer that has several, each is there: a *leaf*."""
-    return [leaf for cache in make_prompt_cache(model) for leaf in (cache.caches if _several(cache) else (cache,))]
+    """The leaves of the caches that mlx-lm makes for a model."""
+    return leaves_of(make_prompt_cache(model))
 
 
 def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:

@@ -1,4 +1,6 @@
-"""How many tokens a model attends to, by its configuration: the one answer for `plan` and for the engine. No mlx."""
+"""Where a configuration describes its language model, and how many tokens that attends to: the one answer for `plan`
+and for the engine. No mlx.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,15 @@ UNSTATED_CONTEXT = 2048
 """Tokens that are assumed where the configuration says nothing."""
 
 
-def stated_context(config: Mapping[str, Any]) -> int | None:
-    """The context in tokens that a config.json states, at its top or in its `text_config`; None if it states none."""
+def of_language(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Where a config.json says something of its language model: at its top, and in its `text_config`, if it has one."""
     text = config.get("text_config")
-    for source in (config, text if isinstance(text, Mapping) else {}):
+    return config, text if isinstance(text, Mapping) else {}
+
+
+def stated_context(config: Mapping[str, Any]) -> int | None:
+    """The context in tokens that a config.json states; None if it states none."""
+    for source in of_language(config):
         for key in _KEYS:
             value = source.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:

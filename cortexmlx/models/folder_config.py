@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.context import of_language
 from cortexmlx.models.json_file import read_json_object
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -55,8 +56,7 @@ def check_layers_without_weights(config: Mapping[str, Any]) -> None:
 
 
 def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    inner = config.get("text_config")
-    for source in (config, inner if isinstance(inner, Mapping) else {}):
+    for source in of_language(config):
         for name in _LAYERS:
             layers = source.get(name)
             if isinstance(layers, int):
@@ -65,8 +65,7 @@ def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     """All token ids that end a generation, by config.json and generation_config.json together."""
-    text_config = config.get("text_config")
-    sources = [config, text_config if isinstance(text_config, dict) else {}]
+    sources = list(of_language(config))
     generation = folder / "generation_config.json"
     if generation.is_file():
         sources.append(read_json_object(generation))
@@ -86,8 +85,7 @@ def left_out(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     """How the weights are quantized where it was not mlx-lm that did it, in its maker's words; None if they are not."""
-    inner = config.get("text_config")
-    for source in (config, inner if isinstance(inner, Mapping) else {}):
+    for source in of_language(config):
         settings = source.get("quantization_config")
         if "quantization" not in config and isinstance(settings, Mapping):
             words = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.arrays import dtype_name
+from cortexmlx.attention.seam import leaves_of, own_caches
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
 from cortexmlx.machine import obtainable
@@ -64,10 +65,10 @@ class OwnCaches:
         surplus = self.length - tokens
         if not tokens:
             self._caches, self.length = make_prompt_cache(self._model), 0
-        elif surplus < 0 or (surplus and not all(map(_can_be_cut, _leaves(self._caches)))):
+        elif surplus < 0 or (surplus and not all(map(_can_be_cut, leaves_of(self._caches)))):
             return False
         elif surplus:
-            for leaf in _leaves(self._caches):
+            for leaf in leaves_of(self._caches):
                 leaf.trim(surplus)
             self.length = tokens
         return True
@@ -81,7 +82,7 @@ class OwnCaches:
 
     def arrays(self) -> list[mx.array]:
         """All that the caches keep, for evaluation."""
-        return [array for leaf in _leaves(self._caches) for array in _arrays(leaf)]
+        return [array for leaf in leaves_of(self._caches) for array in _arrays(leaf)]
 
     def can_resize(self, blocks: Counts) -> bool:
         """Whether the system has the memory now that a sequence of so many blocks takes, beside what it has."""
@@ -105,11 +106,11 @@ def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
     """
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
-    specs = [_spec_of(leaf) for leaf in _leaves(caches)]
+    specs = [_spec_of(leaf) for leaf in leaves_of(caches)]
     if None in specs:
-        before = [_nbytes(leaf) for leaf in _leaves(caches)]
+        before = [_nbytes(leaf) for leaf in leaves_of(caches)]
         model(mx.zeros((1, _MORE), mx.int32), cache=caches)
-        measured = (_spec_by_growth(size, _nbytes(leaf)) for size, leaf in zip(before, _leaves(caches), strict=True))
+        measured = (_spec_by_growth(size, _nbytes(leaf)) for size, leaf in zip(before, leaves_of(caches), strict=True))
         return group_layers([known or grown for known, grown in zip(specs, measured, strict=True)])
     return group_layers([spec for spec in specs if spec is not None])
 
@@ -130,7 +131,7 @@ def sees_ahead(model: nn.Module) -> bool:
 
 def not_always_cut(model: nn.Module) -> list[str]:
     """The classes among the model's caches that cannot be cut back to fewer tokens, or not once a window is full."""
-    return sorted({type(leaf).__name__ for leaf in _leaves(make_prompt_cache(model)) if type(leaf) is not PlainCache})
+    return sorted({type(leaf).__name__ for leaf in own_caches(model) if type(leaf) is not PlainCache})
 
 
 def _spec_of(leaf: Any) -> KVSpec | None:
@@ -152,12 +153,6 @@ def _spec_by_growth(before: int, after: int) -> KVSpec:
 
 def _can_be_cut(leaf: Any) -> bool:
     return type(leaf) in _CUT_EXACTLY and bool(leaf.is_trimmable())
-
-
-def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """The caches, and of one that holds several those."""
-    for cache in caches:
-        yield from getattr(cache, "caches", (cache,))
 
 
 def _nbytes(leaf: Any) -> int:
