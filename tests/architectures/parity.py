@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from cortexmlx.host.package import mlx_lm_utils
 from cortexmlx.models import load_model
 from support.core_driver import Driver, assert_nothing_lost
+from support.logits import Recorder, mlx_lms_logits
 from support.tiny import tokens_of
 from tests.architectures.configurations import lengths, weight_settings
 from tests.architectures.weights import write_model
@@ -68,16 +69,11 @@ class Subject:
         """mlx-lm's logits before each token of `answer`, `[len(answer), vocab]`: with `steps` from the prompt at once
         and then token by token, else from prompt and answer at once.
         """
-        cache = make_prompt_cache(self.judge)
-        if not steps:
-            text = mx.array([[*prompt, *answer[:-1]]])
-            return np.array(self.judge(text, cache=cache)[0, len(prompt) - 1 :].astype(mx.float32))
-        logits = [self.judge(mx.array([list(prompt)]), cache=cache)[0, -1]]
-        mx.eval(logits)
-        for token in answer[:-1]:
-            logits.append(self.judge(mx.array([[token]]), cache=cache)[0, -1])
-            mx.eval(logits[-1])  # a step's keys may be a view of a buffer that the next step writes
-        return np.array(mx.stack(logits).astype(mx.float32))
+        if steps:
+            return mlx_lms_logits(self.judge, prompt, answer)
+        text = mx.array([[*prompt, *answer[:-1]]])
+        logits = self.judge(text, cache=make_prompt_cache(self.judge))
+        return np.array(logits[0, len(prompt) - 1 :].astype(mx.float32))
 
 
 def subject(name: str, folder: Path) -> Subject:
@@ -97,21 +93,6 @@ def subject(name: str, folder: Path) -> Subject:
 
 def _step(model: Any) -> None:
     mx.eval(model(mx.array([[1]]), cache=make_prompt_cache(model)))
-
-
-class Recorder:
-    """A logits processor that changes nothing and keeps the logits `[vocab]` before each token, by tokens so far."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, mx.array] = {}
-
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self._seen[tokens.size] = logits[0]
-        return logits
-
-    def of(self, prompt: Sequence[int], answer: Sequence[int]) -> Logits:
-        """`[len(answer), vocab]`."""
-        return np.array(mx.stack([self._seen[len(prompt) + i] for i in range(len(answer))]))
 
 
 def compare(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from support.core_driver import Driver, assert_nothing_lost
+from support.logits import mlx_lms_logits
 from support.recurrent import RECURRENT
 from support.tiny import tokens_of
 
@@ -19,16 +18,6 @@ TOKENS = 12
 FEW = ("qwen3_next", "falcon_h1", "rwkv7")
 """A delta rule beside attention, both in one layer, and no attention at all."""
 EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT]
-
-
-def logits_of(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[Any]:
-    """mlx-lm's logits for each token of an answer: the prompt in one pass, then token by token."""
-    cache = make_prompt_cache(model)
-    found, new = [], list(prompt)
-    for token in answer:
-        found.append(np.array(model(mx.array([new]), cache=cache)[0, -1]))
-        new = [token]
-    return found
 
 
 class Watched:
@@ -66,7 +55,7 @@ def test_ragged_rows_have_the_logits_of_mlx_lm(name: str, tiny: Any, judged: Any
     watched = Watched(Driver(tiny(name), tokens=2048, max_rows=5, prefill_budget=24))
     answers = ragged(watched.driver, prompts)
     for job, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        theirs = logits_of(judged(name)[0], prompt, answer)
+        theirs = mlx_lms_logits(judged(name)[0], prompt, answer)
         for mine, wanted, token in zip(watched.logits[job], theirs, answer, strict=True):
             scale = max(1.0, float(np.abs(wanted).max()))
             np.testing.assert_allclose(mine, wanted, atol=1e-4 * scale, rtol=0)

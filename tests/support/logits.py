@@ -11,15 +11,19 @@ import numpy as np
 from support.core_driver import Driver
 
 
-class _Recorder:
-    """A logits processor that changes nothing and keeps the logits `[vocab]` before each token."""
+class Recorder:
+    """A logits processor that changes nothing and keeps the logits `[vocab]` before each token, by tokens so far."""
 
     def __init__(self) -> None:
-        self.seen: list[mx.array] = []
+        self._seen: dict[int, mx.array] = {}
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self.seen.append(logits[0])
+        self._seen[tokens.size] = logits[0]
         return logits
+
+    def of(self, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+        """Those of an answer, `[len(answer), vocab]`."""
+        return np.array(mx.stack([self._seen[len(prompt) + i] for i in range(len(answer))]))
 
 
 def answers_with_logits(
@@ -28,14 +32,14 @@ def answers_with_logits(
     """For each prompt, all of which join while others decode, the answer and its logits `[max_tokens, vocab]`. The
     tokens are drawn: greedy ones of random weights may repeat themselves, and would show little.
     """
-    recorders, handles = [_Recorder() for _ in prompts], []
+    recorders, handles = [Recorder() for _ in prompts], []
     for prompt, recorder in zip(prompts, recorders, strict=True):
         seed = len(handles)
         handles.append(driver.add(prompt, max_tokens, seed, temperature=1.0, logits_processors=[recorder]))
         driver.step(2)
     driver.finish()
     answers = [driver.result(handle).token_ids for handle in handles]
-    return [(a, np.array(mx.stack(r.seen[: len(a)]))) for a, r in zip(answers, recorders, strict=True)]
+    return [(a, r.of(p, a)) for p, a, r in zip(prompts, answers, recorders, strict=True)]
 
 
 def mlx_lms_logits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
@@ -44,7 +48,8 @@ def mlx_lms_logits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> 
 
     cache = make_prompt_cache(model)
     logits = [model(mx.array([list(prompt)]), cache=cache)[0, -1]]
+    mx.eval(logits)
     for token in answer[:-1]:
-        mx.eval(logits)
         logits.append(model(mx.array([[token]]), cache=cache)[0, -1])
-    return np.array(mx.stack(logits))
+        mx.eval(logits[-1])  # a step's keys may be a view of a buffer that the next step writes
+    return np.array(mx.stack(logits).astype(mx.float32))

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny import EOS, VOCAB
+from support.tiny import BASE, EOS, VOCAB
 
-_BASE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "eos_token_id": EOS,
-}
+_BASE = BASE | {"num_hidden_layers": 4, "attention_bias": False}
 _DELTA = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -38,6 +25,18 @@ _EXPERTS = {
     "norm_topk_prob": True,
 }
 _LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_BAILING = _BASE | {
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "layer_group_size": 2,
+    "group_norm_size": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 _LFM2 = _BASE | {
     "norm_eps": 1e-5,
     "conv_bias": False,
@@ -168,21 +167,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
     },
-    "bailing_moe_linear": _BASE
-    | {
-        "model_type": "bailing_moe_linear",
-        "moe_intermediate_size": 16,
-        "num_experts": 4,
-        "num_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 2,
-        "num_key_value_heads": 4,
-        "first_k_dense_replace": 1,
-        "layer_group_size": 2,
-        "group_norm_size": 1,
-        "n_group": 2,
-        "topk_group": 1,
-    },
+    "bailing_moe_linear": _BAILING | {"model_type": "bailing_moe_linear", "norm_topk_prob": True},
     "baichuan_m1": _BASE
     | {
         "model_type": "baichuan_m1",
@@ -220,22 +205,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "model_max_length": 512,
     },
-    "bailing_hybrid": _BASE
-    | _LATENT
-    | {
-        "model_type": "bailing_hybrid",
-        "moe_intermediate_size": 16,
-        "num_experts": 4,
-        "num_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "num_key_value_heads": 4,
-        "first_k_dense_replace": 1,
-        "layer_group_size": 2,
-        "group_norm_size": 1,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
-    },
+    "bailing_hybrid": _BAILING | _LATENT | {"model_type": "bailing_hybrid", "routed_scaling_factor": 1.0},
     "longcat_flash_ngram": _BASE
     | _LATENT
     | {

@@ -13,7 +13,7 @@ from typing import Any
 VOCAB = 320
 EOS = 257
 
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -28,17 +28,17 @@ _BASE: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": _BASE | {"model_type": "llama"},
-    "one layer": _BASE | {"model_type": "llama", "num_hidden_layers": 1},
-    "windowed llama": _BASE
+    "llama": BASE | {"model_type": "llama"},
+    "one layer": BASE | {"model_type": "llama", "num_hidden_layers": 1},
+    "windowed llama": BASE
     | {
         "model_type": "llama",
         "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "sliding_window": 11,
     },
-    "qwen3": _BASE | {"model_type": "qwen3", "tie_word_embeddings": False},
-    "gemma3_text": _BASE
+    "qwen3": BASE | {"model_type": "qwen3", "tie_word_embeddings": False},
+    "gemma3_text": BASE
     | {
         "model_type": "gemma3_text",
         "num_hidden_layers": 3,
@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "sliding_window_pattern": 3,
     },
-    "gpt_oss": _BASE
+    "gpt_oss": BASE
     | {
         "model_type": "gpt_oss",
         "num_local_experts": 4,
@@ -55,8 +55,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "mixtral": _BASE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v2": _BASE
+    "mixtral": BASE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": BASE
     | {
         "model_type": "deepseek_v2",
         "kv_lora_rank": 16,
@@ -68,7 +68,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "moe_intermediate_size": 16,
     },
-    "deepseek_v3": _BASE
+    "deepseek_v3": BASE
     | {
         "model_type": "deepseek_v3",
         "kv_lora_rank": 16,
@@ -97,7 +97,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bos_token_id": 256,
         "eos_token_id": EOS,
     },
-    "gemma2": _BASE
+    "gemma2": BASE
     | {
         "model_type": "gemma2",
         "num_key_value_heads": 1,
@@ -105,7 +105,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 9.0,
     },
-    "plamo": _BASE | {"model_type": "plamo", "n_shared_head": 2},
+    "plamo": BASE | {"model_type": "plamo", "n_shared_head": 2},
     "gpt_bigcode": {
         "model_type": "gpt_bigcode",
         "vocab_size": VOCAB,
@@ -117,13 +117,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "eos_token_id": EOS,
     },
-    "dynamic rope": _BASE | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-    "nanbeige": _BASE | {"model_type": "nanbeige", "num_loops": 2},
-    "cohere2": _BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
+    "dynamic rope": BASE | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "nanbeige": BASE | {"model_type": "nanbeige", "num_loops": 2},
+    "cohere2": BASE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7, "layer_norm_eps": 1e-5},
     "llama4": {
         "model_type": "llama4",
         "eos_token_id": EOS,
-        "text_config": _BASE
+        "text_config": BASE
         | {
             "model_type": "llama4_text",
             "num_hidden_layers": 4,
@@ -142,7 +142,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3n": {
         "model_type": "gemma3n",
         "eos_token_id": EOS,
-        "text_config": _BASE
+        "text_config": BASE
         | {
             "model_type": "gemma3n",
             "num_hidden_layers": 4,
