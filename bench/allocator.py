@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 
 ARENA_SIZES = (1_000, 10_000, 100_000, 1_000_000)
 SCAN_BLOCKS = 100_000

@@ -24,7 +24,7 @@ from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
-from cortexmlx.scheduling.plan import StepKind  # noqa: E402
+from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
 from cortexmlx.serving.core import EngineCore  # noqa: E402
 from cortexmlx.serving.handle import RequestHandle  # noqa: E402

@@ -19,8 +19,8 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepPlan
 
 ROWS = (1, 16, 64)
 POOLS = ((4_096, 0), (1_000_000, 100_000))

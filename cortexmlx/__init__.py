@@ -38,7 +38,7 @@ from cortexmlx.stats import EngineStats, Latency, ModelInfo, Moment
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine, MemoryPressure
-    from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.serving.handle import RequestHandle
 
 __version__ = "0.1.0"
@@ -87,8 +87,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
         "Engine": "cortexmlx.engine",
         "MemoryPressure": "cortexmlx.engine",
-        "KVBlockAllocator": "cortexmlx.kv.allocator",
-        "KVHandle": "cortexmlx.kv.allocator",
+        "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
+        "KVHandle": "cortexmlx.kv.blocks.allocator",
         "RequestHandle": "cortexmlx.serving.handle",
     }
 

@@ -23,8 +23,8 @@ import mlx.core as mx
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import PARTS, Slab
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import Piece
 
 STRETCH = 64

@@ -24,7 +24,7 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.scheduling.plan import ArenaWrite, Flush, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, StepKind, StepPlan
 
 
 @dataclass(frozen=True)

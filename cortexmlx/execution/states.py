@@ -19,7 +19,7 @@ import numpy as np
 from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.state.ops import Row, Save, StateOps
-from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 States = tuple[tuple[mx.array | None, ...], ...]
 """The arrays of some rows `[rows, ...]`, for each leaf and each of its slots; None where nothing was written."""

@@ -34,7 +34,7 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.scheduling.steps.plan import StepPlan
 
 _FIRST_TOKENS = 2048
 """Tokens that the arena holds before it grows: small enough to be there at once."""

@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.errors import KVBlockError, MemoryRefused
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup, of_each
 from cortexmlx.machine import obtainable

@@ -15,16 +15,16 @@ from typing import Any
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.blocks.pool import BlockPools
+from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
-from cortexmlx.kv.pool import BlockPools
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.state.book import StateBook
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.step import BlockCopy, copies_of
-from cortexmlx.kv.table import SequenceBlocks
 
 _UNLIMITED = 1 << 40
 """Tokens of a sequence whose length costs no memory: more than any model's context."""

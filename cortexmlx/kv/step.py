@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.placement import flush_of
-from cortexmlx.scheduling.plan import Flush
 from cortexmlx.scheduling.running import RunningSet
+from cortexmlx.scheduling.steps.placement import flush_of
+from cortexmlx.scheduling.steps.plan import Flush
 
 
 class DecodeWindow:

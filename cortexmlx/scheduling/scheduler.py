@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
-from cortexmlx.scheduling.admission import Admission
-from cortexmlx.scheduling.claims import WORTH_WAITING
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.placement import ScheduledTokens
-from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import check_fits, fit_all
-from cortexmlx.scheduling.steps import StepBuilder
+from cortexmlx.scheduling.steps.builder import StepBuilder
+from cortexmlx.scheduling.steps.placement import ScheduledTokens
+from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
+from cortexmlx.scheduling.waiting.admission import Admission
+from cortexmlx.scheduling.waiting.claims import WORTH_WAITING
 
 _LEAST_PIECE = 16
 """Prompt tokens that a step computes at least, however tight the target."""

@@ -24,8 +24,8 @@ from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
-from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle

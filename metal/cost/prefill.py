@@ -15,7 +15,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.kv.step import Piece

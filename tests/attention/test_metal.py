@@ -14,8 +14,8 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, MetalStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece

@@ -14,8 +14,8 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.metal_prefill import PrefillStep
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece

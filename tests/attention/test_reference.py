@@ -15,8 +15,8 @@ from mlx_lm.models.cache import RotatingKVCache
 from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece

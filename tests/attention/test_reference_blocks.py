@@ -12,8 +12,8 @@ import pytest
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV, paged_attention
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, only_blocks

@@ -11,8 +11,8 @@ import pytest
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
 from support.core_driver import Driver
 from support.tiny import tokens_of
 
@@ -104,7 +104,7 @@ def test_poisoned_memory_changes_no_answer(name: str, prefix_cache: bool, tiny: 
 
 def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same poison under an engine that forgets to zero the rest of the blocks it opens."""
-    import cortexmlx.scheduling.placement as placement
+    import cortexmlx.scheduling.steps.placement as placement
 
     wanted = Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
     monkeypatch.setattr(placement, "_opened_rest", lambda *_: placement.EMPTY)

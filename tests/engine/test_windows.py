@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from cortexmlx.scheduling import placement
+from cortexmlx.scheduling.steps import placement
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement
 from support.tiny import tokens_of

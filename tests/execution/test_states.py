@@ -13,7 +13,7 @@ from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.state.ops import NOTHING, Save, StateOps
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 EMPTY = np.zeros(0, np.int32)
 WIDTH = 3

@@ -17,13 +17,13 @@ import pytest
 
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.plan import SCRATCH_SLOT
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT
 from support.core_driver import Driver
 from support.tiny import tokens_of, write_tiny
 

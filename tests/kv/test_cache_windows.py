@@ -9,7 +9,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import Load, arena_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.plan import StepKind
+from cortexmlx.scheduling.steps.plan import StepKind
 from support.stage import Stage
 
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

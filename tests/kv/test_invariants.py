@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.spec import KVSpec, LayerGroup

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import Piece
 from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list

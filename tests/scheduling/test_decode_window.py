@@ -11,8 +11,8 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind
 from cortexmlx.scheduling.running import RunningSet
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind
 from support.requests import job_of
 from support.stage import Stage
 

@@ -19,9 +19,9 @@ from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
-from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps import placement
 from support.requests import add
 from support.shadow import Shadow, Story
 

@@ -10,8 +10,8 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepPlan
 from support.requests import add
 from support.shadow import Shadow, Story
 from support.tiny import tokens_of

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import Piece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
 from support.shadow_states import ShadowStates
 
 JUNK = -1

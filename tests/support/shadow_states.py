@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.state.ops import Row, StateOps
-from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.scheduling.steps.plan import StepPlan
 
 
 class Numbers(Protocol):

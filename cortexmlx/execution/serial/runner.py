@@ -12,7 +12,7 @@ from cortexmlx.execution.runner import Pending, StepResult, read
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.state.ops import StateOps
-from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 _GROWN = 256
 """Tokens after which mlx-lm's buffers have been replaced by longer ones, whose memory MLX would keep."""

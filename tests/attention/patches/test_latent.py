@@ -21,8 +21,8 @@ from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.patches import latent
 from cortexmlx.attention.seam import LayerCache, ProbeKV, install
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, Piece

@@ -14,8 +14,8 @@ from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from support.requests import add
 
 VOCAB = 5

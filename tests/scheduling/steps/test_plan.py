@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, ArenaWrite, Segment, StepKind, StepPlan
 
 EMPTY = np.zeros(0, np.int32)
 

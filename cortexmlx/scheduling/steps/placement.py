@@ -11,7 +11,7 @@ from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import GroupStep, Piece
 from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite, Flush
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, ArenaWrite, Flush
 
 ScheduledTokens = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""

@@ -12,9 +12,9 @@ import pytest
 
 from cortexmlx.bench import allocator as bench
 from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
-from cortexmlx.kv import allocator as allocator_module
-from cortexmlx.kv import freeruns as freeruns_module
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks import allocator as allocator_module
+from cortexmlx.kv.blocks import freeruns as freeruns_module
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 
 
 def test_the_shortest_run_that_fits_is_taken_across_groups_of_lengths() -> None:

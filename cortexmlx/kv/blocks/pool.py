@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.table import BlockTable, runs_of
 from cortexmlx.kv.prefix import GONE, Entry, Node, PrefixCache
 from cortexmlx.kv.spec import Counts, LayerGroup, of_each
-from cortexmlx.kv.table import BlockTable, runs_of
 
 
 class BlockPool:

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.pool import BlockPool
+from cortexmlx.kv.blocks.pool import BlockPool
+from cortexmlx.kv.blocks.table import BlockTable
 from cortexmlx.kv.prefix import Entry, Node
-from cortexmlx.kv.table import BlockTable
 
 TABLES = 4
 TABLE = st.integers(0, TABLES - 1)

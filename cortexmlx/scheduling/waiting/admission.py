@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.claims import Claims
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.lines import Lines
 from cortexmlx.scheduling.running import RunningSet, can_fork
+from cortexmlx.scheduling.waiting.claims import Claims
+from cortexmlx.scheduling.waiting.lines import Lines
 
 _NEVER = -1
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
-from cortexmlx.scheduling.lines import Lines
+from cortexmlx.scheduling.waiting.lines import Lines
 
 
 def job_of(number: int, client: str | None, priority: int = 0) -> Job:

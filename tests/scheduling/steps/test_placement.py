@@ -14,10 +14,10 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.shape import PARTITION
-from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.placement import arena_writes, flush_of, group_steps
-from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite
+from cortexmlx.scheduling.steps import placement
+from cortexmlx.scheduling.steps.placement import arena_writes, flush_of, group_steps
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, ArenaWrite
 from support.requests import job_of
 
 GROUPS = [LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 8, 8, "float32", window=5), (1,))]

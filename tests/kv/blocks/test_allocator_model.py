@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from cortexmlx.errors import KVBlockError, KVCacheFull
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 
 
 class AllocatorMachine(RuleBasedStateMachine):

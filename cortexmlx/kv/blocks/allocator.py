@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import index
 
 from cortexmlx.errors import KVBlockError, KVCacheFull
-from cortexmlx.kv.freeruns import NONE, FreeRuns, require
+from cortexmlx.kv.blocks.freeruns import NONE, FreeRuns, require
 
 _FREE, _USED = 0, 1  # block flags
 _USED_FLAG = bytes([_USED])

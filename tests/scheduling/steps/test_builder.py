@@ -10,8 +10,8 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.plan import Flush, StepKind, StepPlan
-from cortexmlx.scheduling.steps import StepBuilder
+from cortexmlx.scheduling.steps.builder import StepBuilder
+from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
 from support.requests import job_of
 
 

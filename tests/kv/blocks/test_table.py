@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.blocks.table import BlockTable, SequenceBlocks, runs_of
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.table import BlockTable, SequenceBlocks, runs_of
 
 BLOCKS = st.lists(st.integers(0, 40), unique=True, max_size=12)
 """Any order, and often a few that are consecutive."""

@@ -11,8 +11,8 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
-from cortexmlx.scheduling.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
-from cortexmlx.scheduling.plan import ArenaWrite, Flush, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Segment, StepKind, StepPlan
 
 
 class StepBuilder:

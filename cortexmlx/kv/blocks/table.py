@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortexmlx.arrays import IntArray
-from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.prefix import GONE, Blocks, Node
 
 

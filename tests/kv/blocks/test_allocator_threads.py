@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 
 
 def hammer(allocator: KVBlockAllocator, threads: int, operations: int) -> list[BaseException]:

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.kv.prefix import Match, Node
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.claims import Claims
+from cortexmlx.scheduling.waiting.claims import Claims
 from support.requests import job_of
 from support.stage import Stage
 
