@@ -16,6 +16,7 @@ from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.attention.seam import LayerCache, arranged, own_caches
 from cortexmlx.attention.state.probe import is_state
 from cortexmlx.cpu import swiglu
+from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
@@ -80,7 +81,8 @@ class ModelRunner:
         self._attend = attend
         own = own_caches(model)
         self._caches = {leaf: LayerCache(leaf, self._fetch) for leaf, c in enumerate(own) if not is_state(c)}
-        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)})
+        self._feed = Feed()
+        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)}, self._feed)
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
@@ -104,7 +106,7 @@ class ModelRunner:
         A plan with `flush`, `copies` or kind MIXED writes the arena: everything dispatched before must have been
         collected. Raises KVBlockError if it would read or write outside the arena.
         """
-        started = time.perf_counter()
+        started, fed = time.perf_counter(), self._feed.waited
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies:
             mx.synchronize()
         if plan.flush is not None:
@@ -143,9 +145,10 @@ class ModelRunner:
         results = [] if pending.sampled is None else pending.sampled.arrays()
         results += states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
         mx.async_eval(results)  # type: ignore[no-untyped-call]
-        self.build_seconds += built - started
+        fed = self._feed.waited - fed
+        self.build_seconds += built - started - fed
         # Handing over blocks while too much is queued: that is waiting for the device, too.
-        self.wait_seconds += time.perf_counter() - built
+        self.wait_seconds += time.perf_counter() - built + fed
         return pending
 
     def collect(self, pending: Pending) -> StepResult:
@@ -208,6 +211,7 @@ class ModelRunner:
         new = (keys,) if values is None else (keys, values)
         plan = self._plan
         assert plan is not None
+        self._feed(*new)
         group = self.arena.group_of[layer]
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]

@@ -56,10 +56,12 @@ class Place:
 
 
 class StateStore:
-    """Rows' states and snapshots. `leaves` are what the model gets for the leaves of `sizes`, slots by leaf."""
+    """Rows' states and snapshots. `leaves` are what the model gets for the leaves of `sizes`, slots by leaf; each hands
+    what its module is given to `feed`.
+    """
 
-    def __init__(self, sizes: Mapping[int, int]) -> None:
-        self.leaves = {leaf: StateLeaf(size) for leaf, size in sizes.items()}
+    def __init__(self, sizes: Mapping[int, int], feed: Callable[..., None] = lambda *_: None) -> None:
+        self.leaves = {leaf: StateLeaf(size, feed) for leaf, size in sizes.items()}
         self._empty = tuple((None,) * size for size in sizes.values())
         self._snapshots: dict[int, Batch] = {}
         self.forget_rows()
@@ -109,6 +111,11 @@ class StateStore:
         self._segments = plan.segments
         for index, leaf in enumerate(self.leaves.values()):
             leaf.begin(self._step, (state[index] for state in states))
+        # Nobody else may hold what the step begins with: then MLX makes the next state in its memory.
+        self._batch = None
+        for segment in plan.segments:
+            if segment.live:
+                self._newest.pop((segment.job, segment.generation), None)
 
     def end(self) -> list[mx.array]:
         """Take the states that the step left in the leaves; returns the arrays to evaluate."""

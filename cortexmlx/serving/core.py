@@ -25,7 +25,7 @@ from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
@@ -100,6 +100,8 @@ class EngineCore:
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
         with self.measured.busy:
+            if self._first_tokens_are_there:
+                self._commit(self.runner.collect(self._in_flight.popleft()))
             plan = self._plan()
             if plan is not None:
                 self._in_flight.append(self._dispatch(plan))
@@ -108,6 +110,14 @@ class EngineCore:
             elif plan is None and not self.scheduler.idle:
                 raise RuntimeError("the scheduler has requests but nothing to compute")
         self._look(at_work=True)
+
+    @property
+    def _first_tokens_are_there(self) -> bool:
+        """A step that computed prompts is done, or nearly so, as is every step that a CPU has taken (`cpu/feed.py`).
+        Were the next one handed over before, those who wait for their first token would wait for all of that, too.
+        """
+        newest = self._in_flight[-1].plan if self._in_flight else None
+        return newest is not None and newest.kind is StepKind.MIXED and mx.default_device() == mx.cpu
 
     @property
     def idle(self) -> bool:

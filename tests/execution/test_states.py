@@ -57,6 +57,20 @@ class Rows:
         return self.store._newest[job, 0].batch
 
 
+def test_nobody_holds_what_a_step_begins_with() -> None:
+    """MLX makes a row's next state in the memory of the last one only then."""
+    rows = Rows()
+    rows.step(plan_of(StepKind.MIXED, (2, 0, 1), (1, 0, 2)), [3, 1, 2])
+    for first in (True, False):
+        begun = plan_of(StepKind.DECODE, (2, 1, 1), (1, 2, 1), first=first)
+        rows.store.begin(begun)
+        assert not rows.store.arrays()
+        for cache in rows.store.leaves[4].caches:
+            cache[0] = cache[0] + 1
+        rows.store.end()
+        assert rows.store.arrays()
+
+
 def test_rows_find_their_own_states_however_they_are_computed() -> None:
     rows = Rows()
     assert rows.step(plan_of(StepKind.MIXED, (1, 0, 1), (2, 0, 2), (3, 0, 3)), [1, 2, 3, 4, 5, 6])[:2] == [0, 0]

@@ -45,6 +45,24 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
     assert_nothing_lost(driver.core.stats())
 
 
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU takes the next step without being waited for")
+def test_first_tokens_are_handed_out_before_a_cpu_takes_the_next_step(tiny: Any) -> None:
+    driver = Driver(tiny("llama"))
+    runner, order = driver.core.runner, []
+    dispatch, collect = runner.dispatch, runner.collect
+    runner.dispatch = lambda plan, rows: order.append(("dispatch", plan.kind.name)) or dispatch(plan, rows)
+    runner.collect = lambda pending: order.append(("collect", pending.plan.kind.name)) or collect(pending)
+    driver.add(PROMPT, 4)
+    driver.finish()
+    assert order[:5] == [
+        ("dispatch", "MIXED"),
+        ("collect", "MIXED"),
+        ("dispatch", "DECODE"),
+        ("dispatch", "DECODE"),  # and these one step ahead
+        ("collect", "DECODE"),
+    ]
+
+
 @pytest.mark.parametrize("changes", [{"rope_theta": 0.0}, {"rope_theta": -2.0}])
 def test_a_model_that_computes_no_numbers_is_refused_and_answers_nothing(tmp_path: Path, changes: Any) -> None:
     with pytest.raises(ModelCorrupt, match=r"computes what is no number \(NaN\)"):

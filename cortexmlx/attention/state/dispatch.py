@@ -83,13 +83,15 @@ class StateStep:
 
 class StateLeaf:
     """A recurrent layer's cache as an mlx-lm model sees it in a step: it has no arrays itself, but `caches`, one of
-    mlx-lm's for each part of `step`. Both are there from `begin` to `end`.
+    mlx-lm's for each part of `step`. Both are there from `begin` to `end`. The arrays that its module is called with
+    go to `feed` first.
     """
 
     lengths = left_padding = None
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, feed: Callable[..., None] = lambda *_: None) -> None:
         self.size = size
+        self._feed = feed
         self.step: StateStep | None = None
         self.caches: list[ArraysCache] = []
 
@@ -117,6 +119,7 @@ class StateLeaf:
         """Call a module's method in parts, and put its results together."""
         step = self.step
         assert step is not None, "a model runs outside of a step"
+        self._feed(*(value for value in inputs if isinstance(value, mx.array)))
         results: list[Any] = []
         before: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):

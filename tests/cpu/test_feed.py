@@ -1,0 +1,54 @@
+"""A CPU is given each layer of a step while the next one is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.cpu.feed import Feed
+from cortexmlx.execution.runner import ModelRunner
+from support.core_driver import Driver
+from support.tiny import tokens_of
+
+pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for MLX's CPU build")
+PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(41, seed=2)]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_what_is_fed_is_computed_without_being_asked_for(on: bool) -> None:
+    feed = Feed()
+    feed.on = on
+    before = mx.get_active_memory()
+    array = mx.zeros((1 << 20,)) + mx.arange(1 << 20)
+    feed(array)
+    mx.synchronize()
+    assert (mx.get_active_memory() - before >= array.nbytes) == on
+    assert (feed.waited > 0) == on
+
+
+@pytest.mark.parametrize("kind", ["llama", "windowed llama", "granitemoehybrid", "mamba2"])
+def test_every_layer_is_fed_in_every_step_and_nothing_else_changes(tiny: Callable[[str], Path], kind: str) -> None:
+    driver = Driver(tiny(kind))
+    runner = driver.core.runner
+    assert isinstance(runner, ModelRunner)
+    feed, calls = runner._feed, 0
+    begin = feed.__class__.__call__
+
+    class Counting(Feed):
+        def __call__(self, *arrays: mx.array) -> None:
+            nonlocal calls
+            calls += 1
+            begin(self, *arrays)
+
+    runner._feed.__class__ = Counting
+    answers: list[Any] = driver.answers(PROMPTS, 20)
+    layers = len(driver.core.loaded.model.layers)
+    assert calls and calls % layers == 0
+    assert calls >= 20 * layers
+    other = Driver(tiny(kind))
+    other.core.runner._feed.on = False
+    assert other.answers(PROMPTS, 20) == answers
