@@ -51,17 +51,18 @@ _AHEAD_PER_ROW = 4
 class Engine:
     """Loads a model and answers requests, many at once, in this process.
 
-    `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it
-    or of fine-tuned layers. `kv_memory` bounds the KV cache (bytes, or a text like "4GB"; None: a modest share of the
-    machine). `block_size` tokens per block: 8, 16, 32, 64 or 128. `max_rows`
-    requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget` tokens of prompts are
-    computed per step at most, and while others decode only as many as take `token_target` seconds (None: no target).
-    `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all running requests of
-    one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share their beginnings only
-    with each other, for whoever shares can tell what others asked from `cached_tokens` and from the time it takes;
-    `share_prefixes_between_clients` True shares them among all, for clients that trust each other. `pipeline` builds
-    each decode step before the last one is read. `dequantize`: see `load_model`. `on_progress(what, fraction)` reports
-    loading.
+    `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it or
+    of fine-tuned layers. `kv_memory` bounds the KV cache (bytes, or a text like "4GB"; None: a modest share of the
+    machine). `kv_bits` 8 or 4 quantizes what it holds, with a scale and a bias for every `kv_group_size` numbers (64 or
+    32; None: 64 where that divides every head), so that about twice or more fits. `block_size` tokens per block: 8, 16,
+    32, 64 or 128. `max_rows` requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget`
+    tokens of prompts are computed per step at most, and while others decode only as many as take `token_target` seconds
+    (None: no target). `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all
+    running requests of one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share
+    their beginnings only with each other, for whoever shares can tell what others asked from `cached_tokens` and from
+    the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
+    `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `on_progress(what,
+    fraction)` reports loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
@@ -76,6 +77,8 @@ class Engine:
         *,
         adapter: str | Path | None = None,
         kv_memory: int | str | None = None,
+        kv_bits: int | None = None,
+        kv_group_size: int | None = None,
         block_size: int = EngineConfig.block_size,
         max_rows: int = EngineConfig.max_rows,
         attention: str = EngineConfig.attention,
@@ -94,6 +97,8 @@ class Engine:
             model,
             adapter=adapter,
             kv_memory=kv_memory,
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
             block_size=block_size,
             max_rows=max_rows,
             attention=attention,

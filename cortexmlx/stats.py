@@ -62,8 +62,9 @@ class EngineStats:
     beginning to now, in evenly spaced moments while it had work.
 
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
-    the rows, hold the tokens of running requests. Beside it `state_bytes` are the states of recurrent layers, those of
-    running rows and `state_snapshots` of beginnings that can be used again.
+    the rows, hold the tokens of running requests. Its numbers have `kv_bits` bits, with a scale and a bias for every
+    `kv_group_size` of them; None: the model's dtype. Beside it `state_bytes` are the states of recurrent layers, those
+    of running rows and `state_snapshots` of beginnings that can be used again.
 
     `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
     place of kernels, and the whole reason for each, with every line of a compiler's message.
@@ -76,6 +77,8 @@ class EngineStats:
     rows_waiting: int
     max_rows: int
     block_size: int
+    kv_bits: int | None
+    kv_group_size: int | None
     total_blocks: int
     free_blocks: int
     used_blocks: int

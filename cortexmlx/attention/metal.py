@@ -19,7 +19,7 @@ from cortexmlx.attention.metal_prefill import MetalPrefill
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, check_variant
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.arena import Slab
+from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PrefillVariant
@@ -104,9 +104,7 @@ class MetalAttention:
         softcap: float | None = None,
         slopes: mx.array | None = None,
     ) -> mx.array:
-        """See `paged_attention`. The engine quantizes no slab yet: one that is goes to the reference path."""
-        if kv.quantization is not None:
-            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
+        """See `paged_attention`."""
         rows, parts = kv.step.rows, []
         if rows:
             variant = self._variant(queries, kv, sinks, softcap, slopes)
@@ -140,8 +138,10 @@ class MetalAttention:
         slab = kv.arena.slab(kv.layer)
         if kv.tail_tokens == _SETTLED:
             _require_rows(kv.layer, slab)
-        keys, values = _keys_and_values(slab)
-        tail_keys, tail_values = _keys_and_values(self._tail(kv, slab))
+        tail = self._tail(kv, slab)
+        apart = PARTS if kv.quantization is not None else 1
+        keys, values = _keys_and_values(slab[::apart])
+        tail_keys, tail_values = _keys_and_values(tail[::apart])
         inputs = DecodeInputs(
             mx.contiguous(queries),  # a view where one projection makes queries, keys and values, and nothing rotates
             keys,
@@ -153,6 +153,8 @@ class MetalAttention:
             self._score_factors(scale, softcap),
             self._heads("sinks", kv.layer, sinks),
             self._heads("slopes", kv.layer, slopes),
+            scales=slab[1::PARTS] + tail[1::PARTS] if kv.quantization is not None else (),
+            biases=slab[2::PARTS] + tail[2::PARTS] if kv.quantization is not None else (),
         )
         return self._kernels(variant, work.items, inputs)
 
@@ -166,9 +168,16 @@ class MetalAttention:
     ) -> Variant | None:
         """The variant that serves this layer, or None if the reference path has to."""
         keys = kv.arena.slab(kv.layer)[0]
-        shape, kv_shape, value_dim = queries.shape, keys.shape, _value_dim(kv)
-        options = (softcap is not None, sinks is not None, slopes is not None)
-        key = (queries.dtype, keys.dtype, shape[1], kv_shape[0], shape[3], value_dim, *options)
+        options = (softcap is not None, sinks is not None, slopes is not None, kv.quantization)
+        key = (
+            queries.dtype,
+            _kv_dtype(kv),
+            queries.shape[1],
+            keys.shape[0],
+            queries.shape[3],
+            _value_dim(kv),
+            *options,
+        )
         if key not in self._served:
             variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
             served = self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
@@ -185,10 +194,10 @@ class MetalAttention:
         slopes: mx.array | None,
     ) -> _Variant:
         """The variant of a kernel for this layer."""
-        keys = kv.arena.slab(kv.layer)[0]
+        keys, form = kv.arena.slab(kv.layer)[0], kv.quantization
         return kind(
             dtype=dtype_name(queries.dtype),
-            kv_dtype=dtype_name(keys.dtype),
+            kv_dtype=dtype_name(_kv_dtype(kv)),
             key_dim=queries.shape[3],
             value_dim=_value_dim(kv),
             block_size=kv.arena.block_size,
@@ -197,6 +206,8 @@ class MetalAttention:
             sinks=sinks is not None,
             alibi=slopes is not None,
             latent=kv.value_in_key is not None,
+            kv_bits=None if form is None else form.bits,
+            quant_group=None if form is None else form.group,
         )
 
     def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
@@ -206,7 +217,8 @@ class MetalAttention:
 
     def _nothing(self, dim: int, dtype: mx.Dtype) -> mx.array:
         if (dim, dtype) not in self._no_tail:
-            self._no_tail[dim, dtype] = mx.zeros((1, 1, 1, dim), dtype)
+            columns = -(-SMALL // dim)  # as for `_heads`
+            self._no_tail[dim, dtype] = mx.zeros((1, 1, columns, dim), dtype)
         return self._no_tail[dim, dtype]
 
     def _score_factors(self, scale: float, softcap: float | None) -> mx.array:
@@ -234,14 +246,20 @@ def _keys_and_values(arrays: Slab) -> tuple[mx.array, mx.array | None]:
 
 def _value_dim(kv: PagedKV) -> int:
     """Numbers of a value."""
-    return kv.value_in_key or kv.arena.slab(kv.layer)[1].shape[2]
+    return kv.arena.spec(kv.layer).value_dim
+
+
+def _kv_dtype(kv: PagedKV) -> mx.Dtype:
+    """The dtype of keys and values, or of their scales."""
+    return kv.arena.slab(kv.layer)[-1].dtype
 
 
 def _require_rows(layer: int, slab: Slab) -> None:
     """Raise KVBlockError unless each slab lies in memory row by row, as the kernels read it. They are what `mx.zeros`
     made and updates wrote in place, so this is so; but MLX does not look, and the answers would be wrong.
     """
-    for name, array in zip(("keys", "values"), slab, strict=False):
+    for place, array in enumerate(slab):
+        name = "values" if 2 * place >= len(slab) > 1 else "keys"
         memory = memoryview(array)  # type: ignore[arg-type]
         if not memory.c_contiguous:
             raise KVBlockError(

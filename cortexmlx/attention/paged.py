@@ -58,7 +58,7 @@ class PagedKV:
 
     `tail` is the layer's newest tokens, an array `[rows, kv_heads, W, dim]` for each of the slab's, of which
     `tail_tokens` columns are live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes
-    with `step`. With a `quantization` the slab and the tail are of six arrays each (`Quantization`).
+    with `step`. With a `quantization` the slab and the tail are of codes, scales and biases.
 
     Where values lie in their keys (latent attention), `expand` may say how the latents `[1, tokens, value_dim]` that a
     prefill piece sees become keys and values `[heads, tokens, dim]`: then the queries of the step, which has pieces

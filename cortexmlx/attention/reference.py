@@ -60,11 +60,9 @@ def attend_rows(
     """
     rows, ones = kv.step.rows, ReferenceStep.of(kv).ones
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
-    if kv.quantization is not None:
-        return _attend_rows(queries[:rows], kv, softmax)
     if rounds_coarsely(queries, kv) and not softmax.of_no_model:
         return _attend_rows_as_mlx(queries[:rows], kv, softmax)
-    if rows == 1 and kv.step.runs[0] is not None:
+    if kv.quantization is None and rows == 1 and kv.step.runs[0] is not None:
         count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
         few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
         return _attend_run(queries[:1], kv, kv.step.runs[0], few)
@@ -150,6 +148,7 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
     if kv.tail is not None:
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
+    seen = _plain(kv, seen)
     keys, values, shared = _apart(seen, kv.value_in_key)
     return _as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
 
@@ -197,7 +196,8 @@ def _quantized_products(
     """
     form = kv.quantization
     assert form is not None
-    codes, scales, biases = kv.arena.blocks_of(kv.layer)[PARTS * values :][:PARTS]
+    slab = kv.arena.blocks_of(kv.layer)
+    codes, scales, biases = slab[-PARTS:] if values else slab[:PARTS]
     return mx.gather_qmm(
         left,
         codes,

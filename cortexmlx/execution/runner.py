@@ -206,9 +206,12 @@ class ModelRunner:
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention
-        finds all. No values: they lie in the keys.
+        finds all. No values: they lie in the keys. What is quantized is so here, once, and moves as codes from then on.
         """
-        new = (keys,) if values is None else (keys, values)
+        new: Slab = (keys,) if values is None else (keys, values)
+        form = self.arena.quantization(layer)
+        if form is not None:
+            new = form.quantize(*new)
         plan = self._plan
         assert plan is not None
         self._feed(*new)
@@ -220,7 +223,7 @@ class ModelRunner:
         else:
             tail = self._tail_write(layer, plan.column, new)
         step, derived = self._groups[group], self._derived[group]
-        return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived)
+        return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
 
     def _tail_write(self, layer: int, column: int, new: Slab) -> Slab:
         if column == 0:

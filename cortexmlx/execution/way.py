@@ -21,6 +21,7 @@ from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
@@ -231,11 +232,14 @@ def _refused(why: NotPaged) -> Iterator[None]:
         raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
 
 
-def way_of(model: nn.Module) -> Way:
-    """Paged if the model can be, else one request at a time. Raises ModelUnsupported for a model that mlx-lm cannot
-    run here, or whose answers would depend on how its prompts are cut.
+def way_of(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> Way:
+    """Paged if the model can be, with keys and values of `kv_bits` bits (`quantized`), else one request at a time.
+    Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on how its prompts
+    are cut, or whose keys and values cannot be quantized.
     """
     try:
-        return Paged(model, group_layers(probe(model)))
+        return Paged(model, quantized(group_layers(probe(model)), kv_bits, kv_group_size))
     except NotPaged as why:
+        if kv_bits is not None:
+            raise ModelUnsupported(f"kv_bits is {kv_bits}, which paged attention has: leave it out. {why}") from why
         return OneByOne(model, why)

@@ -2,6 +2,7 @@
 
 Layout: a layer's slab is a tuple of arrays (keys, values), each head-major `[kv_heads, slots, dim]`, where slot
 `block * block_size + offset` is the flat coordinate of a token; where values lie in their keys, it is (keys,) alone.
+Quantized keys, and values, are three arrays each (`Quantization`).
 Consecutive blocks are therefore one strided view
 `[kv_heads, tokens, dim]` of the slab, which matrix products read without a copy.
 
@@ -24,7 +25,7 @@ import numpy as np
 from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.kv.spec import LayerGroup, of_each
+from cortexmlx.kv.spec import KVSpec, LayerGroup, of_each
 from cortexmlx.machine import obtainable
 
 Slab = tuple[mx.array, ...]
@@ -39,9 +40,9 @@ class Quantization:
     4, and the `group` of numbers along a head that share a scale.
 
     A quantized slab is a `Slab` of six arrays: of keys the codes `[kv_heads, slots, dim * bits / 32]` uint32, scales
-    and biases `[kv_heads, slots, dim / group]`, and the same of values. A tail is six such arrays `[rows, kv_heads, W,
-    ...]`. It keeps codes, too, because what they stand for, quantized once more, need not be the same bits: so a token
-    is the same before and after it moves to the arena.
+    and biases `[kv_heads, slots, dim / group]`, and the same of values; where these lie in their keys, of three. A tail
+    is as many such arrays `[rows, kv_heads, W, ...]`. It keeps codes, too, because what they stand for, quantized once
+    more, need not be the same bits: so a token is the same before and after it moves to the arena.
     """
 
     bits: int
@@ -79,8 +80,9 @@ class KVArena:
             raise _refused(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
         for layer, g in self.group_of.items():
             spec, slots = self.groups[g].spec, self.slots(g)
-            dtype = getattr(mx, spec.dtype)
-            self._slabs[layer] = tuple(mx.zeros((spec.kv_heads, slots, dim), dtype) for dim in spec.slab_dims)
+            self._slabs[layer] = tuple(
+                mx.zeros((spec.kv_heads, slots, width), getattr(mx, dtype)) for width, dtype in spec.slab_arrays
+            )
         mx.eval(self.arrays())
 
     def null_block(self, group: int) -> int:
@@ -100,14 +102,25 @@ class KVArena:
         """Every slab array, for evaluation."""
         return [a for slab in self._slabs.values() for a in slab]
 
+    def spec(self, layer: int) -> KVSpec:
+        """What a layer keeps."""
+        return self.groups[self.group_of[layer]].spec
+
+    def quantization(self, layer: int) -> Quantization | None:
+        """How a layer's keys and values are quantized, if they are."""
+        spec = self.spec(layer)
+        if spec.kv_bits is None or spec.kv_group_size is None:
+            return None
+        return Quantization(spec.kv_bits, spec.kv_group_size)
+
     def value_in_key(self, layer: int) -> int | None:
         """How many of a key's first numbers are the value, or None where values are stored beside the keys."""
-        spec = self.groups[self.group_of[layer]].spec
+        spec = self.spec(layer)
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`. Drop the reference before the next
-        write.
+        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`, or what `Quantization` says. Drop the
+        reference before the next write.
         """
         return self._slabs[layer]
 

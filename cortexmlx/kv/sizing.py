@@ -94,7 +94,7 @@ def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = N
 
 def _per_token(group: LayerGroup, itemsize: int | None) -> int:
     size = group.spec.itemsize if itemsize is None else itemsize
-    return group.spec.numbers_per_token * size * len(group.layers)
+    return group.spec.bytes_of(size) * len(group.layers)
 
 
 def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:

@@ -29,6 +29,9 @@ class KVSpec:
     included, or if it is `chunked`, to those since the last multiple of w (`reach`). `row_bytes` is state that does not
     grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one group and share
     block tables.
+
+    Quantized keys and values are codes of `kv_bits` bits, and for every `kv_group_size` numbers of a head a scale and a
+    bias of `dtype`.
     """
 
     kv_heads: int
@@ -39,6 +42,8 @@ class KVSpec:
     row_bytes: int = 0
     chunked: bool = False
     value_in_key: bool = False
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
 
     @property
     def reach(self) -> Reach:
@@ -46,9 +51,20 @@ class KVSpec:
         return Reach(self.window, self.chunked)
 
     @property
-    def slab_dims(self) -> tuple[int, ...]:
-        """How many numbers each array of a layer's slab has for a token and head: of keys, and of values."""
+    def dims(self) -> tuple[int, ...]:
+        """How many numbers a layer keeps for a token and head: of its key, and of its value."""
         return (self.key_dim,) if self.value_in_key else (self.key_dim, self.value_dim)
+
+    @property
+    def slab_arrays(self) -> tuple[tuple[int, str], ...]:
+        """How many numbers, and of which dtype, each array of a layer's slab has for a token and head: the `dims`, or
+        where they are quantized the codes in words of 32 bits, scales and biases of each.
+        """
+        if self.kv_bits is None or self.kv_group_size is None:
+            return tuple((dim, self.dtype) for dim in self.dims)
+        bits, group = self.kv_bits, self.kv_group_size
+        each = (((dim * bits // 32, "uint32"), *((dim // group, self.dtype),) * 2) for dim in self.dims)
+        return tuple(array for arrays in each for array in arrays)
 
     @property
     def itemsize(self) -> int:
@@ -58,12 +74,17 @@ class KVSpec:
     @property
     def numbers_per_token(self) -> int:
         """How many numbers one layer keeps for one token: `(Dk + Dv) * kv_heads`, or `Dk * kv_heads`."""
-        return sum(self.slab_dims) * self.kv_heads
+        return sum(self.dims) * self.kv_heads
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes one layer keeps for one token."""
-        return self.numbers_per_token * self.itemsize
+        return self.bytes_of(self.itemsize)
+
+    def bytes_of(self, itemsize: int) -> int:
+        """The same with numbers, or scales and biases, of `itemsize` bytes."""
+        widths = ((width, 4 if dtype == "uint32" else itemsize) for width, dtype in self.slab_arrays)
+        return self.kv_heads * sum(width * size for width, size in widths)
 
 
 Counts = tuple[int, ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.quantized import GROUP_SIZES, KV_BITS
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 
@@ -18,6 +19,8 @@ class EngineConfig:
     model: str | Path
     adapter: str | Path | None = None
     kv_memory: int | str | None = None
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     max_rows: int = 16
     attention: str = "auto"
@@ -40,6 +43,9 @@ class EngineConfig:
             tokens = getattr(self, name)
             self._require(name, tokens is None or tokens >= 2, "at least 2 tokens or None")
         self._require("token_target", self.token_target is None or self.token_target > 0, "more than 0 seconds or None")
+        self._require("kv_bits", self.kv_bits in (None, *KV_BITS), f"one of {KV_BITS} or None")
+        group = f"one of {GROUP_SIZES}, with kv_bits, or None"
+        self._require("kv_group_size", self.kv_group_size in ((None, *GROUP_SIZES) if self.kv_bits else (None,)), group)
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
 

@@ -18,6 +18,7 @@ from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.sizing import Load, bytes_per_token, default_kv_bytes, logits_bytes, states_bytes, tail_bytes
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import working_set_bytes
@@ -48,7 +49,7 @@ class EngineCore:
         self.loaded = load_model(
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
-        self._way = way_of(self.loaded.model)
+        self._way = way_of(self.loaded.model, config.kv_bits, config.kv_group_size)
         groups = self._way.groups
         vocab_size = _checked_vocab_size(self.loaded)
         self.config = config
@@ -81,7 +82,8 @@ class EngineCore:
     def _begin_empty(self, blocks: Counts) -> None:
         """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
         config, most = self.config, self._way.most_rows
-        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, self.loaded.identity))
+        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}"
+        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, identity))
         self.scheduler = Scheduler(
             self.cache,
             max_rows=min(config.max_rows, most or config.max_rows),

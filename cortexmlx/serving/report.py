@@ -43,6 +43,8 @@ def engine_stats(core: Reported) -> EngineStats:
         rows_waiting=scheduler.rows_waiting,
         max_rows=scheduler.max_rows,
         block_size=core.cache.block_size,
+        kv_bits=core.config.kv_bits,
+        kv_group_size=next((g.spec.kv_group_size for g in core.cache.groups if g.spec.kv_bits), None),
         total_blocks=cache.total_blocks,
         free_blocks=cache.free_blocks,
         used_blocks=cache.used_blocks,

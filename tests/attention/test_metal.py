@@ -54,7 +54,7 @@ class Step:
         flat = len(lengths) + sum(p.end - p.begin for p in pieces)
         self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
         shape = (len(lengths), KV_HEADS, 16, dim)
-        self.tail = tuple(mx.array(random.standard_normal(shape, np.float32)) for _ in spec.slab_dims)
+        self.tail = tuple(mx.array(random.standard_normal(shape, np.float32)) for _ in spec.dims)
 
     def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
         tail = self.tail if tail_tokens else None

@@ -141,16 +141,24 @@ def test_a_lone_row_in_a_run_is_what_its_codes_stand_for(dtype: str) -> None:
     assert np.abs(got[0, :, 0] - problem.wanted(None)[1]).max() < TOLERANCE[dtype]
 
 
-def test_the_metal_backend_leaves_rows_and_pieces_of_codes_to_it() -> None:
-    """To kernels of plain numbers the codes would be such."""
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_metal_backend_gives_rows_to_a_kernel_and_leaves_it_the_pieces(bits: int) -> None:
+    for window, run in ((None, False), (7, False), (None, True)):
+        attention = MetalAttention(sim.metal_kernel, check=False)
+        problem = _Problem(Quantization(bits, 32), "float32", window, run=run)
+        got = np.array(attention.attend(problem.queries, problem.kv, scale=problem.scale))[:, :, 0]
+        assert np.abs(got - problem.wanted(None)).max() < TOLERANCE["float32"]
+        assert attention.kernels() == ("matrix",)
+        assert len(attention.notes()) == (window is not None)  # only of windows there would be a kernel for pieces
+
+
+def test_a_step_of_codes_and_one_of_numbers_have_variants_of_their_own() -> None:
+    """Codes are words of 32 bits: to a kernel of plain numbers they would be such."""
     attention = MetalAttention(sim.metal_kernel, check=False)
-    for cap in (None, 2.0):
-        problem = _Problem(Quantization(8, 64), "float32", None, run=False)
-        got, wanted = (
-            np.array(backend(problem.queries, problem.kv, scale=problem.scale, softcap=cap))
-            for backend in (attention.attend, reference.attend)
-        )
-        assert np.array_equal(got, wanted) and attention.kernels() == attention.notes() == ()
+    for form in (Quantization(8, 64), Quantization(4, 64), Quantization(4, 32)):
+        problem = _Problem(form, "float32", None, run=False)
+        got = np.array(attention.attend(problem.queries, problem.kv, scale=problem.scale))[:, :, 0]
+        assert np.abs(got - problem.wanted(None)).max() < TOLERANCE["float32"]
 
 
 def test_no_slab_is_dequantized_for_single_tokens() -> None:

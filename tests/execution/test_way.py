@@ -102,6 +102,17 @@ def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least
         OneByOne(judged(name)[0], WHY).blocks(1000, LOAD, 512)
 
 
+def test_keys_and_values_of_caches_of_mlx_lms_are_not_quantized(judged: Any, unpaged: None) -> None:
+    with pytest.raises(ModelUnsupported, match=r"kv_bits is 4, which paged attention has: leave it out\. tiny: a test"):
+        way_of(judged("llama")[0], 4)
+    assert way_of(judged("llama")[0]).most_rows == 1
+
+
+def test_heads_that_groups_do_not_divide_are_refused(judged: Any) -> None:
+    with pytest.raises(ModelUnsupported, match="of 8 numbers cannot be quantized in groups of 32"):
+        way_of(judged("llama")[0], 8)
+
+
 @pytest.mark.parametrize("kind", [Paged, OneByOne])
 def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
     model = judged("llama")[0]

@@ -31,6 +31,9 @@ def test_the_engine_takes_the_options_of_its_configuration_with_their_defaults()
         ({"client_tokens": 0}, "client_tokens is 0"),
         ({"token_target": 0}, "token_target is 0, but must be more than 0 seconds"),
         ({"kv_memory": "lots"}, "'lots' is not a size"),
+        ({"kv_bits": 6}, r"kv_bits is 6, but must be one of \(8, 4\) or None"),
+        ({"kv_bits": 8, "kv_group_size": 128}, r"kv_group_size is 128, but must be one of \(64, 32\), with kv_bits"),
+        ({"kv_group_size": 64}, "kv_group_size is 64, but must be one of .*, with kv_bits"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(bad: dict[str, Any], says: str) -> None:

@@ -22,7 +22,7 @@ class Driver:
         from cortexmlx.kv.sizing import bytes_per_token, row_bytes
         from cortexmlx.models import load_model
 
-        way = way_of(load_model(model).model)
+        way = way_of(load_model(model).model, config.get("kv_bits"), config.get("kv_group_size"))
         memory = tokens * bytes_per_token(way.groups) or snapshots * row_bytes(way.groups)
         if way.most_rows is not None:
             memory += row_bytes(way.groups)

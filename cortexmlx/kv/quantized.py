@@ -1,0 +1,51 @@
+"""Which keys and values can be quantized, and in what groups: plain arithmetic, no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+
+KV_BITS = (8, 4)
+"""Bits of a code."""
+
+GROUP_SIZES = (64, 32)
+"""How many numbers along a head share a scale and a bias, the fewest bytes first."""
+
+
+def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None) -> tuple[LayerGroup, ...]:
+    """The same layers, with keys and values of `bits` bits; None: as they are. Layers that keep none stay as they are.
+
+    `group_size` None is the largest of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
+    does, or not the one that is asked for, or if there are no keys and values.
+    """
+    if bits is None:
+        return tuple(groups)
+    specs = [group.spec for group in groups if group.spec.kv_heads]
+    if not specs:
+        raise ModelUnsupported(f"kv_bits is {bits}, but no layer keeps keys and values: leave it out")
+    size = group_size or next((size for size in GROUP_SIZES if not _undivided(specs, size)), GROUP_SIZES[-1])
+    if undivided := _undivided(specs, size):
+        other = next((s for s in GROUP_SIZES if not _undivided(specs, s)), None)
+        then = "use the model without kv_bits" if other is None else f"choose kv_group_size {other}"
+        raise ModelUnsupported(
+            f"keys and values of {' and '.join(map(str, undivided))} numbers cannot be quantized in groups of {size}, "
+            f"which do not divide them: {then}"
+        )
+    return tuple(
+        replace(group, spec=replace(group.spec, kv_bits=bits, kv_group_size=size)) if group.spec.kv_heads else group
+        for group in groups
+    )
+
+
+def kv_form(groups: Sequence[LayerGroup]) -> str:
+    """How keys and values are quantized, in words: "8 bits in groups of 64"; nothing where they are not."""
+    spec = next((group.spec for group in groups if group.spec.kv_bits is not None), None)
+    return "" if spec is None else f"{spec.kv_bits} bits in groups of {spec.kv_group_size}"
+
+
+def _undivided(specs: Sequence[KVSpec], size: int) -> list[int]:
+    """The dims that groups of `size` do not divide. A value that lies in its key must end where a group does, too."""
+    return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})
