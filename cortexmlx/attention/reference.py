@@ -4,7 +4,8 @@ judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie: the slab is reshaped (free) to matrices
 `[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
 row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
-Blocks of quantized keys and values are multiplied in place, too by `mx.gather_qmm`; what a piece sees is dequantized.
+Blocks of quantized keys and values are multiplied in place, too, by `mx.gather_qmm`, on a CPU as `codes.py` says; what
+a piece sees is dequantized.
 
 Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
 that the layer shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
@@ -20,10 +21,11 @@ from functools import partial
 
 import mlx.core as mx
 
+from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
-from cortexmlx.kv.arena import PARTS, Slab
+from cortexmlx.kv.arena import PARTS, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import Piece
 
@@ -62,6 +64,8 @@ def attend_rows(
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
     if rounds_coarsely(queries, kv) and not softmax.of_no_model:
         return _attend_rows_as_mlx(queries[:rows], kv, softmax)
+    if kv.quantization is not None and multiplies_codes():
+        return _attend_codes(queries[:rows], kv, kv.quantization, softmax)
     if kv.quantization is None and rows == 1 and kv.step.runs[0] is not None:
         count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
         few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
@@ -185,6 +189,27 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
+    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+
+
+def multiplies_codes() -> bool:
+    """Whether quantized rows are multiplied as `codes.py` says: on a CPU."""
+    return bool(mx.default_device() == mx.cpu)
+
+
+def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax) -> mx.array:
+    """`_attend_rows` of quantized keys and values on a CPU."""
+    slab = kv.arena.blocks_of(kv.layer)
+    tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
+    heads, (rows, query_heads, _, dim) = kv.arena.spec(kv.layer).kv_heads, queries.shape
+    group = query_heads // heads
+    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)
+    q = softmax.scaled(queries).reshape(rows, heads, group, dim).astype(mx.float32)
+    scores = scores_of(q, stretches(slab, tail, index.block, form, values=False))
+    scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
+    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
+    weights, total = softmax.weights(scores, (heads, group, 1))
+    out = weighted_sum(weights.astype(mx.float32), stretches(slab, tail, index.block, form, values=True))
     return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
 
 

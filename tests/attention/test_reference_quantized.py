@@ -116,6 +116,12 @@ class _Problem:
         return np.stack(out)
 
 
+@pytest.fixture(autouse=True, params=["by codes", "gathered"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as on a CPU, and as on a GPU."""
+    monkeypatch.setattr("cortexmlx.attention.reference.multiplies_codes", lambda: request.param == "by codes")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("bits", "of"), [(8, 64), (8, 32), (4, 64), (4, 32)])
 @pytest.mark.parametrize("window", [None, 7])
