@@ -28,7 +28,8 @@ INTERRUPTED = "interrupted: only the cases that were complete"
 @dataclass(frozen=True)
 class Plan:
     """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
-    attention backend, repetitions, the prompts' seed, whom to tell what is running, and the model's adapter."""
+    attention backend, repetitions, the prompts' seed, whom to tell what is running, the model's adapter, and how keys
+    and values are quantized."""
 
     model: str
     notes: tuple[str, ...]
@@ -38,6 +39,8 @@ class Plan:
     seed: int
     on_run: Callable[[str], None] | None
     adapter: str | None = None
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
 
 
 def measure_rows(
@@ -153,6 +156,8 @@ def _engine(
             plan.model,
             adapter=plan.adapter,
             kv_memory=kv_memory,
+            kv_bits=plan.kv_bits,
+            kv_group_size=plan.kv_group_size,
             block_size=block_size,
             max_rows=max_rows,
             attention=plan.attention,

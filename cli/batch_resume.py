@@ -31,6 +31,8 @@ class RunIdentity:
     raw: bool
     params: SamplingParams
     adapter: str | Path | None = None
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the file beside the output."""

@@ -63,6 +63,8 @@ def bench(
         str | None, typer.Option(metavar="TEXT", help="Only cases with TEXT in their name.", show_default=False)
     ] = None,
     kv_memory: options.KVMemory = None,
+    kv_bits: options.KVBits = None,
+    kv_group_size: options.KVGroupSize = None,
     attention: options.Attention = EngineConfig.attention,
     seed: Annotated[int, typer.Option(min=0, help="Other random prompts.")] = 0,
 ) -> None:
@@ -80,7 +82,9 @@ def bench(
     prompts, generates = _numbers("--prompt", prompt, 0), _numbers("--generate", generate, 0)
     batches, depths = _numbers("--batch", batch, 1), _numbers("--depth", depth, 0)
     with _model(model, model_option) as (path, notes), _progress() as on_run:
-        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run, adapter)
+        if kv_bits is not None and against is not None:
+            notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
+        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run, adapter, kv_bits, kv_group_size)
         if against is None:
             report = measure_rows(plan, prompts, generates, batches, depths, sizes)
         else:

@@ -183,6 +183,8 @@ def banner(engine: Engine, screen: Console) -> None:
     info, stats = engine.info, engine.stats()
     size = f"{info.parameters / 1e6:,.0f} M parameters"
     memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
+    if stats.kv_bits:
+        memory += f", {stats.kv_bits} bits"
     if not info.kv_bytes_per_token:
         memory = "tokens take no KV memory"
     name = escape(info.name if info.adapter is None else f"{info.name} + {info.adapter}")

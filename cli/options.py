@@ -66,6 +66,15 @@ KVMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", metavar="SIZE", help="For keys and values, like 4GB; see `plan`.", show_default=False),
 ]
+KVBits = Annotated[
+    int | None, typer.Option("--kv-bits", metavar="N", help="Keys and values of 8 or 4 bits.", show_default=False)
+]
+KVGroupSize = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-group-size", metavar="N", help="Numbers that share a scale: 64 or 32, with --kv-bits.", show_default=False
+    ),
+]
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
@@ -88,6 +97,8 @@ SAMPLING = {
 ENGINE = {
     "adapter": Adapter,
     "kv_memory": KVMemory,
+    "kv_bits": KVBits,
+    "kv_group_size": KVGroupSize,
     "block_size": BlockSize,
     "max_rows": MaxRows,
     "attention": Attention,

@@ -10,8 +10,10 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.plan_text import kv_lines, line, page
+from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.models.resolve import STARTER
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def plan(
         ),
     ] = None,
     kv_memory: options.KVMemory = None,
+    kv_bits: options.KVBits = None,
+    kv_group_size: options.KVGroupSize = None,
     max_rows: options.MaxRows = EngineConfig.max_rows,
     itemsize: Annotated[
         int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
@@ -64,6 +68,7 @@ def plan(
     KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
     model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
     """
+    config = EngineConfig(STARTER, kv_bits=kv_bits, kv_group_size=kv_group_size, max_rows=max_rows)
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
         if model is not None or model_option is not None or adapter is not None:
@@ -71,14 +76,14 @@ def plan(
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
         spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
-        plan_shape(LayerGroup(spec, range(layers)), tuple(context or ()), itemsize or spec.itemsize, as_json)
+        (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
+        plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
     plan_model(
         options.model_name(model, model_option),
         adapter,
         tuple(context or ()),
-        options.memory_size(kv_memory),
-        max_rows,
+        replace(config, kv_memory=options.memory_size(kv_memory)),
         itemsize,
         as_json,
     )
@@ -101,12 +106,11 @@ def plan_model(
     target: str,
     adapter: str | None,
     lengths: tuple[int, ...],
-    kv_memory: int | None,
-    max_rows: int,
+    config: EngineConfig,
     itemsize: int | None,
     as_json: bool,
 ) -> None:
-    """The plan of a model on this machine."""
+    """The plan of a model on this machine, in an engine of such a configuration."""
     from cortexmlx.cli.plan_figures import make_plan, this_machine
     from cortexmlx.cli.plan_source import find
     from cortexmlx.cli.skeleton import build
@@ -117,10 +121,10 @@ def plan_model(
         source = replace(source, adapter=read_adapter(adapter).added_bytes)
     figures = make_plan(
         source,
-        build(source.config),
+        build(source.config).quantized(config.kv_bits, config.kv_group_size),
         this_machine(),
-        max_rows=max_rows,
-        kv_memory=kv_memory,
+        max_rows=config.max_rows,
+        kv_memory=config.kv_bytes,
         itemsize=itemsize,
         lengths=lengths,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import Skeleton
 from cortexmlx.kv import sizing
+from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.serving.config import EngineConfig
@@ -56,13 +57,16 @@ class Length:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The model on this machine, in bytes. `fits` is the longest single sequence (None: its length costs nothing)."""
+    """The model on this machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
+    sequence (None: its length costs nothing).
+    """
 
     memory_bytes: int
     working_set_bytes: int
     weight_bytes: int
     weights_as: str
     itemsize: int
+    kv_form: str
     kv_bytes_per_token: int
     tail_bytes: int
     logits_bytes: int
@@ -156,6 +160,7 @@ def _here(
         weight_bytes=weights,
         weights_as=form,
         itemsize=itemsize,
+        kv_form=kv_form(groups) or f"{itemsize} bytes per number",
         kv_bytes_per_token=per_token,
         tail_bytes=tail,
         logits_bytes=logits,

@@ -37,7 +37,7 @@ def _model(model: ModelFigures) -> Iterator[str]:
 def _here(here: MachineFigures) -> Iterator[str]:
     yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
     yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
-    yield line("KV per token", format_bytes(here.kv_bytes_per_token), f"{here.itemsize} bytes per number")
+    yield line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
     yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
     yield line("logits", format_bytes(here.logits_bytes), "of one step")
     if here.states_bytes:
@@ -75,7 +75,10 @@ def _formula(group: LayerGroup, itemsize: int) -> str:
     kind = "chunks of" if spec.chunked else "window"
     window = f", {kind} {spec.window:,}" if spec.window else ""
     heads = f"{spec.kv_heads} head{'s' * (spec.kv_heads != 1)}"
-    return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {itemsize} bytes{window}"
+    each = f"{itemsize} bytes"
+    if spec.kv_bits is not None:
+        each = f"({spec.kv_bits} bits + {2 * itemsize} bytes for {spec.kv_group_size})"
+    return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {each}{window}"
 
 
 def _fits(here: MachineFigures) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
 from cortexmlx.models.context import UNSTATED_CONTEXT, of_language, stated_context
 from cortexmlx.models.messages import one_line
@@ -43,6 +44,13 @@ class Skeleton:
     refusal: str | None = None
     most_rows: int | None = None
     notes: tuple[str, ...] = ()
+
+    def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
+        """The same model with quantized keys and values. Raises ModelUnsupported if the engine would."""
+        if kv_bits is not None and self.most_rows is not None:
+            raise unquantized(kv_bits, self.notes[0])
+        groups, widened = (quantized(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
+        return replace(self, groups=groups, widened_groups=widened)
 
 
 def build(config: Mapping[str, Any]) -> Skeleton:

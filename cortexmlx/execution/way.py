@@ -21,7 +21,7 @@ from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.quantized import quantized
+from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
@@ -241,5 +241,5 @@ def way_of(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | No
         return Paged(model, quantized(group_layers(probe(model)), kv_bits, kv_group_size))
     except NotPaged as why:
         if kv_bits is not None:
-            raise ModelUnsupported(f"kv_bits is {kv_bits}, which paged attention has: leave it out. {why}") from why
+            raise unquantized(kv_bits, str(why)) from why
         return OneByOne(model, why)

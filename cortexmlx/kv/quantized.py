@@ -40,6 +40,11 @@ def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | 
     )
 
 
+def unquantized(bits: int, why: str) -> ModelUnsupported:
+    """The refusal of a model that is run on other caches than the arena."""
+    return ModelUnsupported(f"kv_bits is {bits}, which paged attention alone has: leave it out. {why}")
+
+
 def kv_form(groups: Sequence[LayerGroup]) -> str:
     """How keys and values are quantized, in words: "8 bits in groups of 64"; nothing where they are not."""
     spec = next((group.spec for group in groups if group.spec.kv_bits is not None), None)

@@ -88,6 +88,7 @@ def test_without_resume_it_begins_again(files: tuple[Path, Path], fakes: Fakes) 
         (["--system", "Be brief."], "system"),
         (["--raw"], "raw"),
         (["--adapter", "tuned"], "adapter"),
+        (["--kv-bits", "4"], "kv_bits"),
         (["-m", "fake"], None),
     ],
 )

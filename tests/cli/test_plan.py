@@ -70,6 +70,9 @@ def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> N
         "  KV per token    512 KiB     32 layers x 32 heads x (128 + 128) x 2 bytes\n"
         "  8,192 tokens    4 GiB       4,294,967,296 bytes\n"
     )
+    assert run([*QWEN3.split(), "--kv-bits", "4"]) == 0
+    quantized = "36 layers x 8 heads x (128 + 128) x (4 bits + 4 bytes for 64)"
+    assert capsys.readouterr().out == f"  KV per token    40.5 KiB    {quantized}\n"
     assert run([*QWEN3.split(), "--json", "--tokens", "100"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "kv_bytes_per_token": 147_456,

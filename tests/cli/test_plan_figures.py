@@ -10,13 +10,17 @@ from cortexmlx.cli import plan_figures
 from cortexmlx.cli.plan_figures import Machine, make_plan
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import build
+from cortexmlx.errors import ModelUnsupported
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 
 MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
-def plan_of(config: dict[str, Any], machine: Machine = MAC, **options: Any) -> plan_figures.Plan:
-    return make_plan(PlanSource("it", config, None), build(config), machine, max_rows=16, **options)
+def plan_of(
+    config: dict[str, Any], machine: Machine = MAC, kv_bits: int | None = None, **options: Any
+) -> plan_figures.Plan:
+    skeleton = build(config).quantized(kv_bits, None)
+    return make_plan(PlanSource("it", config, None), skeleton, machine, max_rows=16, **options)
 
 
 def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:
@@ -28,6 +32,24 @@ def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:
     assert plan.here.lengths[0].sequences == left // (8192 * 147_456)
     assert plan_of(QWEN3_8B, kv_memory=2**30).here.arena_tokens == 2**30 // 147_456
     assert plan_of(QWEN3_8B, itemsize=1).model.kv_bytes_per_token == 73_728
+
+
+def test_quantized_keys_and_values_are_counted_with_their_scales() -> None:
+    """Of 64 numbers in bfloat16 there are 64 codes, a scale and a bias."""
+    plain, eight, four = (plan_of(QWEN3_8B, kv_bits=bits) for bits in (None, 8, 4))
+    assert [p.here.kv_form for p in (plain, eight)] == ["2 bytes per number", "8 bits in groups of 64"]
+    assert eight.model.kv_bytes_per_token == eight.here.kv_bytes_per_token == 147_456 // 2 * 68 // 64
+    assert four.here.kv_bytes_per_token == 147_456 // 2 * 36 // 64
+    assert eight.here.fits is not None and plain.here.fits is not None and eight.here.fits >= 1.85 * plain.here.fits
+    on_cpu = plan_of(QWEN3_8B, Machine(96 * 2**30, 72 * 2**30, on_cpu=True), kv_bits=8)
+    assert on_cpu.here.kv_bytes_per_token == 147_456 // 2 * 72 // 64, "scales are float32, as the model's numbers are"
+    with pytest.raises(ModelUnsupported, match="no layer keeps keys and values"):
+        plan_of(MAMBA, kv_bits=8)
+
+
+def test_a_model_that_is_not_paged_is_not_quantized(unpaged: None) -> None:
+    with pytest.raises(ModelUnsupported, match="kv_bits is 8, which paged attention alone has"):
+        plan_of(QWEN3_8B, kv_bits=8)
 
 
 def test_on_a_cpu_everything_is_float32_where_that_pays() -> None:

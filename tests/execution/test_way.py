@@ -103,7 +103,9 @@ def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least
 
 
 def test_keys_and_values_of_caches_of_mlx_lms_are_not_quantized(judged: Any, unpaged: None) -> None:
-    with pytest.raises(ModelUnsupported, match=r"kv_bits is 4, which paged attention has: leave it out\. tiny: a test"):
+    with pytest.raises(
+        ModelUnsupported, match=r"kv_bits is 4, which paged attention alone has: leave it out\. tiny: a test"
+    ):
         way_of(judged("llama")[0], 4)
     assert way_of(judged("llama")[0]).most_rows == 1
 
