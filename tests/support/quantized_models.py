@@ -36,7 +36,7 @@ WIDER: dict[str, dict[str, Any]] = {
 _ROUNDING = 3e-6
 """How much of a number rounding may have changed behind some layers in float32."""
 
-_SEEDS = 24
+SEEDS = 24
 
 KINDS = tuple(name for name in WIDER if name in CONFIGS or name in RECURRENT)
 
@@ -110,7 +110,7 @@ def gap_of(
         if a != b:
             tokens = mx.array([[*prompt, *theirs[:place]]])
             gaps = []
-            for noise in (None, *range(_SEEDS)):
+            for noise in (None, *range(SEEDS)):
                 logits = model(tokens, cache=rounding_caches(model, bits, group, noise))[0, -1].astype(mx.float32)
                 gaps.append(float((logits.max() - logits[a]).item()))
             return place, min(gaps)

@@ -1,0 +1,113 @@
+"""The same tokens with quantized keys and values whatever the engine does on the way: prefix cache, preemption, forks,
+token budgets, pipelining, an arena that grows and shrinks, rows that drain at other places.
+
+The judge is mlx-lm on rounding caches, up to ties. A number on the border of two codes takes either by its last bit, so
+a tie is proven with noise of that size (`gap_of`); of seeded tokens, it is the seed's number that must lie on a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.serving.answers import seed_of
+from support.core_driver import Driver, assert_nothing_lost
+from support.judge import NOISE
+from support.quantized_models import SEEDS, gap_of, greedy, loaded, rounding_caches, wide
+from support.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
+from support.tiny import tokens_of
+
+Judge = Callable[[Sequence[int], Sequence[int]], None]
+QUICK = [("tight", 4), ("budget 16", 8)]
+REST = [(s, b) for s in SETTINGS for b in (8, 4) if (s, b) not in QUICK]
+EVERY = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wide(tmp_path_factory.mktemp("wide"), "llama")
+
+
+def driver_of(folder: Path, setting: str, bits: int) -> Driver:
+    return Driver(folder, **({"tokens": 4096, "max_rows": 4, "kv_bits": bits} | SETTINGS[setting]))
+
+
+def check_greedy(folder: Path, driver: Driver, prompts: Sequence[Sequence[int]], answers: Sequence[Any]) -> None:
+    stats = driver.core.stats()
+    bits, group = stats.kv_bits, stats.kv_group_size
+    assert bits is not None and group is not None
+    model = loaded(folder)[0]
+    for prompt, mine in zip(prompts, answers, strict=True):
+        wanted = greedy(model, prompt, TOKENS, rounding_caches(model, bits, group), ())
+        gap = gap_of(model, prompt, mine, wanted, bits, group)
+        assert gap is None or gap[1] < NOISE, f"prompt of {len(prompt)}: differs at {gap[0]} by {gap[1]}"
+    assert_nothing_lost(stats)
+
+
+@pytest.mark.parametrize(("setting", "bits"), EVERY)
+def test_greedy_tokens(folder: Path, setting: str, bits: int) -> None:
+    prompts = prompts_of()
+    driver = driver_of(folder, setting, bits)
+    check_greedy(folder, driver, prompts, driver.answers(prompts, TOKENS))
+    if "tight" in setting:
+        assert driver.core.stats().preemptions >= len(prompts) / 2, "the arena must be too small"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s != "plain"])
+def test_seeded_tokens_of_several_answers(folder: Path, setting: str, bits: int) -> None:
+    """Four answers to each prompt, forks of the first, are those of the plainest setting."""
+    model, prompts, answers = loaded(folder)[0], prompts_of(), []
+    for driver in (driver_of(folder, setting, bits), driver_of(folder, "plain", bits)):
+        handles = [driver.add(p, TOKENS, seed=i, n=4, temperature=TEMPERATURE) for i, p in enumerate(prompts)]
+        driver.finish()
+        answers.append([[c.token_ids for c in (first, *first.others)] for first in map(driver.result, handles)])
+        assert_nothing_lost(driver.core.stats())
+    ties = 0
+    for i, prompt in enumerate(prompts):
+        for index, (mine, plain) in enumerate(zip(answers[0][i], answers[1][i], strict=True)):
+            place = next((p for p, (a, b) in enumerate(zip(mine, plain, strict=True)) if a != b), None)
+            if place is None:
+                continue
+            ties += 1
+            given = (prompt, mine[place], plain[place], plain[:place], seed_of(i, index))
+            judges = [
+                lambda t, n=noise: model(t, cache=rounding_caches(model, bits, 32, n))
+                for noise in (None, *range(SEEDS))
+            ]
+            gap = min(luck_gap(judge, *given) for judge in judges)
+            assert gap < 1e-3, f"answer {index} to prompt {i} differs at token {place} by {gap:.2g}"
+    assert ties <= 4 * len(LENGTHS) / 8, "a tie must be rare"
+    print(f"{setting}, {bits} bits: {ties} ties of {4 * len(LENGTHS)}")
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) -> None:
+    driver = Driver(folder, tokens=16_384, max_rows=4, prefill_budget=64, kv_bits=8)
+    prompts = [*prompts_of()[:4], tokens_of(300, seed=3)]
+    handles, sizes = [driver.add(p, TOKENS) for p in prompts], set()
+    for step in range(10_000):
+        if driver.core.idle:
+            break
+        driver.step()
+        sizes.add(driver.core.arena.blocks)
+        if step % every == 0:
+            driver.core.relieve(True)
+    assert len(sizes) > 3, "the arena must have changed its size"
+    check_greedy(folder, driver, prompts, [driver.result(h).token_ids for h in handles])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_second_turn_begins_with_the_very_bytes_of_the_first(folder: Path, bits: int) -> None:
+    """What was drained from the tail and what a prompt's piece wrote are found again, and so is a partial block."""
+    driver = Driver(folder, tokens=1024, kv_bits=bits)
+    prompt = tokens_of(21, seed=5)
+    (first,) = driver.answers([prompt], TOKENS)
+    turn = [*prompt, *first, *tokens_of(9, seed=6)]
+    again = driver.result_of(turn, TOKENS)
+    assert again.usage.cached_tokens >= len(prompt) + len(first) - 8
+    check_greedy(folder, driver, [turn], [again.token_ids])
