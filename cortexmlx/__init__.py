@@ -23,6 +23,7 @@ from cortexmlx.errors import (
     PromptTooLong,
     ToolchainMissing,
 )
+from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.request import (
     Completion,
     FinishReason,
@@ -31,7 +32,6 @@ from cortexmlx.request import (
     SamplingParams,
     Timings,
     TokenEvent,
-    TokenLogprob,
     Usage,
 )
 from cortexmlx.stats import EngineStats, Latency, ModelInfo, Moment
@@ -68,6 +68,7 @@ __all__ = [
     "ModelNotFound",
     "ModelUnsupported",
     "Moment",
+    "PromptLogprobs",
     "PromptTooLong",
     "RequestHandle",
     "RequestState",

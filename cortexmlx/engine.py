@@ -270,9 +270,10 @@ class Engine:
         submitted = time.perf_counter()
         self._worker.check_process()
         scheduler = self._worker.core.scheduler
-        tokens = tokenize(self._tokenizer, prompt, lambda least: scheduler.check_prompt(least, at_least=True))
+        fits = partial(scheduler.check_prompt, only_scored=params.only_scores)
+        tokens = tokenize(self._tokenizer, prompt, lambda least: fits(least, at_least=True))
         _require(bool(tokens), "the prompt is empty: give it at least one token")
-        scheduler.check_prompt(len(tokens))
+        fits(len(tokens))
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         seed = secrets.randbits(62) if params.seed is None else params.seed

@@ -9,6 +9,7 @@ from numbers import Integral, Rational, Real
 from typing import TYPE_CHECKING, Any, NewType
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -77,8 +78,9 @@ class SamplingParams:
     tokens, as the OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part
     of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full. `seed`
     makes the tokens repeatable whatever else is in the batch. `logprobs` n asks for the log-probability of each token
-    and of the n likeliest (0: only the chosen one). `n` answers are wanted, the likeliest of `best_of` (None: any);
-    a higher `priority` goes first.
+    and of the n likeliest (0: only the chosen one), `prompt_logprobs` n the same of the prompt's tokens, each given
+    those before it; with it, `max_tokens` may be 0: nothing is generated. `n` answers are wanted, the likeliest of
+    `best_of` (None: any); a higher `priority` goes first.
 
     `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
     bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with
@@ -107,6 +109,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
     priority: int = 0
@@ -124,7 +127,8 @@ class SamplingParams:
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
-        self._check_int("max_tokens", 1, _INT_MAX, optional=True)
+        least = 1 if self.prompt_logprobs is None else 0
+        self._check_int("max_tokens", least, _INT_MAX, optional=True, note=" (0 only with prompt_logprobs)" * least)
         self._check_number("temperature", 0.0, 100.0, note=" (0: greedy)")
         self._check_number("top_p", 0.0, 1.0, above=True)
         self._check_int("top_k", 0, _INT_MAX, note=" (0: all tokens)")
@@ -135,7 +139,8 @@ class SamplingParams:
         self._check_number("frequency_penalty", -100.0, 100.0)
         self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
         self._check_int("logprobs", 0, 100, optional=True)
-        self._check_int("n", 1, 128)
+        self._check_int("prompt_logprobs", 0, 100, optional=True)
+        self._check_int("n", 1, 1 if self.only_scores else 128, note=" (max_tokens is 0)" * self.only_scores)
         self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
         self._check_int("priority", -_INT_MAX, _INT_MAX)
         self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
@@ -144,6 +149,11 @@ class SamplingParams:
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
         self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
         self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
+
+    @property
+    def only_scores(self) -> bool:
+        """Nothing is generated: the prompt's tokens are to have their log-probabilities, and that is all."""
+        return self.max_tokens == 0
 
     def _check_tokens(self, top: int) -> None:
         ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(t, 0, top) for t in self.stop_token_ids)
@@ -216,7 +226,8 @@ RequestId = NewType("RequestId", int)
 @dataclass(frozen=True)
 class QueuedRequest:
     """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
-    the performance counter. `client` and `background` are those of `Engine.submit`.
+    the performance counter. `client` and `background` are those of `Engine.submit`. `scored` is the text whose tokens
+    are to have their log-probabilities: the prompt, or that and one token more.
     """
 
     prompt: tuple[int, ...]
@@ -225,15 +236,7 @@ class QueuedRequest:
     submitted: float = 0.0
     client: str | None = None
     background: bool = False
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """The natural-log probability of one generated token, and of the likeliest ones at its place, best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    scored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,8 @@ class Completion:
     rest of them.
 
     `cumulative_logprob`, the sum over its tokens, is there if log-probabilities or `best_of` were asked for.
+    `prompt_logprobs` has one for each token of the prompt, but None for the first, before which there is nothing; of a
+    request that was cancelled, for as many as were computed.
     """
 
     text: str
@@ -277,6 +282,7 @@ class Completion:
     index: int = 0
     cumulative_logprob: float | None = None
     others: tuple[Completion, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)

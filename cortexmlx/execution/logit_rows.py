@@ -6,11 +6,15 @@ call that norm and wherever they keep it. So one forward pass that is never eval
 all attention; it is wrapped, and the wrapper drops the tokens that nobody asked for. A second such pass shows that
 nothing behind it needs them. Where the norm is no module, the same is tried with what comes out of the part that has
 all layers. Of a model where neither can be everything is projected, and the rows are picked after.
+
+Where very many tokens need logits, a pass keeps what reaches the wrapper, and later ones, never evaluated but for what
+is behind it, are given some of these rows in its place: so a few are projected at a time, by the model's own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,22 +37,40 @@ class LogitRows:
 
     def __init__(self, model: nn.Module, lazy_pass: LazyPass) -> None:
         self._model = model
+        self._lazy_pass = lazy_pass
         self._pick = _find(model, lazy_pass)
 
     def run(self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32]) -> mx.array:
         """Logits `[len(rows), vocab]` of the flat tokens `[T, 1]`; with no rows, logits that must not be evaluated."""
+        return self._run(tokens, caches, rows, None)[0]
+
+    def run_keeping(
+        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: npt.NDArray[np.int32]
+    ) -> tuple[mx.array, mx.array]:
+        """The same, and what `project` makes logits of for the tokens `kept`, `[len(kept), ...]`."""
+        return self._run(tokens, caches, rows, mx.array(kept))
+
+    def project(self, kept: mx.array) -> mx.array:
+        """Logits `[n, vocab]` of `n` rows of what `run_keeping` has kept."""
+        if self._pick is None:
+            return kept
+        with self._pick.given(kept):
+            return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _nothing)[:, 0]
+
+    def _run(
+        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
         everything = len(rows) in (0, tokens.shape[0])
         picked = None if everything else mx.array(rows)
-        if self._pick is not None:
-            self._pick.pick(picked)
-        try:
+        if self._pick is None:
             logits: mx.array = self._model(tokens, cache=caches)[:, 0]
+            return logits if picked is None else logits[picked], logits if kept is None else logits[kept]
+        self._pick.pick(picked, kept)
+        try:
+            logits = self._model(tokens, cache=caches)[:, 0]
+            return logits, logits if kept is None else self._pick.kept
         finally:
-            if self._pick is not None:
-                self._pick.pick(None)
-        if picked is not None and self._pick is None:
-            logits = logits[picked]
-        return logits
+            self._pick.pick(None)
 
 
 class _Wrapped(nn.Module):  # type: ignore[misc]
@@ -70,26 +92,52 @@ class _PickRows(_Wrapped):
         self._calls = calls
         self._left = 0
         self._picked: list[mx.array] = []  # in a list, which is no parameter
+        self._wanted: list[mx.array] = []
+        self._kept: list[mx.array] = []
+        self._given: list[mx.array] = []
 
-    def pick(self, rows: mx.array | None) -> None:
-        """Keep only `rows` in the next pass; None keeps all."""
+    def pick(self, rows: mx.array | None, wanted: mx.array | None = None) -> None:
+        """Hand on only `rows` in the next pass; None hands on all. What `wanted` rows are then is `kept`."""
         self._left = self._calls
         self._picked[:] = [] if rows is None else [rows]
+        self._wanted[:] = [] if wanted is None else [wanted]
+        self._kept.clear()
+
+    @property
+    def kept(self) -> mx.array:
+        """The rows that were wanted of the last pass."""
+        return self._kept[0]
+
+    @contextmanager
+    def given(self, kept: mx.array) -> Iterator[None]:
+        """In a pass, `kept` goes on in the place of whatever arrives."""
+        self._left = self._calls
+        self._given[:] = [kept]
+        try:
+            yield
+        finally:
+            self._given.clear()
 
     def __call__(self, x: mx.array) -> mx.array:
         self._left -= 1
-        if self._picked and self._left == 0:
-            x = x[self._picked[0]]
+        if self._left == 0:
+            x = self._handed_on(x)
         out: mx.array = self.norm(x)
         return out
+
+    def _handed_on(self, x: mx.array) -> mx.array:
+        if self._given:
+            return self._given[0]
+        if self._wanted:
+            self._kept[:] = [x[self._wanted[0]]]
+        return x[self._picked[0]] if self._picked else x
 
 
 class _PickOutput(_PickRows):
     """A part of the model whose output drops the rows nobody asked for."""
 
     def __call__(self, *inputs: Any, **others: Any) -> Any:
-        out = self.norm(*inputs, **others)
-        return out[self._picked[0]] if self._picked else out
+        return self._handed_on(self.norm(*inputs, **others))
 
 
 class _Noted(_Wrapped):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,27 +21,29 @@ from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
+from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, StepKind, StepPlan
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A dispatched step: its plan and its lazy results."""
+    """A dispatched step: its plan and its lazy results. `scores` computes those of `plan.scoring`."""
 
     plan: StepPlan
     sampled: Sampled | None
     started: float
+    scores: Callable[[], TokenScores] | None = None
 
 
 @dataclass(frozen=True)
 class StepResult:
     """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.logit_segments`;
-    log-probabilities where some row asked for them.
+    log-probabilities where some row asked for them; `scores` of the tokens of `plan.scoring`.
     """
 
     plan: StepPlan
@@ -49,13 +52,15 @@ class StepResult:
     logprobs: list[float] | None
     top_ids: list[list[int]] | None
     top_logprobs: list[list[float]] | None
+    scores: TokenScores | None = None
 
 
 def read(pending: Pending) -> StepResult:
     """The results of a step on the host, once they are there."""
     sampled = pending.sampled
+    scores = None if pending.scores is None else pending.scores()
     if sampled is None:
-        return StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None)
+        return StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None, scores)
     mx.eval(sampled.arrays())
     return StepResult(
         pending.plan,
@@ -64,6 +69,7 @@ def read(pending: Pending) -> StepResult:
         None if sampled.logprobs is None else _host(sampled.logprobs),
         None if sampled.top_ids is None else _host(sampled.top_ids),
         None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
+        scores,
     )
 
 
@@ -130,20 +136,22 @@ class ModelRunner:
             cache.begin(positions)
         self._angles.begin(positions)
         self.states.begin(plan)
-        logits = self._forward(plan)
+        logits, kept = self._forward(plan)
         states = self.states.end()
+        scores = partial(self._scores, kept, plan.scoring) if kept is not None and plan.scoring is not None else None
         if plan.logit_segments:
             if rows is not None:
                 self._sampler = BatchSampler(rows, self._vocab_size)
             assert self._sampler is not None
             live = [segment.live for segment in plan.logit_segments]
-            pending = Pending(plan, self._sampler(logits, plan.token_index, live), started)
+            pending = Pending(plan, self._sampler(logits, plan.token_index, live), started, scores)
         else:
-            pending = Pending(plan, None, started)
+            pending = Pending(plan, None, started, scores)
         self._last = pending
         built = time.perf_counter()
         results = [] if pending.sampled is None else pending.sampled.arrays()
         results += states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
+        results += [] if kept is None else [kept]
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         fed = self._feed.waited - fed
         self.build_seconds += built - started - fed
@@ -192,8 +200,8 @@ class ModelRunner:
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
-    def _forward(self, plan: StepPlan) -> mx.array:
-        """Logits `[n, vocab]` of the tokens that need them."""
+    def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
+        """Logits `[n, vocab]` of the tokens that need them, and what is kept of those that are scored."""
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
@@ -202,7 +210,15 @@ class ModelRunner:
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         with swiglu.by_powers_of_two():
-            return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows)
+            if plan.scoring is not None:
+                return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, plan.scoring.rows)
+            return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
+
+    def _scores(self, kept: mx.array, scoring: Scoring) -> TokenScores:
+        """The log-probabilities that a step was asked for, from what was kept of its rows."""
+        project = self._logit_rows.project
+        at_once = rows_at_once(self._vocab_size)
+        return scores_of(lambda part: project(kept[part]), scoring.tokens, scoring.top, at_once)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention

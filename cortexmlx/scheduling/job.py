@@ -36,7 +36,8 @@ class Job:
     keys and values planned, and `num_stored_tokens` of them in the arena. `num_planned_outputs` tokens of the answer
     are planned in all, of at most `max_new_tokens`. `keys` name the full blocks of `tokens` in the prefix cache, as far
     as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
-    with `fork_of` begins as a copy of that one's prompt. `arrival` is on the scheduler's clock, `number` counts jobs.
+    with `fork_of` begins as a copy of that one's prompt. Of the text that is to be scored, `num_scored_tokens` have
+    their log-probabilities, or need none, as the first. `arrival` is on the scheduler's clock, `number` counts jobs.
     `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
     states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one),
     `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's.
@@ -56,6 +57,7 @@ class Job:
     num_computed_tokens: int = 0
     num_stored_tokens: int = 0
     num_planned_outputs: int = 0
+    num_scored_tokens: int = 1
     reserved: int = 0
     cached: int = 0
     preemptions: int = 0
@@ -107,6 +109,20 @@ class Job:
     def max_total_tokens(self) -> int:
         """How many tokens it may have in the end, with its prompt."""
         return self.prompt_length + self.max_new_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many of its tokens need not be computed if they are cached: all but the last, and while its text is to be
+        scored, those in front of what is to be scored next.
+        """
+        most = len(self.tokens) - 1
+        return most if self.num_scored_tokens >= len(self.request.scored) else min(most, self.num_scored_tokens - 1)
+
+    def scored_behind(self, first: int, end: int) -> range:
+        """The positions of the tokens that computing the tokens `first .. end` gives their log-probabilities: each
+        stands behind one of those.
+        """
+        return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
     def advance(self, count: int) -> None:
         """A step computes `count` more of its tokens."""

@@ -45,10 +45,10 @@ class RunningSet:
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes else []
 
     def match(self, job: Job) -> Match | None:
-        """What of a job's tokens is cached, all but the last at most; None if prefixes are not shared."""
+        """What of a job's tokens is cached and need not be computed; None if prefixes are not shared."""
         if not self.share_prefixes:
             return None
-        return self.cache.match(job.tokens, job.keys, len(job.tokens) - 1, job.salt)
+        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Whether there are blocks for a job and one more for every row, if headroom is dropped. The first row always

@@ -85,10 +85,12 @@ class Scheduler:
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
-    def check_prompt(self, prompt_tokens: int, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
+    def check_prompt(self, prompt_tokens: int, at_least: bool = False, only_scored: bool = False) -> None:
+        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered. The
+        last token of one that is `only_scored` is not computed.
+        """
         count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
-        check_fits(prompt_tokens, count, self.context_length, self.cache.capacity_tokens, self._longest)
+        check_fits(prompt_tokens - only_scored, count, self.context_length, self.cache.capacity_tokens, self._longest)
 
     @property
     def _longest(self) -> int:
@@ -375,6 +377,9 @@ class Scheduler:
         """Take a step's tokens; `seconds` is what it took. Those of a job that has lost its row since are dropped."""
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.observe(len(plan.positions), seconds)
+        for segment in plan.segments if plan.scoring is not None else ():
+            if segment.scored and (job := self._jobs.get(segment.job)) and job.generation == segment.generation:
+                job.num_scored_tokens = segment.scored.stop
         committed = []
         for index, (segment, token) in enumerate(zip(plan.logit_segments, tokens, strict=True)):
             job = self._jobs.get(segment.job)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.request import (
     Completion,
     FinishReason,
@@ -15,7 +19,6 @@ from cortexmlx.request import (
     SamplingParams,
     Timings,
     TokenEvent,
-    TokenLogprob,
     Usage,
 )
 from cortexmlx.scheduling.job import Committed, Job
@@ -24,6 +27,30 @@ from cortexmlx.serving.text import TextStream
 
 if TYPE_CHECKING:
     from cortexmlx.execution.runner import StepResult
+    from cortexmlx.execution.scores import TokenScores
+
+
+class PromptScores:
+    """The log-probabilities of a prompt's tokens, and of the `top` likeliest at each place, as they are computed."""
+
+    def __init__(self, prompt: Sequence[int], top: int) -> None:
+        self._prompt = prompt
+        self._known = 1
+        self._logprobs = np.full(len(prompt), np.nan, np.float32)
+        self._top_ids = np.empty((len(prompt), top), np.int32)
+        self._top_logprobs = np.empty((len(prompt), top), np.float32)
+
+    def take(self, where: range, scores: TokenScores) -> None:
+        """Those of the tokens at the positions `where`, the first that are not known yet."""
+        place, top = slice(where.start, where.stop), self._top_ids.shape[1]
+        self._logprobs[place] = scores.logprobs
+        self._top_ids[place], self._top_logprobs[place] = scores.top_ids[:, :top], scores.top_logprobs[:, :top]
+        self._known = where.stop
+
+    def listed(self) -> PromptLogprobs:
+        """As far as they are known."""
+        n = self._known
+        return PromptLogprobs(self._prompt, self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
 class RequestAnswers:
@@ -33,9 +60,17 @@ class RequestAnswers:
         self.request = request
         self.handle = handle
         self.open: list[Answer] = []
+        top = request.params.prompt_logprobs
+        self.scores = None if top is None else PromptScores(request.prompt, top)
         self._done: list[Completion] = []
         best_of = request.params.best_of
         self._chosen_later = best_of is not None and best_of > request.params.n
+
+    def decode(self) -> None:
+        """An answer has its first token, so the prompt is computed."""
+        self.handle.advance(RequestState.DECODING)
+        if self.scores is not None and self.handle.prompt_logprobs is None:
+            self.handle.prompt_logprobs = self.scores.listed()
 
     def tell(self, event: TokenEvent) -> None:
         """Pass an event on, unless it is not known yet which answers will be kept."""
@@ -55,6 +90,9 @@ class RequestAnswers:
             kept = sorted(kept, key=_likelihood, reverse=True)[: self.request.params.n]
             kept = [replace(c, index=i) for i, c in enumerate(kept)]
             last = TokenEvent("", finish_reason=kept[0].finish_reason)
+        if self.scores is not None:
+            listed = self.handle.prompt_logprobs or self.scores.listed()
+            kept = [replace(c, prompt_logprobs=listed) for c in kept]
         self.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
 
 
@@ -93,12 +131,17 @@ class Answer:
             self.started = now
             self._answers.handle.advance(RequestState.PREFILLING)
 
+    def take_scores(self, where: range, scores: TokenScores) -> None:
+        """The log-probabilities of the prompt's tokens at the positions `where`."""
+        assert self._answers.scores is not None
+        self._answers.scores.take(where, scores)
+
     def take(self, new: Committed, logprob: TokenLogprob | None) -> float:
         """One more token. Returns when it came, on the performance counter."""
         self.last = time.perf_counter()
         if self.first is None:
             self.first = self.last
-            self._answers.handle.advance(RequestState.DECODING)
+            self._answers.decode()
         if logprob is not None:
             self._logprobs.append(logprob)
         piece = "" if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
@@ -112,9 +155,9 @@ class Answer:
         params = self.request.params
         completion = Completion(
             text=self._text.text,
-            token_ids=tuple(self.job.output),
+            token_ids=() if params.only_scores else tuple(self.job.output),
             finish_reason=reason,
-            usage=Usage(self.job.prompt_length, self.job.generated, self.job.cached),
+            usage=Usage(len(self.request.prompt), 0 if params.only_scores else self.job.generated, self.job.cached),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             index=self.index,
@@ -153,8 +196,24 @@ def _likelihood(completion: Completion) -> float:
     return -math.inf if known is None else known
 
 
+def asked(request: QueuedRequest, index: int) -> QueuedRequest:
+    """What the scheduler is asked for the answer `index` of a request. The first answer's job scores the prompt.
+
+    Where the prompt is only scored, that is a token behind all but its last one: it has the logits that the last one is
+    scored with, and is dropped.
+    """
+    params = scored(request.params)
+    computed = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
+    whole = request.prompt if index == 0 and params.prompt_logprobs is not None else ()
+    return replace(request, prompt=computed, params=params, seed=seed_of(request.seed, index), scored=whole)
+
+
 def scored(params: SamplingParams) -> SamplingParams:
-    """`params` with the log-probabilities that choosing the best of several answers takes."""
+    """`params` with the log-probabilities that choosing the best of several answers takes, and with the token without
+    which nothing is computed.
+    """
+    if params.only_scores:
+        return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:
         return params
     return replace(params, logprobs=0)

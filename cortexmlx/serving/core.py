@@ -8,7 +8,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused, ModelCorrupt
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
+from cortexmlx.execution.scores import TokenScores
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import kv_form
@@ -27,7 +27,7 @@ from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestSta
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
+from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.meter import Measurements
@@ -129,19 +129,18 @@ class EngineCore:
     def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
         """Queue a request; one that cannot run fails at once."""
         try:
-            self.scheduler.check_prompt(len(request.prompt))
+            self.scheduler.check_prompt(len(request.prompt), only_scored=request.params.only_scores)
         except CortexError as error:
             handle.fail(error)
             return
-        params = scored(request.params)
+        params = request.params
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.loaded.tokenizer.eos_token_ids)
         answers = RequestAnswers(request, handle)
         first: Job | None = None
         for index in range(params.best_of or params.n):
-            asked = replace(request, params=params, seed=seed_of(request.seed, index))
-            job = self.scheduler.add(JobId(next(self._jobs)), asked, stop_ids, fork_of=first)
+            job = self.scheduler.add(JobId(next(self._jobs)), asked(request, index), stop_ids, fork_of=first)
             first = first or job
             text = TextStream(self.loaded.tokenizer.detokenizer, params.stop)
             self._answers[job.id] = Answer(answers, job, index, text)
@@ -301,11 +300,26 @@ class EngineCore:
     def _commit(self, result: StepResult) -> None:
         """Take the tokens of a step."""
         with self.measured.committing:
+            if result.scores is not None:
+                self._take_scores(result, result.scores)
             for new in self.scheduler.commit(result.plan, result.tokens, result.seconds):
                 self._take(self._answers[new.job.id], new, result)
 
+    def _take_scores(self, result: StepResult, scores: TokenScores) -> None:
+        """The log-probabilities of prompts' tokens."""
+        begin = 0
+        for segment in result.plan.segments:
+            end = begin + len(segment.scored)
+            answer = self._answers.get(segment.job)
+            if begin < end and answer is not None and answer.job.generation == segment.generation:
+                answer.take_scores(segment.scored, scores[begin:end])
+            begin = end
+
     def _take(self, answer: Answer, new: Committed, result: StepResult) -> None:
         """One new token of an answer, and its end if this was the last."""
+        if answer.request.params.only_scores:
+            self._finish(answer, FinishReason.LENGTH)
+            return
         before = answer.last
         now = answer.take(new, logprob_of(new, result))
         self.measured.token(now, before, answer.started, answer.request.submitted)

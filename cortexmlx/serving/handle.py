@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from cortexmlx.errors import CortexError
+from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
 
 log = logging.getLogger("cortexmlx")
@@ -32,6 +33,8 @@ class RequestHandle:
         owner: object = None,
     ) -> None:
         self.id = request
+        self.prompt_logprobs: PromptLogprobs | None = None
+        """Those of the prompt, if they were asked for: from the first token of an answer on."""
         self._cancel = cancel
         self._cancelling = False
         self._listener = listener
@@ -103,6 +106,7 @@ class RequestHandle:
             if event.completion is not None:
                 cancelled = event.completion.finish_reason is FinishReason.CANCELLED
                 self._completion, self._end = event.completion, event
+                self.prompt_logprobs = event.completion.prompt_logprobs
                 self._state = RequestState.CANCELLED if cancelled else RequestState.FINISHED
             self._changed.notify_all()
         self._tell(event)

@@ -25,12 +25,22 @@ from cortexmlx.execution.sampling import BatchSampler, SamplingRow
 from cortexmlx.request import plain_message
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-INTEGERS = ("max_tokens", "top_k", "repetition_context", "seed", "logprobs", "n", "best_of", "priority")
-OPTIONAL = ("max_tokens", "seed", "logprobs", "best_of")
+INTEGERS = (
+    "max_tokens",
+    "top_k",
+    "repetition_context",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "n",
+    "best_of",
+    "priority",
+)
+OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "best_of")
 LISTS = ("stop", "stop_token_ids", "logits_processors")
 # The range that a message must name.
 RANGES = {
-    "max_tokens": "an integer in 1..2147483647 or None",
+    "max_tokens": "an integer in 1..2147483647 (0 only with prompt_logprobs) or None",
     "temperature": "a number in [0, 100] (0: greedy)",
     "top_p": "a number in (0, 1]",
     "top_k": "an integer in 0..2147483647 (0: all tokens)",
@@ -41,6 +51,7 @@ RANGES = {
     "frequency_penalty": "a number in [-100, 100]",
     "seed": "an integer in -9223372036854775808..18446744073709551615 or None",
     "logprobs": "an integer in 0..100 or None",
+    "prompt_logprobs": "an integer in 0..100 or None",
     "n": "an integer in 1..128",
     "best_of": "an integer in 1..128 (n or more) or None",
     "priority": "an integer in -2147483647..2147483647",
@@ -80,6 +91,7 @@ WRONG: list[tuple[str, Any]] = [
     ("top_p", 1.0000001),
     ("repetition_penalty", 0.0099),
     ("logprobs", 101),
+    ("prompt_logprobs", 101),
     ("n", 129),
     *(("ignore_eos", value) for value in (0, 1, None, "false")),
     *((name, value) for name in LISTS for value in (None, 5, "text", b"text", {"a": 1}, [None], [[]], [True], [1.5])),
@@ -239,6 +251,15 @@ def test_parameters_are_values(params: SamplingParams) -> None:
 def test_the_best_of_fewer_than_n_is_refused() -> None:
     assert "best_of is 2, but must be an integer in 3..128" in refusal(n=3, best_of=2)
     SamplingParams(n=3, best_of=3).validate()
+
+
+def test_nothing_is_generated_only_where_the_prompt_is_scored() -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    params.validate()
+    assert params.only_scores and not SamplingParams(prompt_logprobs=0).only_scores
+    wanted = "max_tokens is -1, but must be an integer in 0..2147483647 or None"
+    assert refusal(max_tokens=-1, prompt_logprobs=0) == wanted
+    assert refusal(max_tokens=0, prompt_logprobs=0, n=2) == "n is 2, but must be an integer in 1..1 (max_tokens is 0)"
 
 
 def test_a_messages_parts_are_one_text() -> None:

@@ -85,6 +85,12 @@ def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str,
     assert counting.rows[loops - 1 :: loops] == [1, 2, 4, 6]
     logit_rows.run(tokens, make_prompt_cache(model), rows_of())
     assert counting.rows[-1] == 6, "nobody looks at the logits, so the graph stays as it is"
+    for rows in (rows_of(5), rows_of(0, 3), rows_of()):
+        logits, kept = logit_rows.run_keeping(tokens, make_prompt_cache(model), rows, rows_of(0, 1, 3, 4))
+        np.testing.assert_allclose(np.array(logits)[: len(rows)], whole[rows], atol=2e-4)
+        for part, wanted in ((slice(0, 1), [0]), (slice(1, 4), [1, 3, 4])):
+            np.testing.assert_allclose(np.array(logit_rows.project(kept[part])), whole[wanted], atol=2e-4)
+            assert counting.rows[-1] == len(wanted)
     np.testing.assert_allclose(np.array(model(tokens, cache=make_prompt_cache(model))[:, 0]), whole, atol=2e-4)
 
 
@@ -107,6 +113,11 @@ def test_where_the_last_norm_is_no_module_the_rows_are_picked_behind_all_layers(
             logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
             np.testing.assert_allclose(np.array(logits), whole[rows], atol=1e-5)
         assert counting.rows == [1, 3, 6]
+        logits, kept = logit_rows.run_keeping(tokens, make_prompt_cache(model), rows_of(5), rows_of(0, 2, 4))
+        projected = logit_rows.project(kept[1:])
+        assert counting.rows[3:] == [1, 2]
+        np.testing.assert_allclose(np.array(logits), whole[[5]], atol=1e-5)
+        np.testing.assert_allclose(np.array(projected), whole[[2, 4]], atol=1e-5)
         model[behind] = counting.inner
     assert len(model.layers) == 2 and type(model.children()[next(iter(model.children()))]).__name__ == "_PickOutput"
 
@@ -170,6 +181,10 @@ def test_rows_are_picked_only_where_nothing_behind_needs_the_others(
     logits = logit_rows.run(TOKENS, [], rows_of(3, 1))
     np.testing.assert_allclose(np.array(logits), whole[[3, 1]], atol=1e-6)
     assert model.head.rows[-1] == projected
+    logits, kept = logit_rows.run_keeping(TOKENS, [], rows_of(3), rows_of(0, 2, 1))
+    np.testing.assert_allclose(np.array(logits), whole[[3]], atol=1e-6)
+    np.testing.assert_allclose(np.array(logit_rows.project(kept[1:])), whole[[2, 1]], atol=1e-6)
+    assert model.head.rows[-1] == projected, "a part of what was kept, or what was projected with the others"
     np.testing.assert_allclose(np.array(model(TOKENS)[:, 0]), whole, atol=1e-6)
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "arrays",
     "errors",
+    "logprobs",
     "machine",
     "request",
     "stats",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -28,6 +29,26 @@ def test_a_high_priority_overtakes_but_a_low_one_does_not_wait_for_ever() -> Non
     assert low.finish_reason is not None
     assert clock.first[2] < clock.first[1], "those of higher priority who came later went first"
     assert clock.first[1] < SECONDS_PER_PRIORITY * 2, "but not all of them"
+
+
+@given(st.integers(1, 9), st.integers(1, 20), st.lists(st.integers(1, 5), min_size=20, max_size=20))
+def test_every_token_behind_the_first_is_scored_once_however_it_is_cut(
+    scored: int, length: int, counts: list[int]
+) -> None:
+    """Of a text whose last token need not be computed: pieces that begin no later than the first that is missing."""
+    text = list(range(100, 101 + length))
+    job = job_of(0, text[:-1])
+    job.request = replace(job.request, scored=tuple(text))
+    job.num_scored_tokens = min(scored, len(text))
+    first, seen = job.num_reusable_tokens, []
+    assert first == min(job.num_scored_tokens, length) - 1
+    for count in counts:
+        end = min(first + count, length)
+        where = job.scored_behind(first, end)
+        assert all(first <= place - 1 < end for place in where), "its logits are computed in the piece"
+        seen += where
+        first = end
+    assert seen == list(range(job.num_scored_tokens, len(text)))
 
 
 def test_of_background_requests_the_longest_begin_first_and_watched_ones_before_them() -> None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.runner import Pending, StepResult, read
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
@@ -20,7 +21,8 @@ _GROWN = 256
 
 class SerialRunner:
     """Turns plans of a single row into tokens, as mlx-lm's `generate_step` does: prompts in pieces `[1, count]`, whose
-    last token is a pass of its own because only its logits are wanted, then single tokens `[1, 1]`.
+    last token is a pass of its own because only its logits are wanted, then single tokens `[1, 1]`. Tokens that are
+    to be scored are a pass for each few rows of logits.
     """
 
     def __init__(self, arena: OwnCaches, vocab_size: int) -> None:
@@ -60,7 +62,7 @@ class SerialRunner:
 
     def _start(self, plan: StepPlan, rows: Sequence[SamplingRow] | None, started: float) -> Pending:
         (segment,) = plan.segments
-        logits = self._forward(plan, segment)
+        logits, scores = self._forward(plan, segment)
         if rows:
             self._sampler = BatchSampler(rows, self._vocab_size)
         sampled = None
@@ -72,7 +74,7 @@ class SerialRunner:
         mx.async_eval(results + (self.arena.arrays() if plan.kind is StepKind.MIXED else []))  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         self.wait_seconds += time.perf_counter() - built
-        return Pending(plan, sampled, started)
+        return Pending(plan, sampled, started, None if scores is None else lambda: scores)
 
     def collect(self, pending: Pending) -> StepResult:
         """Wait for a step and bring its results to the host. If it failed, what the caches keep is forgotten."""
@@ -101,18 +103,35 @@ class SerialRunner:
     def settle(self, ops: StateOps) -> None:
         """Nothing: the row's state is in mlx-lm's caches."""
 
-    def _forward(self, plan: StepPlan, segment: Segment) -> mx.array | None:
-        """Logits `[1, vocab]` of the step's last token, if they are wanted."""
+    def _forward(self, plan: StepPlan, segment: Segment) -> tuple[mx.array | None, TokenScores | None]:
+        """Logits `[1, vocab]` of the step's last token, if they are wanted, and the scores that are."""
         if segment.first != self.arena.length:
             raise KVBlockError(
                 f"a step begins at token {segment.first}, but the caches have {self.arena.length}: this is a fault of "
                 "the scheduler, please report it"
             )
         tokens = self._tokens(plan)[None]
-        if not segment.needs_logits:
+        if plan.scoring is None:
+            return self._run(tokens, segment.needs_logits), None
+        before, end = int(plan.scoring.rows[0]), int(plan.scoring.rows[-1]) + 1
+        if before:
+            self.arena.run(tokens[:, :before])
+        logits: list[mx.array] = []
+
+        def compute(part: slice) -> mx.array:
+            logits[:] = [self.arena.run(tokens[:, before:end][:, part])]
+            return logits[0][0]
+
+        scores = scores_of(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
+        if end < segment.count:
+            return self._run(tokens[:, end:], segment.needs_logits), scores
+        return logits[0][:, -1] if segment.needs_logits else None, scores
+
+    def _run(self, tokens: mx.array, needs_logits: bool) -> mx.array | None:
+        if not needs_logits:
             self.arena.run(tokens)
             return None
-        if segment.count > 1:
+        if tokens.shape[1] > 1:
             self.arena.run(tokens[:, :-1])
         return self.arena.run(tokens[:, -1:])[:, -1]
 

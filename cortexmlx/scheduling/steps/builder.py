@@ -12,7 +12,8 @@ from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
-from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.scoring import scoring_of
 
 
 class StepBuilder:
@@ -41,7 +42,9 @@ class StepBuilder:
         for job, count in scheduled:
             first = job.num_computed_tokens
             end = first + count
-            segments.append(Segment(job.id, job.generation, first, count, needs_logits=end == len(job.tokens)))
+            needs_logits = end == len(job.tokens)
+            scored = job.scored_behind(first, end)
+            segments.append(Segment(job.id, job.generation, first, count, needs_logits, scored=scored))
             tokens.append(np.array(job.tokens[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
             if end == len(job.tokens):
@@ -57,6 +60,7 @@ class StepBuilder:
             flush=flush,
             copies=copies,
             cuts=cuts,
+            scoring=scoring_of(scheduled, segments),
         )
         return self._remembered(plan)
 
@@ -112,6 +116,7 @@ class StepBuilder:
         flush: Flush | None = None,
         copies: tuple[BlockCopy, ...] = (),
         cuts: tuple[Save, ...] = (),
+        scoring: Scoring | None = None,
     ) -> StepPlan:
         self.count += 1
         return StepPlan(
@@ -129,6 +134,7 @@ class StepBuilder:
             flush=flush,
             copies=copies,
             states=self.cache.states.take(cuts),
+            scoring=scoring,
         )
 
     def _remembered(self, plan: StepPlan) -> StepPlan:

@@ -32,7 +32,8 @@ class Segment:
     """`count` consecutive tokens of one job, from position `first`.
 
     `generation` is the job's at planning time: a result whose generation is out of date is dropped. `live` False marks
-    a lane of the decode window whose job is done; it is computed and ignored.
+    a lane of the decode window whose job is done; it is computed and ignored. `scored` are the positions in the job's
+    text of the tokens whose log-probabilities the step computes: each one behind a token of the segment.
     """
 
     job: JobId
@@ -41,6 +42,18 @@ class Segment:
     count: int
     needs_logits: bool
     live: bool = True
+    scored: range = range(0)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Tokens of prompts that are to have their log-probabilities: `tokens` `[n]`, each behind the flat token of its
+    place in `rows` `[n]`, segment by segment, and beside each the `top` likeliest.
+    """
+
+    rows: IntArray
+    tokens: IntArray
+    top: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,8 @@ class StepPlan:
     MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
     the step before left it; then the arena gets its size, `blocks` of each group; then `copies`. A
     window's blocks are there from its first step to its flush, but some are free by the time of the flush, and may lie
-    behind the new end. `states` says what becomes of the states of recurrent layers.
+    behind the new end. `states` says what becomes of the states of recurrent layers. `scoring` says which
+    log-probabilities are to be computed besides; only a MIXED step has any.
     """
 
     number: int
@@ -96,6 +110,7 @@ class StepPlan:
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
     states: StateOps = NOTHING
+    scoring: Scoring | None = None
 
     @property
     def logit_rows(self) -> IntArray:

@@ -64,7 +64,7 @@ class Claims:
             return None
         both = range(min(len(job.keys), len(owner.keys)))
         end = bisect_left(both, True, lo=begin + 1, key=lambda i: job.keys[i] != owner.keys[i])
-        shared = min(end * self._block_size, len(job.tokens) - 1)
+        shared = min(end * self._block_size, job.num_reusable_tokens)
         if shared - begin * self._block_size - match.partial_tokens < self._worth_waiting:
             return None
         last = job.keys[end - 1]

@@ -1,0 +1,71 @@
+"""Log-probabilities of tokens that are known, such as a prompt's: from logits that are there a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.arrays import IntArray
+from cortexmlx.execution.logits import log_total, top_tokens
+
+_LOGITS_AT_ONCE = 1 << 23
+"""Logits that are there at a time, 32 MiB in float32, as long as these are not fewer than `_LEAST_ROWS` rows."""
+
+_LEAST_ROWS, _MOST_ROWS = 16, 256
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """`n` tokens on the host: their natural-log probabilities, `[n] float32`, and at each place the likeliest tokens,
+    best first, `top_ids [n, k] int32` and `top_logprobs [n, k] float32`.
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    top_ids: IntArray
+    top_logprobs: npt.NDArray[np.float32]
+
+    def __getitem__(self, part: slice) -> TokenScores:
+        return TokenScores(self.logprobs[part], self.top_ids[part], self.top_logprobs[part])
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows of logits are computed at a time."""
+    return max(_LEAST_ROWS, min(_MOST_ROWS, _LOGITS_AT_ONCE // vocab_size))
+
+
+def scores_of(logits: Callable[[slice], mx.array], tokens: IntArray, top: int, at_once: int) -> TokenScores:
+    """The log-probabilities of `tokens [n]`, and the `top` likeliest at the place of each.
+
+    `logits(part)` are those before these tokens of them, `[len, vocab]`, in the order in which they come. Each part is
+    done with before the next is asked for, and nothing but its results is kept.
+    """
+    parts = (slice(first, first + at_once) for first in range(0, len(tokens), at_once))
+    return joined([_scored(logits(part), tokens[part], top) for part in parts])
+
+
+def joined(parts: Sequence[TokenScores]) -> TokenScores:
+    """One after the other; there is at least one."""
+    fields = ("logprobs", "top_ids", "top_logprobs")
+    return TokenScores(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))
+
+
+def _scored(logits: mx.array, tokens: IntArray, top: int) -> TokenScores:
+    logits = logits.astype(mx.float32)
+    total = log_total(logits)
+    own = (mx.take_along_axis(logits, mx.array(tokens)[:, None], axis=1) - total)[:, 0]
+    if not top:
+        none = np.zeros((len(tokens), 0))
+        return TokenScores(_host(own), none.astype(np.int32), none.astype(np.float32))
+    best, ids = top_tokens(logits, min(top, logits.shape[-1]))
+    best = best - total
+    mx.eval(own, best, ids)
+    return TokenScores(_host(own), _host(ids), _host(best))
+
+
+def _host(array: mx.array) -> Any:
+    return np.array(array)

@@ -1,0 +1,261 @@
+"""What a model thinks of each token of a prompt: mlx-lm's logits, however the prompt is cut, shared or interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
+from cortexmlx.errors import PromptTooLong
+from cortexmlx.execution import runner as runner_module
+from cortexmlx.execution.serial import runner as serial_module
+from cortexmlx.request import FinishReason, RequestState
+from support.core_driver import Driver, assert_nothing_lost
+from support.recurrent import RECURRENT
+from support.tiny import CONFIGS, tokens_of
+
+PROMPT = tokens_of(53, seed=5)
+LENGTHS = (2, 8, 9, 33, 61)
+TOLERANCE = 1e-4
+
+slow = pytest.mark.slow
+FAST = ("windowed llama", "deepseek_v3", "qwen3_next")
+
+
+@pytest.fixture(autouse=True)
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of these tiny models, too, take several slices of logits."""
+    for module in (runner_module, serial_module):
+        monkeypatch.setattr(module, "rows_at_once", lambda vocab: 5)
+
+
+def judge(model: Any, prompt: Sequence[int], piece: int = 1 << 20) -> np.ndarray:
+    """mlx-lm's log-probabilities at every place of a prompt, `[len - 1, vocab]` in float64, on its own caches: in one
+    pass, or `piece` by piece.
+    """
+    cache = make_prompt_cache(model)
+    logits = []
+    for first in range(0, len(prompt), piece):
+        out = model(mx.array([list(prompt[first : first + piece])]), cache=cache)[0].astype(mx.float32)
+        logits.append(np.array(out, np.float64))
+    every = np.concatenate(logits)[:-1]
+    every -= every.max(axis=-1, keepdims=True)
+    return every - np.log(np.exp(every).sum(axis=-1, keepdims=True))
+
+
+def assert_judged(model: Any, prompt: Sequence[int], told: PromptLogprobs | None, top: int = 0) -> None:
+    """Every token has mlx-lm's log-probability, and the likeliest are likeliest. Random weights can make much of a
+    rounding: where mlx-lm token by token is far from itself in one pass, a few times that is near enough.
+    """
+    assert told is not None and len(told) == len(prompt) and told[0] is None
+    wanted, places = judge(model, prompt), np.arange(len(prompt) - 1)[:, None]
+    mine, ids = told.logprobs[1:], np.zeros((len(prompt) - 1, top), np.int64)
+    for entry, token, row in zip(told[1:], prompt[1:], ids, strict=True):
+        assert entry is not None and entry.token_id == token and len(entry.top) == top
+        row[:] = [each for each, _ in entry.top]
+    likeliest = np.array([[value for _, value in entry.top] for entry in told[1:] if entry]).reshape(ids.shape)
+    errors = [mine - wanted[places[:, 0], prompt[1:]], (likeliest - wanted[places, ids]).ravel()]
+    errors.append((wanted[places, ids] - np.sort(wanted)[:, ::-1][:, :top]).ravel())
+    error = np.abs(np.concatenate(errors)).max()
+    assert error < TOLERANCE or error < TOLERANCE + 4 * np.abs(wanted - judge(model, prompt, 1)).max()
+
+
+def scored(driver: Driver, prompt: Sequence[int], max_tokens: int | None = 0, **params: Any) -> Completion:
+    return driver.result_of(prompt, max_tokens, **{"prompt_logprobs": 0} | params)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else slow) for name in (*CONFIGS, *RECURRENT)]
+)
+def test_they_are_mlx_lms_for_a_crowd_in_pieces(name: str, tiny: Any, judged: Callable[[str], Any]) -> None:
+    """Prompts of several lengths in pieces of a few tokens, beside others that decode, and beside each other."""
+    driver = Driver(tiny(name), prefill_budget=12, max_rows=4)
+    prompts = [tokens_of(n, seed=n) for n in LENGTHS]
+    others = driver.add(tokens_of(20, seed=1), 40)
+    driver.step(4)
+    handles = [driver.add(p, i % 2, prompt_logprobs=3) for i, p in enumerate(prompts)]
+    driver.finish()
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert_judged(judged(name)[0], prompt, driver.result(handle).prompt_logprobs, top=3)
+    alone = Driver(tiny(name)).result_of(tokens_of(20, seed=1), 40)
+    assert driver.result(others).token_ids == alone.token_ids
+    driver.core.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("windowed llama", "mamba") else slow) for n in (*CONFIGS, *RECURRENT)]
+)
+def test_they_are_mlx_lms_where_one_request_runs_at_a_time(
+    name: str, tiny: Any, judged: Callable[[str], Any], unpaged: None
+) -> None:
+    driver = Driver(tiny(name), prefill_budget=12)
+    prompts = [tokens_of(n, seed=n) for n in LENGTHS]
+    handles = [driver.add(p, i % 3, prompt_logprobs=2) for i, p in enumerate(prompts)]
+    driver.finish()
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert_judged(judged(name)[0], prompt, driver.result(handle).prompt_logprobs, top=2)
+
+
+def test_nothing_is_generated_with_no_tokens(tiny: Any, judged: Any) -> None:
+    driver = Driver(tiny("llama"))
+    completion = scored(driver, PROMPT, ignore_eos=False)
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", (), FinishReason.LENGTH)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(PROMPT), 0)
+    assert completion.logprobs is None and completion.cumulative_logprob is None
+    assert_judged(judged("llama")[0], PROMPT, completion.prompt_logprobs)
+    only = scored(driver, PROMPT[:1])
+    assert only.prompt_logprobs is not None and list(only.prompt_logprobs) == [None] and only.usage.prompt_tokens == 1
+    assert driver.core.stats().generated_tokens == 0
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_a_text_as_long_as_the_context_can_be_scored(tiny: Any, judged: Any) -> None:
+    """Its last token is not computed, and none comes behind it."""
+    driver = Driver(tiny("llama"), tokens=1024)
+    whole = tokens_of(512, seed=4)
+    assert_judged(judged("llama")[0], whole, scored(driver, whole).prompt_logprobs)
+    with pytest.raises(PromptTooLong, match="513 tokens and the model's context is 512"):
+        driver.result(driver.add([*whole, 1], 0, prompt_logprobs=0))
+    with pytest.raises(PromptTooLong, match="512 tokens"):
+        driver.result(driver.add(whole, 1, prompt_logprobs=0))
+
+
+def test_the_answer_is_what_it_is_without_them(tiny: Any, theirs: Any, judged: Any) -> None:
+    driver = Driver(tiny("llama"))
+    handle = driver.add(PROMPT, 24, prompt_logprobs=0, ignore_eos=False, logprobs=1)
+    events = []
+    while not driver.core.idle:
+        driver.core.step()
+        if handle.state is RequestState.DECODING:
+            events.append(handle.prompt_logprobs)
+    completion = driver.result(handle)
+    assert list(completion.token_ids) == theirs("llama", PROMPT, 24)
+    assert_judged(judged("llama")[0], PROMPT, completion.prompt_logprobs)
+    assert events[0] == completion.prompt_logprobs, "they are there with the first token"
+    assert completion.logprobs is not None and len(completion.logprobs) == 24
+    plain = driver.result_of(PROMPT, 24)
+    assert plain.prompt_logprobs is None
+
+
+def test_what_is_cached_is_computed_again_and_others_share_what_was(tiny: Any, judged: Any) -> None:
+    driver = Driver(tiny("llama"))
+    driver.result_of(PROMPT, 8)
+    first = scored(driver, PROMPT, 1)
+    assert first.usage.cached_tokens == 0
+    assert_judged(judged("llama")[0], PROMPT, first.prompt_logprobs)
+    other = tokens_of(40, seed=77)
+    scored(driver, other)
+    assert driver.result_of([*other, 3], 4).usage.cached_tokens == 39
+    driver.core.check_invariants()
+
+
+def test_it_does_not_wait_for_a_neighbour_with_the_same_beginning(tiny: Any, judged: Any) -> None:
+    """It would compute what the other has computed, all the same."""
+    driver = Driver(tiny("llama"), prefill_budget=8, tokens=1024)
+    plain = driver.add(PROMPT, 4)
+    driver.step()
+    handle = driver.add(PROMPT, 0, prompt_logprobs=0)
+    driver.step(2)
+    assert (plain.state, handle.state) == (RequestState.PREFILLING, RequestState.PREFILLING)
+    driver.finish()
+    assert_judged(judged("llama")[0], PROMPT, driver.result(handle).prompt_logprobs)
+
+
+@pytest.mark.parametrize("n", [3])
+def test_several_answers_have_them_once(n: int, tiny: Any, judged: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=1024, prefill_budget=12)
+    before = driver.core.stats().prompt_tokens
+    completion = driver.result_of(PROMPT, 6, n=n, temperature=1.0, prompt_logprobs=1)
+    answers = (completion, *completion.others)
+    assert len(answers) == n and driver.core.stats().prompt_tokens - before == len(PROMPT)
+    for answer in answers:
+        assert answer.prompt_logprobs is completion.prompt_logprobs
+    assert_judged(judged("llama")[0], PROMPT, completion.prompt_logprobs, top=1)
+    best = driver.result_of(PROMPT, 6, best_of=3, temperature=1.0, prompt_logprobs=1)
+    assert best.prompt_logprobs == completion.prompt_logprobs
+
+
+@pytest.mark.parametrize("name", ["llama", "windowed llama", "qwen3_next"])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
+    name: str, prefix_cache: bool, tiny: Any, judged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preempted again and again on its way: no token is scored twice, none is missing."""
+    driver = Driver(tiny(name), prefill_budget=10, prefix_cache=prefix_cache, max_rows=2)
+    asked: list[int] = []
+    score = runner_module.scores_of
+
+    def counting(logits: Any, tokens: Any, *others: Any) -> Any:
+        asked.extend(tokens.tolist())
+        return score(logits, tokens, *others)
+
+    monkeypatch.setattr(runner_module, "scores_of", counting)
+    handle = driver.add(PROMPT, 5, prompt_logprobs=2)
+    for place in range(40):
+        driver.step()
+        driver.core.drain()
+        job = next((a.job for a in driver.core._answers.values()), None)
+        if place % 3 == 2 and job is not None and job.running and job.preemptions < 4:
+            driver.core.scheduler._preempt(job)
+            driver.core.check_invariants()
+    driver.finish()
+    completion = driver.result(handle)
+    assert driver.core.stats().preemptions >= 1 + prefix_cache
+    assert_judged(judged(name)[0], PROMPT, completion.prompt_logprobs, top=2)
+    assert asked == PROMPT[1:]
+    monkeypatch.undo()
+    assert completion.token_ids == Driver(tiny(name)).result_of(PROMPT, 5).token_ids
+
+
+def test_a_row_preempted_while_its_scores_are_in_flight_has_them_computed_again(tiny: Any, judged: Any) -> None:
+    driver = Driver(tiny("llama"))
+    handle = driver.add(PROMPT, 5, prompt_logprobs=0)
+    driver.core._in_flight.append(driver.core._dispatch(driver.core._plan()))
+    (answer,) = driver.core._answers.values()
+    assert answer.job.num_scored_tokens == 1
+    driver.core.scheduler._preempt(answer.job)
+    driver.core.drain()
+    assert answer.job.num_scored_tokens == 1, "the result is of a row that is gone"
+    driver.finish()
+    assert_judged(judged("llama")[0], PROMPT, driver.result(handle).prompt_logprobs)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_cancelled_prompt_has_those_that_were_computed(
+    serial: bool, tiny: Any, judged: Any, request: pytest.FixtureRequest
+) -> None:
+    if serial:
+        request.getfixturevalue("unpaged")
+    driver = Driver(tiny("llama"), prefill_budget=10)
+    handle = driver.add(PROMPT, 5, prompt_logprobs=0)
+    driver.step(3)
+    driver.core.drain()
+    driver.core.cancel(handle.id)
+    completion = driver.result(handle)
+    assert completion.finish_reason is FinishReason.CANCELLED and completion.prompt_logprobs is not None
+    known = len(completion.prompt_logprobs)
+    assert 11 <= known < len(PROMPT) and handle.prompt_logprobs == completion.prompt_logprobs
+    assert_judged(judged("llama")[0], PROMPT[:known], completion.prompt_logprobs)
+    driver.finish()
+    nothing = driver.add(PROMPT, 5, prompt_logprobs=0)
+    driver.core.cancel(nothing.id)
+    assert list(driver.result(nothing).prompt_logprobs or ()) == [None]
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_an_engine_tells_them(tiny: Any, judged: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=2, prefill_budget=32) as engine:
+        text = "the cat and the hat"
+        tokens = engine.tokenize(text)
+        asked = SamplingParams(max_tokens=0, prompt_logprobs=1)
+        assert_judged(judged("llama")[0], tokens, engine.generate(text, asked).prompt_logprobs, top=1)
+        events = list(engine.submit(text, asked))
+        assert len(events) == 1 and events[0].completion is not None
+        params = [SamplingParams(max_tokens=i % 2, prompt_logprobs=0) for i in range(9)]
+        for i, completion in enumerate(engine.generate_batch([tokens_of(5 + 9 * i, seed=i) for i in range(9)], params)):
+            assert_judged(judged("llama")[0], tokens_of(5 + 9 * i, seed=i), completion.prompt_logprobs)
