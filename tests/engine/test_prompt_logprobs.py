@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ from cortexmlx.execution.serial import runner as serial_module
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost
 from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, tokens_of
+from support.tiny import CONFIGS, tokens_of, write_tiny
 
 PROMPT = tokens_of(53, seed=5)
 LENGTHS = (2, 8, 9, 33, 61)
@@ -246,6 +247,30 @@ def test_a_cancelled_prompt_has_those_that_were_computed(
     driver.core.cancel(nothing.id)
     assert list(driver.result(nothing).prompt_logprobs or ()) == [None]
     assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "vocab"), [((256, 2048), 12_000), pytest.param((1024, 4096, 16384), 20_000, marks=slow)]
+)
+def test_memory_does_not_grow_with_the_prompt_but_for_keys_and_values(
+    lengths: Sequence[int], vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the peaks with and without them, the difference: attention's scores grow with the prompt on a CPU."""
+    monkeypatch.undo()
+    folder = write_tiny(tmp_path / "model", vocab_size=vocab, max_position_embeddings=1 << 15, num_hidden_layers=1)
+    driver = Driver(folder, tokens=lengths[-1] + 64, block_size=32, prefill_budget=64)
+
+    def peak(length: int, top: int | None) -> int:
+        mx.reset_peak_memory()
+        kept = mx.get_active_memory() - driver.core.arena.nbytes
+        driver.result_of(tokens_of(length, seed=length), 1, prompt_logprobs=top)
+        return mx.get_peak_memory() - driver.core.arena.nbytes - kept
+
+    peak(lengths[-1], 5)  # the arena grows
+    more = [peak(n, 5) - peak(n, None) for n in lengths]
+    print([f"{n}: {size / 2**20:.1f} MiB" for n, size in zip(lengths, more, strict=True)])
+    assert max(more) < 12 * 64 * vocab * 4, "a dozen arrays of a slice's logits"
+    assert max(more) < 1.2 * min(more) + (1 << 20)
 
 
 def test_an_engine_tells_them(tiny: Any, judged: Any) -> None:

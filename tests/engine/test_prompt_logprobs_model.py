@@ -1,0 +1,48 @@
+"""What the starter model thinks of each token of a text: mlx-lm's logits on its own cache, within 1e-4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from cortexmlx import Engine, SamplingParams
+
+pytestmark = pytest.mark.model
+
+TEXT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+TOKENS, PIECE = 1200, 200
+
+
+def judge(model: Any, tokens: list[int]) -> np.ndarray:
+    """mlx-lm's log-probabilities of all tokens but the first, in float64 from its float32 logits."""
+    cache, known = make_prompt_cache(model), []
+    for first in range(0, len(tokens) - 1, PIECE):
+        piece = tokens[first : first + PIECE]
+        logits = np.array(model(mx.array([piece]), cache=cache)[0].astype(mx.float32), np.float64)
+        nexts = tokens[first + 1 : first + 1 + PIECE]
+        logits = logits[: len(nexts)] - logits[: len(nexts)].max(axis=-1, keepdims=True)
+        own = logits[np.arange(len(nexts)), nexts]
+        known.append(own - np.log(np.exp(logits).sum(axis=-1)))
+    return np.concatenate(known)
+
+
+def test_they_are_mlx_lms() -> None:
+    from cortexmlx.models import load_model
+
+    with Engine("smollm2", kv_memory="256MB") as engine:
+        tokens = engine.tokenize(TEXT.read_text())[:TOKENS]
+        asked = SamplingParams(max_tokens=0, prompt_logprobs=2)
+        prompts = [tokens, tokens[300:500], tokens[700:701], tokens[900:]]
+        answers = [c.prompt_logprobs for c in engine.generate_batch(prompts, asked)]
+    model = load_model("smollm2").model
+    for prompt, told in zip(prompts, answers, strict=True):
+        assert told is not None and len(told) == len(prompt)
+        if len(prompt) > 1:
+            error = np.abs(told.logprobs[1:] - judge(model, prompt)).max()
+            print(f"{len(prompt)} tokens: {error:.2g}")
+            assert error < 1e-4
