@@ -157,7 +157,8 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
         if event.error is None and not first:
             first.append((Stamp.now(), core.kv_bytes_in_use))
 
-    budget = core.scheduler.prefill_budget
+    restraint = core.scheduler.restraint
+    budget = restraint.tokens
     handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.take(test.depth + test.prompt)
@@ -165,11 +166,11 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     computed = 0
     try:
         while computed < test.depth:
-            core.scheduler.prefill_budget = min(budget, test.depth - computed)
+            restraint.tokens = min(budget, test.depth - computed)
             core.step()
             computed = core.scheduler.jobs[0].num_computed_tokens
     finally:
-        core.scheduler.prefill_budget = budget
+        restraint.tokens = budget
     core.drain()
     before, begun = core.stats(), Stamp.now()
     while not core.idle:

@@ -20,6 +20,7 @@ from cortexmlx.errors import (
     ModelCorrupt,
     ModelNotFound,
     ModelUnsupported,
+    OutOfMemory,
     PromptTooLong,
     ToolchainMissing,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "ModelNotFound",
     "ModelUnsupported",
     "Moment",
+    "OutOfMemory",
     "PromptLogprobs",
     "PromptTooLong",
     "RequestHandle",

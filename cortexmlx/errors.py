@@ -13,6 +13,12 @@ class MemoryRefused(KVCacheFull):
     """The system does not give the memory that the KV arena needs: free some, or ask for a smaller KV memory."""
 
 
+class OutOfMemory(CortexError):
+    """A step was refused memory, and once more after all that can be given back was: the request that took most of it
+    fails. Free memory, or ask for less: a shorter prompt, a smaller KV memory, smaller pieces of prompts.
+    """
+
+
 class KVBlockError(CortexError, ValueError):
     """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, bad count."""
 

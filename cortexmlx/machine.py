@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+from cortexmlx.errors import MemoryRefused
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -46,6 +48,22 @@ def obtainable(size: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+_REFUSALS = (
+    "unable to allocate",  # [malloc], of all of MLX's allocators
+    "[metal::malloc]",  # more than one buffer may have, or more buffers than may be
+    "insufficient memory",  # a command buffer of Metal's
+    "out of memory",  # CUDA's, and the system's own word for it
+)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception says that memory was refused: ours, Python's, or MLX's, which is known by its words only."""
+    if isinstance(error, MemoryRefused | MemoryError):
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and any(refusal in words for refusal in _REFUSALS)
 
 
 def metal_device() -> str | None:

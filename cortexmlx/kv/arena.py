@@ -193,6 +193,14 @@ class KVArena:
             raise self._stays(wanted) from error
         self.blocks = wanted
 
+    def release(self) -> None:
+        """Give all bytes back, with what lies in them, also where a step has failed while it wrote. No block is left
+        before `resize` makes some.
+        """
+        for layer, slab in self._slabs.items():
+            self._slabs[layer] = tuple(mx.zeros((a.shape[0], 0, a.shape[2]), a.dtype) for a in slab)
+        self.blocks = (0,) * len(self.groups)
+
     def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
         """Give every slab the slots of so many blocks, if it has not, keeping what lies in the first of them."""
         for layer, slab in self._slabs.items():
@@ -247,7 +255,8 @@ class KVArena:
 def _resized(array: mx.array, slots: int, keep: int) -> mx.array:
     """A copy with so many slots: the first `keep` of the array, then zeros."""
     copy = mx.zeros((array.shape[0], slots, array.shape[2]), array.dtype)
-    copy[:, :keep] = array[:, :keep]
+    if keep:
+        copy[:, :keep] = array[:, :keep]
     mx.eval(copy)
     return copy
 

@@ -102,6 +102,14 @@ def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:
     return rows * vocab_size * itemsize
 
 
+def reserved_bytes(
+    groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int, itemsize: int | None = None
+) -> int:
+    """Bytes that are not the cache's: weights, and the tails, states and logits of `rows` rows."""
+    groups = tuple(groups)
+    return weights + tail_bytes(groups, rows, itemsize) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+
+
 def row_blocks(reach: Reach, block_size: int) -> int | None:
     """Blocks of a group that a decoding row has at most: those that the next token sees, and those of the tail's
     columns. None: all of its tokens'.

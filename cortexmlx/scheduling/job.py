@@ -40,7 +40,9 @@ class Job:
     their log-probabilities, or need none, as the first. `arrival` is on the scheduler's clock, `number` counts jobs.
     `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
     states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one),
-    `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's.
+    `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's. Steps
+    that it took most of were refused memory when it had `refused_at` computed tokens, and `refusals` times since when
+    it had no more.
     """
 
     id: JobId
@@ -65,6 +67,8 @@ class Job:
     state_at: int = 0
     cuts: set[int] = field(default_factory=set)
     waited: bool = False
+    refused_at: int = 0
+    refusals: int = 0
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
@@ -128,6 +132,12 @@ class Job:
         """A step computes `count` more of its tokens."""
         self.num_computed_tokens += count
         self.state_at = self.num_computed_tokens
+
+    def note_refusal(self) -> None:
+        """Memory was refused to a step, most of which it took."""
+        farther = self.num_computed_tokens > self.refused_at
+        self.refusals = 0 if farther else self.refusals + 1
+        self.refused_at = max(self.refused_at, self.num_computed_tokens)
 
     @property
     def running(self) -> bool:

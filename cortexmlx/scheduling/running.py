@@ -11,20 +11,21 @@ from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.restraint import Restraint
 from cortexmlx.scheduling.shortage import fit
 
 
 class RunningSet:
-    """At most `max_rows` running jobs, `jobs`, in the order in which they began.
+    """The running jobs, `jobs`, in the order in which they began: at most as many as the `restraint` lets.
 
     `headroom` tokens are asked for beyond a job's tokens, so that its answer stays in one run. With `share_prefixes`,
     what a job stores can be found by others. `changes` goes up whenever a row or blocks are given up or stored, so
     that a question about them need not be asked twice.
     """
 
-    def __init__(self, cache: KVCache, max_rows: int, headroom: int, share_prefixes: bool) -> None:
+    def __init__(self, cache: KVCache, restraint: Restraint, headroom: int, share_prefixes: bool) -> None:
         self.cache = cache
-        self.max_rows = max_rows
+        self.restraint = restraint
         self.headroom = headroom
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []

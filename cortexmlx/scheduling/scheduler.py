@@ -22,6 +22,7 @@ from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.latency import CostModel, share
+from cortexmlx.scheduling.restraint import LEAST_PIECE, Restraint
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import check_fits, fit_all
 from cortexmlx.scheduling.steps.builder import StepBuilder
@@ -29,9 +30,6 @@ from cortexmlx.scheduling.steps.placement import ScheduledTokens
 from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
 from cortexmlx.scheduling.waiting.admission import Admission
 from cortexmlx.scheduling.waiting.claims import WORTH_WAITING
-
-_LEAST_PIECE = 16
-"""Prompt tokens that a step computes at least, however tight the target."""
 
 
 class Scheduler:
@@ -64,7 +62,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
-        self.prefill_budget = prefill_budget
+        self.restraint = Restraint(max_rows, prefill_budget)
         self.context_length = context_length
         self.max_request_tokens = max_request_tokens
         self.token_target = token_target
@@ -74,7 +72,7 @@ class Scheduler:
         self.preemptions = 0
         self.ended: list[Job] = []
         self._clock = clock
-        self._running = RunningSet(cache, max_rows, headroom, share_prefixes)
+        self._running = RunningSet(cache, self.restraint, headroom, share_prefixes)
         self._admission = Admission(self._running, client_tokens, worth_waiting)
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
@@ -145,19 +143,26 @@ class Scheduler:
             self._running.release_blocks(job)
 
     def forget_all(self) -> None:
-        """End everything after a step that failed: nothing that it should have written can be trusted."""
-        for job in list(self._jobs.values()):
-            if job.running:
-                self.cache.free(job.id)
+        """End everything after a step that failed."""
+        self.start_over()
+        for job in self._jobs.values():
             job.state, job.finish_reason = RequestState.FAILED, FinishReason.ERROR
             job.generation += 1
+        self._jobs.clear()
+        self._admission.clear()
+
+    def start_over(self, rows: int | None = None) -> None:
+        """After a step that failed, nothing that it should have written can be trusted: all rows wait again with
+        nothing but their tokens, and what is cached is gone. Of one that was refused memory at most `rows` go on.
+        """
+        if rows is not None:
+            self.restraint.tighten(rows)
         for job in self._window.awaiting_flush:
             self.cache.free(job.id)
-        self._jobs.clear()
-        self._running.jobs.clear()
         self._window.forget()
+        for job in self._running.in_order:
+            self._preempt(job, keep=False)
         self._draining = False
-        self._admission.clear()
         self._builder.forget()
         self.cache.drop_cached()
 
@@ -233,11 +238,11 @@ class Scheduler:
         limit = self.cache.max_blocks
         plan = self._plan(in_flight)
         if self.cache.max_blocks < limit:
-            self._fit_cache()
+            self.fit_cache()
             plan = plan or self._plan(in_flight)
         return plan
 
-    def _fit_cache(self) -> None:
+    def fit_cache(self) -> None:
         """The cache may not grow as it was promised: end who cannot go on in what it has."""
         for job in fit_all(self._jobs.values(), self.cache.capacity_tokens):
             if job.generated:
@@ -308,8 +313,8 @@ class Scheduler:
 
     def _budget(self, decoding: Sequence[Job]) -> int:
         """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
-        most = self.prefill_budget
-        least = min(_LEAST_PIECE, most)
+        most = self.restraint.tokens
+        least = min(LEAST_PIECE, most)
         if self.token_target is not None and any(not job.request.background for job in decoding):
             most = self.costs.tokens_within(self.token_target, least, most)
         return max(least, most - len(decoding))
@@ -355,13 +360,13 @@ class Scheduler:
         while job.running and not self._running.reserve(job, tokens):
             self._preempt(self._running.in_order[-1])
 
-    def _preempt(self, job: Job) -> None:
-        """Take a job's row and blocks. What it stored stays cached, so that resuming is a prefix hit while memory
-        allows.
+    def _preempt(self, job: Job, keep: bool = True) -> None:
+        """Take a job's row and blocks. What it stored stays cached if it is to be kept, so that resuming is a prefix
+        hit while memory allows.
         """
         self._running.release_row(job)
         self._admission.release_claim(job)
-        self._running.release_blocks(job)
+        self._running.release_blocks(job) if keep else self.cache.free(job.id)
         job.keys = self._running.keys(job.tokens, job.salt)
         job.state = RequestState.PREEMPTED
         job.generation += 1
@@ -380,6 +385,8 @@ class Scheduler:
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._jobs.get(segment.job)) and job.generation == segment.generation:
                 job.num_scored_tokens = segment.scored.stop
+        if self.restraint.relax():
+            self._admission.ask_again()
         committed = []
         for index, (segment, token) in enumerate(zip(plan.logit_segments, tokens, strict=True)):
             job = self._jobs.get(segment.job)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cortexmlx.errors import PromptTooLong
+from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.steps.plan import StepPlan
 
 
 def check_fits(tokens: int, count: str, context: int, capacity: int, longest: int) -> None:
@@ -41,3 +42,29 @@ def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
         if job.generated >= job.max_new_tokens:
             ended.append(job)
     return ended
+
+
+def most_concerned(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
+    """Of the jobs of a step the one that takes most of its memory: that of its largest prefill piece, else the one with
+    the most tokens. Without a step, or if it has none, of all that run; None if there is none.
+    """
+    of_step = {segment.job: segment.count for segment in plan.segments} if plan is not None else {}
+    concerned = [job for job in jobs if (job.id in of_step if of_step else job.running)]
+    return max(concerned, key=lambda job: (of_step.get(job.id, 0), len(job.tokens)), default=None)
+
+
+def cache_full(job: Job, capacity: int) -> KVCacheFull:
+    """Why a job fails whose prompt does not fit the cache that the system left."""
+    return KVCacheFull(
+        f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}, for the system refuses it more "
+        "memory: free some and make a new engine, or shorten the prompt"
+    )
+
+
+def out_of_memory(job: Job, refusal: str) -> OutOfMemory:
+    """Why a job ends that memory was refused to twice, with nothing gained in between."""
+    return OutOfMemory(
+        f"a step of this request, which has {len(job.tokens)} tokens, was refused memory, and again when nothing was "
+        f"cached any more and fewer requests ran ({refusal}): free memory, or ask for less with a shorter prompt, a "
+        "smaller prefill_budget or a smaller KV memory"
+    )

@@ -5,27 +5,36 @@ commit.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
+from traceback import clear_frames
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.errors import CortexError, KVCacheFull, MemoryRefused, ModelCorrupt
+from cortexmlx.errors import CortexError, MemoryRefused, ModelCorrupt
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.sizing import Load, bytes_per_token, default_kv_bytes, logits_bytes, states_bytes, tail_bytes
-from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.machine import working_set_bytes
+from cortexmlx.kv.sizing import (
+    Load,
+    bytes_per_token,
+    default_kv_bytes,
+    reserved_bytes,
+)
+from cortexmlx.kv.spec import Counts
+from cortexmlx.machine import is_refusal, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.shortage import cache_full, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of
 from cortexmlx.serving.config import EngineConfig
@@ -34,6 +43,10 @@ from cortexmlx.serving.meter import Measurements
 from cortexmlx.serving.report import engine_stats
 from cortexmlx.serving.text import TextStream
 from cortexmlx.stats import EngineStats, ModelInfo, Moment
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("cortexmlx")
 
 _FRAGMENTED = 0.5
 """Fragmentation above which an idle engine compacts its arena."""
@@ -54,15 +67,17 @@ class EngineCore:
         vocab_size = _checked_vocab_size(self.loaded)
         self.config = config
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
-        memory = config.kv_bytes or _default_kv_bytes(load, self.loaded, groups, vocab_size)
-        self._begin_empty(self._way.blocks(memory, load, self.loaded.context_length))
+        reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
+        context = self.loaded.context_length
+        memory = config.kv_bytes or default_kv_bytes(groups, load, context, working_set_bytes(), reserved)
+        self._begin_empty(self._way.blocks(memory, load, context))
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
         self.info = ModelInfo(
             name=self.loaded.name,
             path=str(self.loaded.path),
             architecture=str(self.loaded.config.get("model_type", "unknown")),
-            context_length=self.loaded.context_length,
+            context_length=context,
             vocab_size=vocab_size,
             parameters=self.loaded.parameters,
             weight_bytes=self.loaded.weight_bytes,
@@ -103,12 +118,12 @@ class EngineCore:
         """Plan and start the next step, then take the results of the one before it."""
         with self.measured.busy:
             if self._first_tokens_are_there:
-                self._commit(self.runner.collect(self._in_flight.popleft()))
+                self._collect()
             plan = self._plan()
             if plan is not None:
-                self._in_flight.append(self._dispatch(plan))
+                self._dispatch(plan)
             if self._in_flight and (plan is None or len(self._in_flight) > 1):
-                self._commit(self.runner.collect(self._in_flight.popleft()))
+                self._collect()
             elif plan is None and not self.scheduler.idle:
                 raise RuntimeError("the scheduler has requests but nothing to compute")
         self._look(at_work=True)
@@ -169,8 +184,6 @@ class EngineCore:
         self.runner.forget()
         self.scheduler.forget_all()
         self.cache.states.take()
-        if isinstance(error, MemoryRefused):
-            self.cache.stay(self.arena.blocks)
         self._answers.clear()
         while self._requests:
             self._requests.popitem()[1].handle.fail(error)
@@ -217,15 +230,18 @@ class EngineCore:
         """
         if not self.idle:
             return
-        self.runner.settle(self.cache.states.take())
-        self.runner.reset()
-        if self.cache.fragmentation > _FRAGMENTED:
-            self.compact()
+        self._attempt(None, self._settle)
         self.scheduler.shrink()
         if any(count < have for count, have in zip(self.cache.blocks, self.arena.blocks, strict=True)):
             self._give_end_back()
         if self._at_work:
             self._look(at_work=False)
+
+    def _settle(self) -> None:
+        self.runner.settle(self.cache.states.take())
+        self.runner.reset()
+        if self.cache.fragmentation > _FRAGMENTED:
+            self.compact()
 
     def _give_end_back(self) -> None:
         """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
@@ -254,7 +270,7 @@ class EngineCore:
     def drain(self) -> None:
         """Take the results of everything in flight."""
         while self._in_flight:
-            self._commit(self.runner.collect(self._in_flight.popleft()))
+            self._collect()
 
     def _look(self, at_work: bool) -> None:
         """Note how full the engine is: now and then while it is at work, and when it stops."""
@@ -281,14 +297,59 @@ class EngineCore:
                 answer.begin(now)
         return plan
 
-    def _dispatch(self, plan: StepPlan) -> Pending:
+    def _dispatch(self, plan: StepPlan) -> None:
         """Start a step. The requests whose own processors failed in it end here."""
-        pending = self.runner.dispatch(plan, self._sampling_rows(plan))
+        pending = self._attempt(plan, lambda: self.runner.dispatch(plan, self._sampling_rows(plan)))
+        if pending is None:
+            return
+        self._in_flight.append(pending)
         for index, error in pending.sampled.failures.items() if pending.sampled is not None else ():
             answer = self._answers.get(plan.logit_segments[index].job)
             if answer is not None:
                 self._fail(answer.of_request, error)
-        return pending
+
+    def _collect(self) -> None:
+        """Take the results of the step that was started first."""
+        pending = self._in_flight.popleft()
+        result = self._attempt(pending.plan, lambda: self.runner.collect(pending))
+        if result is not None:
+            self._commit(result)
+
+    def _attempt(self, plan: StepPlan | None, work: Callable[[], _T]) -> _T | None:
+        """What `work` returns; None if memory was refused to it, and the engine goes on with less."""
+        try:
+            return work()
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            clear_frames(error.__traceback__)  # they hold arrays
+            refused_arena, why = isinstance(error, MemoryRefused), str(error)
+        self._go_on_with_less(plan, refused_arena, why)
+        return None
+
+    def _go_on_with_less(self, plan: StepPlan | None, refused_arena: bool, why: str) -> None:
+        """Nothing is trusted that the steps in flight were to write: rows begin again with their tokens, fewer at once,
+        and what is cached goes, with the arena unless it was the one that was refused more. A request fails that comes
+        no farther all by itself.
+        """
+        log.warning("memory was refused, and requests begin again with less: %s", why)
+        running = self.scheduler.rows_running
+        job = None if refused_arena else most_concerned(plan, self.scheduler.jobs)
+        if job is not None:
+            job.note_refusal()
+        self._in_flight.clear()
+        self.runner.forget()
+        self.scheduler.start_over(rows=1 if job is not None and job.refusals else running // 2)
+        self.cache.states.take()
+        if refused_arena:
+            self.cache.stay(self.arena.blocks)
+            self.scheduler.fit_cache()
+        else:
+            self.arena.release()
+            self.cache.shrink(1)
+        mx.clear_cache()
+        if job is not None and job.refusals > 1 and running == 1:
+            self._fail(self._answers[job.id].of_request, out_of_memory(job, why))
 
     def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
         """The sampling rows of a step, or None within a decode window, where they stay the same."""
@@ -344,12 +405,8 @@ class EngineCore:
             return  # it failed with another answer
         if job.generated:
             self._finish(answer, FinishReason.LENGTH)
-            return
-        error = KVCacheFull(
-            f"the prompt has {job.prompt_length} tokens and the KV cache holds {self.cache.capacity_tokens}, for "
-            "the system refuses it more memory: free some and make a new engine, or shorten the prompt"
-        )
-        self._fail(answer.of_request, error)
+        else:
+            self._fail(answer.of_request, cache_full(job, self.cache.capacity_tokens))
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -372,10 +429,3 @@ def _checked_vocab_size(loaded: LoadedModel) -> int:
             "theirs. Download it again."
         )
     return int(logits.shape[-1])
-
-
-def _default_kv_bytes(load: Load, loaded: LoadedModel, groups: Sequence[LayerGroup], vocab_size: int) -> int:
-    """The modest default of `kv.sizing`, on this machine."""
-    reserved = loaded.weight_bytes + tail_bytes(groups, load.rows) + logits_bytes(load.rows, vocab_size)
-    reserved += states_bytes(groups, load.rows)
-    return default_kv_bytes(groups, load, loaded.context_length, working_set_bytes(), reserved)

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from cortexmlx.machine import obtainable
+from cortexmlx.errors import KVCacheFull, MemoryRefused
+from cortexmlx.machine import is_refusal, obtainable
 
 PROGRAM = """
 import json, resource, sys
@@ -34,3 +35,36 @@ def test_a_limit_of_the_process_is_the_answer_and_asking_takes_nothing() -> None
 
 def test_more_than_an_address_space_is_no_and_nothing_is_yes() -> None:
     assert [obtainable(size) for size in (0, 1, 1 << 62, 1 << 70)] == [True, True, False, False]
+
+
+REFUSALS = (
+    RuntimeError("[malloc] Unable to allocate 1048576 bytes."),
+    RuntimeError("[metal::malloc] Resource limit (499000) exceeded."),
+    RuntimeError(
+        "[metal::malloc] Attempting to allocate 40000000000 bytes which is greater than the maximum allowed buffer "
+        "size of 30000000000 bytes."
+    ),
+    RuntimeError(
+        "[METAL] Command buffer execution failed: Insufficient Memory "
+        "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+    ),
+    MemoryError(),
+    MemoryRefused("the system refuses 4 KiB for the KV cache"),
+)
+OTHERS = (
+    RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error"),
+    RuntimeError("[matmul] Last dimension of first input with shape (1,2) must match"),
+    ValueError("unable to allocate"),
+    KVCacheFull("the KV cache is full"),
+    KeyboardInterrupt(),
+)
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_refusal_is_known_by_its_kind_or_by_the_words_of_mlx(error: BaseException) -> None:
+    assert is_refusal(error)
+
+
+@pytest.mark.parametrize("error", OTHERS)
+def test_other_errors_are_no_refusals(error: BaseException) -> None:
+    assert not is_refusal(error)

@@ -62,6 +62,20 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
 
 
+def test_an_arena_gives_all_of_its_bytes_back_and_begins_anew_with_zeros() -> None:
+    """Also where a write is planned that will never be computed."""
+    arena = KVArena([LayerGroup(KVSpec(2, 64, 64, "float32"), (0, 1))], 512, 8)
+    size, before = arena.nbytes, mx.get_active_memory()
+    arena.fill(0, np.arange(100), 7.0)
+    arena.write(1, slice(0, 4), *(mx.ones((2, 4, 64)) / 3 for _ in range(2)))
+    arena.release()
+    assert arena.nbytes == 0 and arena.blocks == (0,)
+    assert before - mx.get_active_memory() > 0.99 * size
+    arena.resize(3)
+    assert arena.blocks == (3,) and arena.slots(0) == 40
+    assert not any(np.array(a).any() for a in arena.arrays())
+
+
 @given(st.data(), st.integers(1, 6), st.sampled_from([1, 2, 8]))
 @settings(max_examples=40)
 def test_the_slabs_hold_what_plain_arrays_hold(data: st.DataObject, blocks: int, size: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from cortexmlx.scheduling.shortage import fit, fit_all
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.shortage import cache_full, fit, fit_all, most_concerned, out_of_memory
+from cortexmlx.scheduling.steps.plan import Segment, StepPlan
 from support.requests import job_of
 
 JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 30)), max_size=6)
@@ -32,3 +34,32 @@ def test_a_cache_that_is_large_enough_changes_nothing() -> None:
     assert job.max_new_tokens == 7
     fit(job, 15)
     assert job.max_new_tokens == 6
+
+
+def plan_of(*segments: tuple[int, int]) -> StepPlan:
+    """A plan, of which only the jobs and their counts matter here."""
+    plan = StepPlan.__new__(StepPlan)
+    object.__setattr__(plan, "segments", tuple(Segment(job, 0, 0, count, True) for job, count in segments))
+    return plan
+
+
+def test_the_largest_piece_takes_most_of_a_step_and_of_single_tokens_the_longest_row() -> None:
+    jobs = [job_of(i, [1] * length, 9) for i, length in enumerate((5, 30, 20))]
+    assert most_concerned(plan_of((0, 1), (1, 4), (2, 16)), jobs) is jobs[2]
+    assert most_concerned(plan_of((0, 1), (2, 1)), jobs) is jobs[2]
+    assert most_concerned(plan_of((7, 40), (0, 1)), jobs) is jobs[0], "a job that has ended is not concerned"
+
+
+def test_without_a_step_the_longest_of_the_rows_is_concerned_or_nobody() -> None:
+    jobs = [job_of(i, [1] * length, 9) for i, length in enumerate((5, 30, 20))]
+    for plan in (None, plan_of()):
+        assert most_concerned(plan, jobs) is None
+    jobs[0].state = jobs[2].state = RequestState.DECODING
+    assert most_concerned(None, jobs) is jobs[2]
+
+
+def test_the_errors_have_the_numbers_and_the_next_step() -> None:
+    job = job_of(0, [1] * 12, 9)
+    assert "12 tokens and the KV cache holds 8" in str(cache_full(job, 8))
+    error = str(out_of_memory(job, "[malloc] Unable to allocate 4096 bytes."))
+    assert "12 tokens" in error and "4096 bytes" in error and "prefill_budget" in error

@@ -95,6 +95,10 @@ class OwnCaches:
         if self.length > blocks[0] * self.block_size:
             self.rewind(0)
 
+    def release(self) -> None:
+        """Forget the sequence."""
+        self.rewind(0)
+
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Nothing lies in blocks."""
 

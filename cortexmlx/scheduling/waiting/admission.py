@@ -141,7 +141,7 @@ class Admission:
         One that waits for memory lets nobody pass.
         """
         running = self._running
-        if not self._count or len(running.jobs) >= running.max_rows or self._nobody_at == running.changes:
+        if not self._count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
             return None
         try:
             return self._look()

@@ -1,0 +1,45 @@
+"""Restraint: how many rows and how many prompt tokens a step may have since memory was refused. No mlx."""
+
+from __future__ import annotations
+
+LEAST_PIECE = 16
+"""Prompt tokens that a step may compute however little there is of anything."""
+
+STEPS_TO_RELAX = 64
+"""Steps that must go well before twice as much is tried."""
+
+
+class Restraint:
+    """At most `most_rows` rows and `most_tokens` prompt tokens; `rows` and `tokens` of them now.
+
+    What was refused may be there again later, when another app has ended: after
+    `STEPS_TO_RELAX` good steps both are doubled, until nothing is held back.
+    """
+
+    def __init__(self, most_rows: int, most_tokens: int) -> None:
+        self.most_rows = self.rows = most_rows
+        self.most_tokens = self.tokens = most_tokens
+        self._good = 0
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there could be more."""
+        return (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
+
+    def tighten(self, rows: int) -> None:
+        """Memory was refused: at most `rows` rows from now on, or one, and half of the tokens."""
+        self.rows = max(1, min(self.rows, rows))
+        self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
+        self._good = 0
+
+    def relax(self) -> bool:
+        """A step went well. True if the next ones may have more."""
+        if not self.holds_back:
+            return False
+        self._good += 1
+        if self._good < STEPS_TO_RELAX:
+            return False
+        self._good = 0
+        self.rows = min(self.most_rows, 2 * self.rows)
+        self.tokens = min(self.most_tokens, 2 * self.tokens)
+        return True

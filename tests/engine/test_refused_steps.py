@@ -1,0 +1,189 @@
+"""Memory that MLX refuses in the middle of a step: requests begin again with what they have, and get the tokens that
+they would have got; one that does not fit fails by itself, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import OutOfMemory
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.restraint import STEPS_TO_RELAX
+from support.core_driver import Driver, assert_nothing_lost
+from support.refusals import PLACES, SAID, Refusals
+from support.tiny import tokens_of
+
+KINDS = ("llama", "windowed llama", "deepseek_v3", "lfm2")
+"""All tokens seen, a window, latents, recurrent states beside attention."""
+
+PROMPTS = [tokens_of(n, seed=60 + n) for n in (30, 9, 50, 21, 30, 70)]
+
+
+def run(driver: Driver, max_tokens: int = 24, **params: Any) -> list[tuple[int, ...] | None]:
+    """The answers to all prompts, two of which come late; the books are looked at after each step. None for those that
+    failed for memory."""
+    handles = [driver.add(p, max_tokens, seed=i, **params) for i, p in enumerate(PROMPTS[:4])]
+    for _ in range(12):
+        driver.step()
+        driver.core.check_invariants()
+    handles += [driver.add(p, max_tokens, seed=i, **params) for i, p in enumerate(PROMPTS[4:], 4)]
+    for _ in range(5_000):
+        if driver.core.idle:
+            break
+        driver.core.step()
+        driver.core.check_invariants()
+    return [None if handle.state is RequestState.FAILED else driver.result(handle).token_ids for handle in handles]
+
+
+def at(steps: dict[int, str]) -> Any:
+    """Refuses at the steps of these numbers, counted as they are dispatched."""
+    numbers = iter(range(1_000_000))
+    return lambda plan: steps.get(next(numbers))
+
+
+FAST = {("llama", "half written"), ("windowed llama", "collected"), ("deepseek_v3", "before"), ("lfm2", "under way")}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, marks=() if (name, place) in FAST else pytest.mark.slow)
+        for name in KINDS
+        for place in PLACES
+    ],
+)
+def test_a_refused_step_costs_nobody_a_token(name: str, place: str, tiny: Any) -> None:
+    """A prompt's first piece, one beside decoding rows, steps of windows, a flush."""
+    settings = {"tokens": 256, "max_rows": 3, "prefill_budget": 24}
+    wanted = run(Driver(tiny(name), **settings))
+    driver = Driver(tiny(name), **settings)
+    refusals = Refusals(driver.core, at(dict.fromkeys((0, 3, 7, 12, 25, 40), place)))
+    assert run(driver) == wanted
+    assert refusals.count == 6
+    driver.core.relieve(True)
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize(
+    "place", ["half written", "collecting", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES)]
+)
+def test_a_refused_step_of_a_model_that_runs_alone(place: str, tiny: Any, theirs: Any, unpaged: None) -> None:
+    driver = Driver(tiny("llama"), prefill_budget=24)
+    Refusals(driver.core, at(dict.fromkeys((0, 4, 9, 31), place)))
+    assert run(driver, 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS]
+
+
+def test_a_request_that_is_refused_again_and_again_fails_by_itself(tiny: Any, theirs: Any) -> None:
+    """Whoever computes the piece of 70 tokens is refused, however small it is cut."""
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=4, prefill_budget=512)
+    long = len(PROMPTS[5])
+    Refusals(
+        driver.core,
+        lambda plan: "half written" if any(s.count > 1 and s.first + s.count == long for s in plan.segments) else None,
+    )
+    handles = [driver.add(p, 20) for p in PROMPTS]
+    driver.finish()
+    for prompt, handle in zip(PROMPTS[:5], handles, strict=False):
+        assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 20)
+    with pytest.raises(
+        OutOfMemory, match=r"70 tokens, was refused memory.*\[malloc\] Unable to allocate 1048576 bytes"
+    ):
+        driver.result(handles[5])
+    driver.core.check_invariants()
+    assert driver.answers([PROMPTS[0]], 20) == [tuple(theirs("llama", PROMPTS[0], 20))]
+
+
+def test_when_every_step_is_refused_every_request_has_an_end(tiny: Any, theirs: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    refusals = Refusals(driver.core, lambda plan: "under way")
+    handles = [driver.add(p, 20) for p in PROMPTS] + [driver.add(PROMPTS[1], 20, n=3, temperature=1.0)]
+    driver.finish()
+    for handle in handles:
+        with pytest.raises(OutOfMemory):
+            driver.result(handle)
+    assert refusals.count <= 3 * 9, "each of nine answers is tried three times at most, the last time alone"
+    refusals._where = lambda plan: None
+    assert driver.answers([PROMPTS[0]], 20) == [tuple(theirs("llama", PROMPTS[0], 20))]
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_fewer_rows_run_after_a_refusal_and_all_of_them_later(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=2048, max_rows=4, prefill_budget=256)
+    Refusals(driver.core, at({6: "under way"}))
+    for i in range(8):
+        driver.add(tokens_of(9, seed=i), 150)
+    most = []
+    while not driver.core.idle:
+        driver.step()
+        most.append(driver.core.scheduler.rows_running)
+    assert max(most[8:60]) == 2
+    assert 4 in most[STEPS_TO_RELAX + 8 :]
+
+
+def test_a_refusal_gives_the_arena_back(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=8192)
+    driver.answers([tokens_of(400, seed=i) for i in range(8)], 4)
+    before = driver.core.stats()
+    Refusals(driver.core, at({2: "collecting"}))
+    driver.answers([tokens_of(30, seed=9)], 20)
+    after = driver.core.stats()
+    assert before.cached_blocks > 300
+    assert after.total_blocks < 16 and after.kv_bytes < before.kv_bytes / 16
+    assert after.kv_bytes_limit == before.kv_bytes_limit, "it may grow again"
+
+
+def test_what_is_refused_between_steps_is_no_end_either(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(tiny("lfm2"), tokens=512)
+    wanted = driver.answers([PROMPTS[0]], 12)
+    with monkeypatch.context() as patch:
+
+        def refused(ops: Any) -> None:
+            raise RuntimeError(SAID)
+
+        patch.setattr(driver.core.runner, "settle", refused)
+        driver.core.tidy()
+    driver.core.check_invariants()
+    assert driver.answers([PROMPTS[0]], 12) == wanted
+
+
+def test_through_the_engine_with_answers_that_share_a_prompt(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    asked = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.8, n=3, seed=5)
+
+    def answers(refuse: bool) -> list[tuple[int, ...]]:
+        with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
+            if refuse:
+                engine.inspect(lambda core: Refusals(core, at({3: "half written", 9: "collected", 24: "before"})))
+            done = engine.submit(PROMPTS[2], asked).result(60)
+            engine.check_invariants()
+            return [answer.token_ids for answer in (done, *done.others)]
+
+    assert answers(True) == answers(False)
+    assert "memory was refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [("llama", 1), ("lfm2", 1), *(pytest.param(name, 40, marks=pytest.mark.slow) for name in (*KINDS, "gemma3_text"))],
+)
+def test_refusals_at_random_steps(name: str, seeds: int, tiny: Any) -> None:
+    """200 in all, in the slow ones: five in each run."""
+    settings = {"tokens": 224, "max_rows": 3, "prefill_budget": 24}
+    wanted = run(Driver(tiny(name), **settings))
+    refused = failed = 0
+    for seed in range(seeds):
+        chance = random.Random(seed)
+        steps = {chance.randrange(60): chance.choice(PLACES) for _ in range(5)}
+        driver = Driver(tiny(name), **settings)
+        refusals = Refusals(driver.core, at(steps))
+        answers = run(driver)
+        assert all(a in (None, b) for a, b in zip(answers, wanted, strict=True)), f"seed {seed}: {steps}"
+        failed += answers.count(None)
+        driver.core.relieve(True)
+        assert_nothing_lost(driver.core.stats())
+        refused += refusals.count
+    assert refused > 3 * seeds
+    assert failed <= 0.01 * len(wanted) * seeds, "who is refused three times at the same place by chance"

@@ -1,0 +1,68 @@
+"""Memory that is refused in the middle of a step: what MLX's allocator raises on a Mac, at the places where it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.scheduling.steps.plan import StepPlan
+
+SAID = "[malloc] Unable to allocate 1048576 bytes."
+"""What MLX raises, as a RuntimeError, when Metal gives no buffer."""
+
+PLACES = ("before", "half written", "under way", "collecting", "collected")
+"""Where in a step: before it begins; when the first half of the arena is written and the rest only planned; when all of
+it is on its way; while somebody waits for its results; when they are there, and read too late."""
+
+
+class Refusals:
+    """Refuses memory to a core's steps, wherever `where(plan)` names one of `PLACES`; None lets a step go on. `count`
+    of them have been refused so far."""
+
+    def __init__(self, core: Any, where: Callable[[StepPlan], str | None]) -> None:
+        self.count = 0
+        self._core = core
+        self._where = where
+        self._later: dict[int, str] = {}
+        self._runner, self._forward = core.runner, core.runner._forward
+        self._dispatch, self._collect = core.runner.dispatch, core.runner.collect
+        core.runner.dispatch, core.runner.collect = self.dispatch, self.collect
+
+    def dispatch(self, plan: StepPlan, rows: Any) -> Any:
+        """In the place of the runner's own."""
+        place = self._where(plan)
+        if place == "before":
+            self._refuse()
+        if place == "half written":
+            self._runner._forward = self._half
+        try:
+            pending = self._dispatch(plan, rows)
+        finally:
+            self._runner._forward = self._forward
+        if place in ("half written", "under way"):  # a flush has no forward pass
+            self._refuse()
+        if place is not None:
+            self._later[plan.number] = place
+        return pending
+
+    def collect(self, pending: Any) -> Any:
+        """In the place of the runner's own."""
+        place = self._later.pop(pending.plan.number, None)
+        if place == "collecting":
+            self._refuse()
+        result = self._collect(pending)
+        if place == "collected":
+            self._refuse()
+        return result
+
+    def _half(self, *args: Any) -> Any:
+        self._forward(*args)
+        arrays = self._core.arena.arrays()
+        mx.eval(arrays[: len(arrays) // 2])
+        self._refuse()
+
+    def _refuse(self) -> None:
+        self.count += 1
+        raise RuntimeError(SAID)
