@@ -51,6 +51,23 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class StoreStats:
+    """The disk tier in the folder `path`, which takes at most `bytes_limit` bytes. Blocks of each layer group count for
+    themselves, and so does a recurrent state: since the engine began `stored_blocks` were written and `read_blocks`
+    read, `dropped_blocks` could not be written in time, and `missed_blocks` were looked for in vain.
+    """
+
+    path: str
+    bytes_limit: int
+    stored_blocks: int
+    stored_bytes: int
+    dropped_blocks: int
+    read_blocks: int
+    read_bytes: int
+    missed_blocks: int
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are
     seconds.

@@ -21,6 +21,7 @@ ORDER = (
     "host",
     "cpu",
     "kv",
+    "store",
     "metal",
     "models",
     "scheduling",

@@ -1,0 +1,158 @@
+"""The index: which record lies where, and which segment was used last. An SQLite file that processes share.
+
+It can always be made again from the segments, so whatever is wrong with it, it is thrown away, and nothing waits for
+the disk to have it. Its journal is SQLite's
+old one, with a rollback: the newer one (WAL) maps a file into memory that all processes share, and a machine that cuts
+that file short kills them. What is used last goes by a count, not by a clock, which may go back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.store.record import layout_from, layout_text, size_of
+from cortexmlx.store.segment import SEGMENT_NAME, Place
+
+NAME = "index.sqlite"
+
+_BUSY_SECONDS = 2.0
+_AT_ONCE = 500
+"""Keys of one question: SQLite counts its parameters."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS segments(
+    name TEXT PRIMARY KEY, model TEXT NOT NULL, bytes INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records(
+    key BLOB PRIMARY KEY, segment TEXT NOT NULL, begin INTEGER NOT NULL, size INTEGER NOT NULL, layout TEXT NOT NULL,
+    proof BLOB NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS records_of ON records(segment);
+"""
+
+
+@dataclass(frozen=True)
+class SegmentLine:
+    """A segment as the index knows it: `bytes` of its file, `used` counts uses of all, `records` are found in it."""
+
+    name: str
+    model: str
+    bytes: int
+    used: int
+    records: int
+
+
+class Index:
+    """Any thread may use it. Raises sqlite3.Error for whatever is wrong: the file, the folder, others in the way."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / NAME
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite makes its journal with the file's own mode
+        self._lock = threading.Lock()
+        self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            for setting in ("journal_mode=DELETE", "synchronous=OFF", "trusted_schema=OFF", "cell_size_check=ON"):
+                self._file.execute(f"PRAGMA {setting}")
+            self._file.executescript(_TABLES)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._file
+                self._file.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._file.execute("ROLLBACK")
+                raise
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """Where the records of some keys lie, of those that are there."""
+        found: dict[bytes, Place] = {}
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            question = f"SELECT * FROM records WHERE key IN ({','.join('?' * len(some))})"
+            with self._lock:
+                rows = self._file.execute(question, some).fetchall()
+            found.update((place.key, place) for row in rows if (place := _place(row)) is not None)
+        return found
+
+    def add(self, name: str, model: str, size: int, places: Sequence[Place], *, last: bool = True) -> None:
+        """A segment is there now. `last`: it was written just now, and is where its records are found. Else it is an old
+        one, found again: it counts as used before all others, and what lies elsewhere, too, is found there.
+        """
+        with self._change() as file:
+            used = "coalesce(max(used), 0) + 1" if last else "coalesce(min(used), 1) - 1"
+            file.execute(f"INSERT OR REPLACE INTO segments SELECT ?, ?, ?, {used} FROM segments", (name, model, size))
+            rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
+            verb = "REPLACE" if last else "IGNORE"
+            file.executemany(f"INSERT OR {verb} INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def use(self, names: Sequence[str]) -> None:
+        """Segments were read, the last of them last."""
+        with self._change() as file:
+            for name in names:
+                file.execute("UPDATE segments SET used = (SELECT max(used) + 1 FROM segments) WHERE name = ?", (name,))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Records are not there, whatever the index said."""
+        with self._change() as file:
+            file.executemany("DELETE FROM records WHERE key = ?", [(key,) for key in keys])
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Segments are gone, with their records."""
+        with self._change() as file:
+            for name in names:
+                file.execute("DELETE FROM records WHERE segment = ?", (name,))
+                file.execute("DELETE FROM segments WHERE name = ?", (name,))
+
+    def segments(self) -> list[SegmentLine]:
+        """All segments, those first that were not used for the longest time."""
+        question = (
+            "SELECT name, model, bytes, used, (SELECT count(*) FROM records WHERE segment = name) FROM segments "
+            "ORDER BY used, name"
+        )
+        with self._lock:
+            rows = self._file.execute(question).fetchall()
+        try:
+            return [SegmentLine(_checked(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
+        except (ValueError, TypeError) as error:
+            raise sqlite3.DatabaseError(str(error)) from None
+
+
+def _place(row: Sequence[Any]) -> Place | None:
+    """Where a record lies; None if the row is damaged: then it is not there."""
+    key, segment, begin, size, layout, proof = row
+    try:
+        place = Place(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
+    except (ValueError, TypeError):
+        return None
+    whole = place.begin >= 0 and place.size == sum(size_of(dtype, shape) for dtype, shape in place.layout)
+    return place if whole and isinstance(proof, bytes) else None
+
+
+def _checked(name: Any) -> str:
+    """A segment's name; nothing else of the index becomes a path."""
+    if not isinstance(name, str) or not SEGMENT_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no segment")
+    return name
+
+
+def throw_away(folder: Path) -> None:
+    """Remove the index, which is to be made again. Raises OSError."""
+    for ending in ("", "-journal", "-wal", "-shm"):
+        (folder / (NAME + ending)).unlink(missing_ok=True)

@@ -1,0 +1,264 @@
+"""A shelf: the segments of one folder and their index. Whatever is wrong with them is a miss, and said once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cortexmlx.store.folder import open_folder
+from cortexmlx.store.index import NAME, Index, SegmentLine, throw_away
+from cortexmlx.store.record import Record, proof, restored
+from cortexmlx.store.segment import SEGMENT_NAME, Place, read_header, remove_unfinished, write_segment
+
+log = logging.getLogger("cortexmlx")
+
+SPARE = 1 << 30
+"""Bytes of the file system that are left to others."""
+
+
+class Shelf:
+    """At most `limit` bytes of records in the folder `path`, those that were used last. Any thread may use it, and any
+    number of processes the same folder.
+
+    `secret` is the folder's. Raises OSError if the folder cannot be used; nothing else here raises but `write`.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self.secret = open_folder(path)
+        self._index: Index | None = None
+        self._broken = self._warned = False
+        self._lock = threading.Lock()
+        self._opened_once = threading.Event()
+
+    def open(self) -> None:
+        """Open the index, and bring it and the files to agree: it may be lost or old, and writers may have died. May
+        take a while, so it is not the constructor's.
+        """
+        try:
+            with contextlib.suppress(OSError):
+                remove_unfinished(self.path)
+            self._mend()
+        finally:
+            self._opened_once.set()
+
+    def wait(self) -> None:
+        """Wait until it is open."""
+        self._opened_once.wait()
+
+    def close(self) -> None:
+        """Close the index."""
+        with self._lock:
+            if self._index is not None:
+                self._index.close()
+            self._index, self._broken = None, False
+
+    def warn(self, what: str, error: object) -> None:
+        """Tell of the first trouble; who wants to know of all of it asks for the log of level DEBUG."""
+        level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
+        log.log(level, "the KV store %s %s (%s); what it had is computed anew", self.path, what, error)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, model: str, records: Sequence[Record]) -> int:
+        """Store what is not there yet, in one segment; returns how many records that were. What was not used for the
+        longest time goes for it. Raises OSError if the disk takes no more.
+        """
+        self._mend()
+        there = self.find([record.key for record in records])
+        new = [record for record in {r.key: r for r in records}.values() if record.key not in there]
+        size = sum(record.nbytes for record in new)
+        if not new or size > self.limit:
+            return 0
+        self._make_room(size)
+        if shutil.disk_usage(self.path).free < size + SPARE:
+            raise OSError(errno.ENOSPC, "no space is to spare")
+        name, size, places = write_segment(self.path, self.secret, model, new)
+        try:
+            with self._used() as index:
+                index.add(name, model, size, places)
+                if len(index.find([place.key for place in places])) < len(places):
+                    raise sqlite3.DatabaseError("what was added is not there")
+        except sqlite3.Error:
+            self._mend()  # which finds the segment, too
+        return len(new)
+
+    def _make_room(self, size: int) -> None:
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            oldest = index.segments()
+            spare = self.limit - sum(line.bytes for line in oldest)
+            for line in oldest:
+                if spare >= size:
+                    break
+                self._remove([line.name])
+                spare += line.bytes
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Remove segments: from the index first, so that nobody is sent to what is not there."""
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            index.remove(names)
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """Where the records of some keys lie, of those that are there."""
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            return index.find(keys)
+        return {}
+
+    def read(self, place: Place, tokens: Sequence[int]) -> Record | None:
+        """The record that lies there, if it is really the one of these tokens; else it is forgotten."""
+        try:
+            with (self.path / place.segment).open("rb") as file:
+                if os.fstat(file.fileno()).st_size < place.begin + place.size:
+                    raise ValueError("a segment is cut short")
+                data = os.pread(file.fileno(), place.size, place.begin)
+            if proof(self.secret, place.key, place.layout, (data,)) != place.proof:
+                raise ValueError("a segment is not what was written")
+            record = restored(place.key, place.layout, data)
+        except FileNotFoundError:  # another process needed the space
+            self._remove([place.segment])
+            return None
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            self.warn("is damaged", error)
+            self._forget(place.key)
+            return None
+        if record.tokens != tuple(tokens):
+            self._forget(place.key)
+            return None
+        return record
+
+    def use(self, places: Sequence[Place]) -> None:
+        """Records were read, a chain's beginning first: their segments go last, beginnings after ends."""
+        names = list(dict.fromkeys(place.segment for place in reversed(places)))
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            index.use(names)
+
+    def _forget(self, key: bytes) -> None:
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            index.forget([key])
+
+    # -- looking inside -----------------------------------------------------------------------------------------------
+
+    def segments(self) -> list[SegmentLine]:
+        """All segments, those first that were not used for the longest time."""
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            return index.segments()
+        return []
+
+    def clear(self) -> int:
+        """Remove all segments. Returns their bytes."""
+        freed = 0
+        for name, size in self._files().items():
+            self._remove([name])
+            freed += size
+        return freed
+
+    # -- the index ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[Index]:
+        """The index; if it turns out to be broken, it is made again before the next segment is written. Raises
+        sqlite3.Error.
+        """
+        index = self._index
+        if index is None:
+            raise sqlite3.OperationalError("there is no index")
+        try:
+            yield index
+        except sqlite3.Error as error:
+            if not _in_the_way(error):
+                self._broken = True
+                self.warn("has a damaged index", error)
+            raise
+
+    def _mend(self) -> None:
+        """Open the index if it is not; if it is broken or lost, make it again from the segments."""
+        with self._lock:
+            lost = self._index is not None and not (self.path / NAME).exists()
+            if self._index is not None and not self._broken and not lost:
+                return
+            if self._index is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._index.close()
+                self._index = None
+            try:
+                if self._broken:
+                    throw_away(self.path)
+                self._index, self._broken = self._opened(), False
+            except (OSError, sqlite3.Error) as error:
+                self.warn("has no index", error)
+
+    def _opened(self) -> Index:
+        try:
+            index = Index(self.path)
+            self._agree(index)
+        except sqlite3.Error as error:
+            if _in_the_way(error):
+                raise
+            self.warn("has a damaged index", error)
+            throw_away(self.path)
+            index = Index(self.path)
+            self._agree(index)
+        return index
+
+    def _agree(self, index: Index) -> None:
+        """Let an index know of all segments that are in the folder, and of no others."""
+        files, known = self._files(), {line.name for line in index.segments()}
+        index.remove(sorted(known - set(files)))
+        for name in sorted(set(files) - known, key=lambda name: _modified(self.path / name), reverse=True):
+            try:
+                model, places = read_header(self.path, name)
+            except OSError:
+                continue
+            except ValueError as error:
+                self.warn("has a damaged segment", error)
+                with contextlib.suppress(OSError):
+                    (self.path / name).unlink()
+                continue
+            index.add(name, model, files[name], places, last=False)
+
+    def _files(self) -> dict[str, int]:
+        """The segments in the folder, with their bytes."""
+        files = {}
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if SEGMENT_NAME.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        files[entry.name] = entry.stat().st_size
+        return files
+
+
+_NOT_THE_INDEX = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+}
+
+
+def _in_the_way(error: sqlite3.Error) -> bool:
+    """Whether it is others, or the disk, or that the shelf was closed, and not the index itself."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in _NOT_THE_INDEX or isinstance(error, sqlite3.ProgrammingError)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

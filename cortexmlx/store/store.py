@@ -1,0 +1,83 @@
+"""KVStore: a shelf with the threads that write and read it, for one engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cortexmlx.stats import StoreStats
+from cortexmlx.store.record import Record
+from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.threads import Reader, Reading, Writer
+
+log = logging.getLogger("cortexmlx")
+
+CLOSING_SECONDS = 5.0
+"""How long closing waits for what is not written yet."""
+
+
+class KVStore:
+    """At most `limit` bytes of records in a folder, of the model that is called `model` among them. `on_room`: see
+    `Writer`. Nothing here waits but `flush` and `close`.
+    """
+
+    def __init__(self, shelf: Shelf, model: str, on_room: Callable[[], None] = lambda: None) -> None:
+        self._shelf = shelf
+        self._writer = Writer(shelf, model, on_room)
+        self._reader = Reader(shelf)
+
+    @property
+    def secret(self) -> bytes:
+        """What keys are made with, in this folder alone."""
+        return self._shelf.secret
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `offer` takes records now; if not, `on_room` says when."""
+        return self._writer.has_room
+
+    def offer(self, records: Sequence[Record]) -> bool:
+        """Write records soon; False if they are dropped, since too many wait."""
+        return self._writer.offer(records)
+
+    def ask(self, reading: Reading) -> None:
+        """Read records soon."""
+        self._reader.ask(reading)
+
+    def drop(self, records: int) -> None:
+        """So many records left memory before they could be offered."""
+        self._writer.dropped += records
+
+    def flush(self, seconds: float = CLOSING_SECONDS) -> bool:
+        """Wait until all that was offered is written; False if it takes longer."""
+        return self._writer.flush(seconds)
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Write what was offered, in so many seconds at most, and end both threads."""
+        self._reader.stop(seconds)
+        self._writer.stop(seconds)
+        self._shelf.close()
+
+    def stats(self) -> StoreStats:
+        """Counts since the store was opened."""
+        writer, reader = self._writer, self._reader
+        return StoreStats(
+            path=str(self._shelf.path),
+            bytes_limit=self._shelf.limit,
+            stored_blocks=writer.stored,
+            stored_bytes=writer.stored_bytes,
+            dropped_blocks=writer.dropped,
+            read_blocks=reader.read,
+            read_bytes=reader.read_bytes,
+            missed_blocks=reader.missed,
+        )
+
+
+def open_shelf(path: str | Path, limit: int) -> Shelf | None:
+    """The shelf of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
+    try:
+        return Shelf(Path(path).expanduser(), limit)
+    except OSError as error:
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", path, error)
+        return None

@@ -1,0 +1,222 @@
+"""The two threads of a store: one writes, one reads. Nobody waits for either."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cortexmlx.store.record import Record
+from cortexmlx.store.shelf import Shelf
+
+MOST_WAITING = 128 << 20
+"""Bytes of records that wait to be written, at most: more are dropped."""
+
+SEGMENT_BYTES = 32 << 20
+"""Bytes of records after which a segment is written, however soon the next come."""
+
+LINGER = 0.25
+"""Seconds after the last record in which more may come for the same segment."""
+
+_PAUSE = 60.0
+"""Seconds without a write after the disk has refused one."""
+
+START_RATE = 1e9
+"""Bytes per second that reading is taken for before anything was read: what is read was written lately, and is in the
+system's own cache, or on a drive that is about as fast.
+"""
+
+_FORGETTING = 0.3
+"""Weight of the newest reading in the running mean of the rate."""
+
+_LEAST_MEASURED = 1 << 20
+"""Bytes below which a reading says more about its beginning than about the rate."""
+
+
+class Writer:
+    """Takes records and writes them, some at a time. `on_room` is called from its thread when it takes records again
+    after it has refused some. `stored` records of `stored_bytes` bytes are written, `dropped` ones never will be.
+    """
+
+    def __init__(self, shelf: Shelf, model: str, on_room: Callable[[], None]) -> None:
+        self.stored = self.stored_bytes = self.dropped = 0
+        self._shelf = shelf
+        self._model = model
+        self._on_room = on_room
+        self._records: deque[Record] = deque()
+        self._waiting = 0
+        self._busy = True
+        self._refused = self._hurry = self._stopping = False
+        self._changed = threading.Condition()
+        self._paused_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a record would be taken now; if not, `on_room` says when."""
+        with self._changed:
+            self._refused = self._waiting >= MOST_WAITING and not self._stopping
+            return not self._refused
+
+    def offer(self, records: Sequence[Record]) -> bool:
+        """Write records soon; False if too many wait, and these are dropped. Never waits."""
+        size = sum(record.nbytes for record in records)
+        with self._changed:
+            if self._stopping or self._waiting + size > MOST_WAITING + SEGMENT_BYTES:
+                self.dropped += len(records)
+                return False
+            self._records.extend(records)
+            self._waiting += size
+            self._changed.notify_all()
+            return True
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything is written, so many seconds at most; whether it is."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
+
+    def stop(self, seconds: float) -> None:
+        """Write what waits, in so many seconds at most, and end."""
+        self.flush(seconds)
+        with self._changed:
+            self._stopping = True
+            self.dropped += len(self._records)
+            self._records.clear()
+            self._changed.notify_all()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        _be_modest()
+        self._shelf.open()
+        while (records := self._next()) is not None:
+            self._write(records)
+
+    def _next(self) -> list[Record] | None:
+        """The records of the next segment; None at the end."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._records or self._stopping)
+            while not (self._hurry or self._stopping or self._waiting >= SEGMENT_BYTES):
+                before = len(self._records)
+                if not self._changed.wait(LINGER) or len(self._records) == before:
+                    break
+            if self._stopping:
+                return None
+            self._busy = True
+            records: list[Record] = []
+            size = 0
+            while self._records and (not records or size + self._records[0].nbytes <= SEGMENT_BYTES):
+                records.append(self._records.popleft())
+                size += records[-1].nbytes
+            if not self._records:
+                self._hurry = False
+            return records
+
+    def _write(self, records: Sequence[Record]) -> None:
+        try:
+            if time.monotonic() >= self._paused_until:
+                new = self._shelf.write(self._model, records)
+                self.stored += new
+                self.stored_bytes += sum(record.nbytes for record in records) if new else 0
+            else:
+                self.dropped += len(records)
+        except Exception as error:
+            self.dropped += len(records)
+            self._paused_until = time.monotonic() + _PAUSE
+            self._shelf.warn("cannot be written", error)
+        with self._changed:
+            self._waiting -= sum(record.nbytes for record in records)
+            tell = self._refused and self._waiting <= MOST_WAITING // 2
+            self._refused = self._refused and not tell
+        if tell:
+            self._on_room()
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a reader is to do: look which of the records `tokens`, each with its tokens, are there, and read those that
+    `choose` wants of them, given bytes by key and the bytes that are read in a second, in its order up to the first
+    that fails. `done` is called on the reader's thread with those that are right.
+    """
+
+    tokens: Mapping[bytes, Sequence[int]]
+    choose: Callable[[Mapping[bytes, int], float], Sequence[bytes]]
+    done: Callable[[dict[bytes, Record]], None]
+
+
+class Reader:
+    """Reads records, for one who asked after the other. `read` records of `read_bytes` bytes were right, `missed` ones
+    were not there, or not right, and `seconds` were spent.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.read = self.read_bytes = self.missed = 0
+        self.rate = START_RATE
+        self._shelf = shelf
+        self._asked: deque[Reading] = deque()
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-reader", daemon=True)
+        self._thread.start()
+
+    def ask(self, reading: Reading) -> None:
+        """Read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
+        with self._changed:
+            self._asked.append(reading)
+            self._changed.notify_all()
+
+    def stop(self, seconds: float) -> None:
+        """End, after the record that is just being read."""
+        with self._changed:
+            self._stopping = True
+            self._asked.clear()
+            self._changed.notify_all()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._stopping)
+                if self._stopping:
+                    return
+                reading = self._asked.popleft()
+            found: dict[bytes, Record] = {}
+            try:
+                self._carry_out(reading, found)
+            except Exception as error:
+                self._shelf.warn("cannot be read", error)
+            reading.done(found)
+
+    def _carry_out(self, reading: Reading, found: dict[bytes, Record]) -> None:
+        self._shelf.wait()
+        places = self._shelf.find(list(reading.tokens))
+        wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
+        self.missed += len(reading.tokens) - len(places)
+        began = time.perf_counter()
+        for key in wanted:
+            record = None if self._stopping else self._shelf.read(places[key], reading.tokens[key])
+            if record is None:
+                self.missed += 1
+                break
+            found[key] = record
+        size = sum(places[key].size for key in found)
+        self.read += len(found)
+        self.read_bytes += size
+        if size >= _LEAST_MEASURED:
+            self.rate += _FORGETTING * (size / (time.perf_counter() - began) - self.rate)
+        if found:
+            self._shelf.use([places[key] for key in found])
+
+
+def _be_modest() -> None:
+    """Let everybody else go first, where the system can say so of one thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,46 @@
+"""The folder of a store, and the secret that all who share it have."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.store.folder import SECRET, open_folder
+
+
+def test_a_new_folder_and_its_secret_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        secret = open_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "b" / SECRET).stat().st_mode & 0o777 == 0o600
+    assert len(secret) == 32 and open_folder(tmp_path / "a" / "b") == secret
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [SECRET]
+
+
+def test_a_folder_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_folder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_those_who_come_at_once_have_one_secret(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: open_folder(tmp_path / "new"), range(64)))) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"x" * 33])
+def test_a_damaged_secret_is_replaced(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / SECRET).write_bytes(damage)
+    assert len(open_folder(tmp_path)) == 32
+
+
+def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        open_folder(tmp_path / "file")

@@ -1,0 +1,126 @@
+"""A shelf: what was written is read, the oldest goes for the newest, and whatever is wrong is a miss, said once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.store.index import NAME
+from cortexmlx.store.shelf import Shelf
+from support.records import opened, read_all, record, same
+
+RECORDS = [record(n) for n in range(6)]
+
+
+def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
+    assert opened(tmp_path).write("model", RECORDS) == 6
+    again = opened(tmp_path)
+    assert all(same(read_all(again, RECORDS)[r.key], r) for r in RECORDS)
+    assert again.write("model", [*RECORDS, record(9)]) == 1, "what is there is not written again"
+    assert len(read_all(again, [record(9)])) == 1
+
+
+def test_a_lost_index_is_made_again_from_the_segments(tmp_path: Path) -> None:
+    opened(tmp_path).write("model", RECORDS[:3])
+    opened(tmp_path).write("model", RECORDS[3:])
+    (tmp_path / NAME).unlink()
+    assert len(read_all(opened(tmp_path), RECORDS)) == 6
+
+
+def test_an_index_that_is_lost_at_work_is_made_again_with_the_next_write(tmp_path: Path) -> None:
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS[:3])
+    (tmp_path / NAME).unlink()
+    shelf.write("model", RECORDS[3:])
+    assert len(read_all(shelf, RECORDS)) == 6 == len(read_all(opened(tmp_path), RECORDS))
+
+
+def test_segments_that_were_not_used_for_the_longest_time_go_first(tmp_path: Path) -> None:
+    shelf = opened(tmp_path)
+    for each in RECORDS[:3]:
+        shelf.write("model", [each])
+    shelf.limit = sum(line.bytes for line in shelf.segments())
+    shelf.use([shelf.find([RECORDS[0].key])[RECORDS[0].key]])
+    shelf.write("model", [RECORDS[3]])
+    assert set(read_all(shelf, RECORDS)) == {RECORDS[n].key for n in (0, 2, 3)}
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= shelf.limit
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = opened(tmp_path)
+    for past, each in enumerate(RECORDS[:3]):
+        monkeypatch.setattr("time.time", lambda past=past: 1e9 - 1e6 * past)
+        shelf.write("model", [each])
+    shelf.limit = sum(line.bytes for line in shelf.segments())
+    shelf.write("model", [RECORDS[3]])
+    assert set(read_all(shelf, RECORDS)) == {RECORDS[n].key for n in (1, 2, 3)}
+
+
+def test_a_record_above_the_limit_is_not_written(tmp_path: Path) -> None:
+    shelf = opened(tmp_path, RECORDS[0].nbytes - 1)
+    assert shelf.write("model", [RECORDS[0]]) == 0 and shelf.segments() == []
+
+
+def test_other_tokens_under_the_same_key_are_a_miss(tmp_path: Path) -> None:
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS)
+    place = shelf.find([RECORDS[0].key])[RECORDS[0].key]
+    assert shelf.read(place, (9,) * 8) is None
+    assert shelf.find([RECORDS[0].key]) == {}
+
+
+def test_a_store_of_somebody_else_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Segments and index of another folder, copied here as they are."""
+    opened(tmp_path / "theirs").write("model", RECORDS)
+    opened(tmp_path / "ours").close()
+    for path in (tmp_path / "theirs").iterdir():
+        if path.name != "secret":
+            shutil.copy(path, tmp_path / "ours" / path.name)
+    with caplog.at_level(logging.WARNING):
+        assert read_all(opened(tmp_path / "ours"), RECORDS) == {}
+    assert len(caplog.records) == 1
+
+
+def test_a_segment_that_another_process_removed_is_a_miss_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf, other = opened(tmp_path), opened(tmp_path)
+    shelf.write("model", RECORDS)
+    place = shelf.find([RECORDS[0].key])[RECORDS[0].key]
+    assert other.clear() > 0
+    assert shelf.read(place, RECORDS[0].tokens) is None and not caplog.records
+    assert shelf.write("model", RECORDS) == 6, "and may be written again"
+
+
+def test_a_disk_that_is_almost_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = opened(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 29))
+    with pytest.raises(OSError, match="no space"):
+        shelf.write("model", RECORDS)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_clear_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS)
+    (tmp_path / "notes.safetensors").write_text("mine")
+    shelf.clear()
+    assert sorted(os.listdir(tmp_path)) == sorted([NAME, "notes.safetensors", "secret"])
+
+
+def test_a_folder_that_is_taken_away_is_misses_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path / "store", 1 << 30)
+    shelf.open()
+    shelf.write("model", RECORDS)
+    shutil.rmtree(tmp_path / "store")
+    assert read_all(shelf, RECORDS) == {}
+    with pytest.raises(OSError):
+        shelf.write("model", RECORDS)
+    shelf.write("model", RECORDS) if (tmp_path / "store").exists() else None
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) <= 1

@@ -1,0 +1,122 @@
+"""The writer takes what there is room for and drops the rest; the reader reads what is wanted, up to what is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.store import threads
+from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.threads import Reader, Reading, Writer
+from support.records import key_of, opened, read_all, record
+
+RECORDS = [record(n) for n in range(6)]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    yield Shelf(tmp_path, 1 << 30)
+
+
+def test_many_records_become_few_segments(shelf: Shelf) -> None:
+    writer = Writer(shelf, "model", lambda: None)
+    assert all(writer.offer([each]) for each in RECORDS) and writer.flush(10)
+    assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
+    assert 1 <= len(shelf.segments()) <= 2 and len(read_all(shelf, RECORDS)) == 6
+    writer.stop(10)
+
+
+def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = RECORDS[0].nbytes
+    monkeypatch.setattr(threads, "MOST_WAITING", 2 * size)
+    monkeypatch.setattr(threads, "SEGMENT_BYTES", size)
+    go, room = threading.Event(), threading.Event()
+    write = shelf.write
+    monkeypatch.setattr(shelf, "write", lambda *args: go.wait(10) and write(*args))
+    writer = Writer(shelf, "model", room.set)
+    taken = [writer.offer([each]) for each in RECORDS]
+    assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
+    assert not writer.has_room and not room.is_set()
+    go.set()
+    assert room.wait(10) and writer.flush(10) and writer.has_room
+    assert writer.stored == taken.count(True)
+    writer.stop(10)
+
+
+def test_stop_drops_what_takes_too_long(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(shelf, "open", lambda: go.wait(10))
+    writer = Writer(shelf, "model", lambda: None)
+    writer.offer(RECORDS)
+    writer.stop(0.05)
+    assert writer.dropped == 6
+    go.set()
+
+
+def test_a_disk_that_refuses_is_left_alone_for_a_while(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def refuse(*args: object) -> int:
+        calls.append(args)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shelf, "write", refuse)
+    writer = Writer(shelf, "model", lambda: None)
+    for each in RECORDS:
+        writer.offer([each])
+        assert writer.flush(10)
+    assert len(calls) == 1 and writer.dropped == 6 and len(caplog.records) == 1
+    assert "No space" in caplog.text
+    writer.stop(10)
+
+
+def ask(
+    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes]
+) -> tuple[dict[bytes, int], set[bytes]]:
+    done = threading.Event()
+    sizes: dict[bytes, int] = {}
+    found: set[bytes] = set()
+
+    def choose(there: object, rate: float) -> list[bytes]:
+        assert isinstance(there, dict) and rate > 0
+        sizes.update(there)
+        return wanted
+
+    reader.ask(Reading(tokens, choose, lambda records: (found.update(records), done.set())))  # type: ignore[arg-type]
+    assert done.wait(10)
+    return sizes, found
+
+
+def test_the_reader_reads_up_to_the_first_that_is_wrong(shelf: Shelf) -> None:
+    shelf.open()
+    shelf.write("model", RECORDS)
+    reader = Reader(shelf)
+    tokens = {r.key: r.tokens for r in RECORDS} | {key_of(77): (1,) * 8}
+    sizes, found = ask(reader, tokens, [r.key for r in RECORDS[:4]])
+    assert sizes == {r.key: r.nbytes for r in RECORDS} and found == {r.key for r in RECORDS[:4]}
+    assert (reader.read, reader.missed) == (4, 1)
+    _, found = ask(reader, tokens | {RECORDS[1].key: (9,) * 8}, [r.key for r in RECORDS[:4]])
+    assert found == {RECORDS[0].key}
+    reader.stop(10)
+
+
+def test_whatever_is_wrong_is_an_answer_without_records(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    shelf.open()
+    reader = Reader(shelf)
+    _, found = ask(reader, {key_of(1): (1,)}, [key_of(1)])
+    assert found == set() and len(caplog.records) == 1
+    reader.stop(10)
+
+
+def test_a_reading_waits_until_the_shelf_is_open(shelf: Shelf) -> None:
+    reader = Reader(shelf)
+    opened(shelf.path).write("model", RECORDS)
+    threading.Timer(0.1, shelf.open).start()
+    _, found = ask(reader, {RECORDS[0].key: RECORDS[0].tokens}, [RECORDS[0].key])
+    assert found == {RECORDS[0].key}
+    reader.stop(10)
