@@ -61,8 +61,9 @@ class Engine:
     running requests of one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share
     their beginnings only with each other, for whoever shares can tell what others asked from `cached_tokens` and from
     the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
-    `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `on_progress(what,
-    fraction)` reports loading.
+    `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `kv_store` is a
+    folder that keeps at most `kv_store_bytes` of what was computed, for after it has left memory, and for the next
+    engine; several may share it. `on_progress(what, fraction)` reports loading.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
@@ -90,6 +91,8 @@ class Engine:
         share_prefixes_between_clients: bool = False,
         pipeline: bool = True,
         dequantize: bool | None = None,
+        kv_store: str | Path | None = None,
+        kv_store_bytes: int | str = EngineConfig.kv_store_bytes,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> None:
         require_mlx_threads()
@@ -110,6 +113,8 @@ class Engine:
             share_prefixes_between_clients=share_prefixes_between_clients,
             pipeline=pipeline,
             dequantize=dequantize,
+            kv_store=kv_store,
+            kv_store_bytes=kv_store_bytes,
             on_progress=on_progress,
         )
         blas.preload()

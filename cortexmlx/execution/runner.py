@@ -23,6 +23,7 @@ from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
 from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.states import StateStore
+from cortexmlx.execution.transfer import load
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.state.ops import StateOps
@@ -109,16 +110,18 @@ class ModelRunner:
         """Build and start one step; `rows` are the sampling rows (parameters, seed, tokens so far) of
         `plan.logit_segments`, or None if they are those of the step before.
 
-        A plan with `flush`, `copies` or kind MIXED writes the arena: everything dispatched before must have been
-        collected. Raises KVBlockError if it would read or write outside the arena.
+        A plan with `flush`, `loads`, `copies` or kind MIXED writes the arena: everything dispatched before must have
+        been collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started, fed = time.perf_counter(), self._feed.waited
-        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies:
+        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
         if plan.flush is not None:
             self._flush(plan.flush)
         if plan.blocks != self.arena.blocks:
             self.arena.resize(plan.blocks)
+        if plan.loads:
+            load(self.arena, self.states, plan.loads)
         if plan.copies:
             self._copy(plan.copies)
         if plan.kind is StepKind.FLUSH:

@@ -81,6 +81,15 @@ class StateStore:
         self.forget_rows()
         self._snapshots.clear()
 
+    def snapshot(self, name: int) -> Batch | None:
+        """The state of a snapshot, if it is there."""
+        return self._snapshots.get(name)
+
+    def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:
+        """Make a snapshot of its arrays `[1, ...]`, one for each slot of each leaf in order, None where it has none."""
+        rest = iter(arrays)
+        self._snapshots[name] = Batch(tuple(tuple(next(rest) for _ in leaf) for leaf in self._empty), 1)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all states, those of snapshots among them."""

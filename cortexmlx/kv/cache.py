@@ -10,27 +10,22 @@ queries see: a prompt gets them step by step, and what lies behind the window is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.blocks.pool import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
-from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
+from cortexmlx.kv.invariants import check_invariants
+from cortexmlx.kv.lower import STATE, Found, LowerTier, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match
-from cortexmlx.kv.sizing import row_blocks
+from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.state.book import StateBook
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.kv.step import BlockCopy, copies_of
 
-_UNLIMITED = 1 << 40
-"""Tokens of a sequence whose length costs no memory: more than any model's context."""
 
-
-class KVCache(BlockPools):
+class KVCache(SequenceTables):
     """Block tables and reference counts of every sequence, for all layer groups at once.
 
     `blocks` blocks of `block_size` tokens are available in each group (one number for all, or one for each), and more
@@ -48,11 +43,9 @@ class KVCache(BlockPools):
         **options: Any,
     ) -> None:
         super().__init__(groups, blocks, block_size, **options)
-        self._sequences: dict[int, SequenceBlocks] = {}
         self.states = StateBook(block_size, snapshots, self._sequences)
         self.needs_ends = self.states.needed
-        self._most = [row_blocks(group.spec.reach, block_size) for group in groups]
-        self._windows = [g for g, most in enumerate(self._most) if most is not None]
+        self.lower: LowerTier | None = None
 
     # -- what is cached -----------------------------------------------------------------------------------------------
 
@@ -71,10 +64,6 @@ class KVCache(BlockPools):
                     return place
         return None
 
-    def _front(self, group: int, position: int) -> int:
-        """The place of the first block that a query at a position sees."""
-        return self.groups[group].spec.reach.oldest(position) // self.block_size
-
     def blocks_needed(self, tokens: int, match: Match | None) -> list[int]:
         """How many blocks of each group it takes to begin a sequence of `tokens` tokens with a match: those of the
         match that belong to a sequence now cost no memory.
@@ -91,20 +80,21 @@ class KVCache(BlockPools):
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, loaded: int = 0
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence with room for `tokens` tokens, in one contiguous run per group where there is one; in groups
         of windows, for as many as it sees there.
 
         `headroom` more tokens are taken too if they fit into the same run. With `match`, the sequence begins with the
         cached blocks: full ones are shared, and the partial one becomes its own if nobody else uses it, else a copy;
-        `length` then says how many tokens it has, and what it stores is shared under the match's salt. Returns the
+        `length` then says how many tokens it has, and what it stores is shared under the match's salt. `loaded` tokens
+        of whole blocks, more than the match has, will come from the tier below (see `load`). Returns the
         copies that the caller must make in the arena. Raises KVCacheFull with the numbers; then nothing changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
-        source, own = (None, None) if match is None else self._adopt(sequence, match)
+        source, own = (None, None) if match is None else self._adopt(sequence, match, loaded)
         held = () if source is None else tuple(zip(self._pools, source.blocks, strict=True))
         for pool, block in held:
             pool.hold(block)
@@ -136,14 +126,14 @@ class KVCache(BlockPools):
         most = self._most[group]
         return place if most is None else min(place, sequence.tables[group].first + most)
 
-    def _adopt(self, sequence: SequenceBlocks, match: Match) -> tuple[Entry | None, Entry | None]:
+    def _adopt(self, sequence: SequenceBlocks, match: Match, loaded: int) -> tuple[Entry | None, Entry | None]:
         """Give a new sequence the blocks of a match. Returns the partial entry: as the first, if its block must be
         copied, or as the second, if the block is now the sequence's own.
         """
         sequence.registered = len(match.entries)
         sequence.parent = match.last
-        sequence.length = match.tokens(self.block_size)
-        partial = match.partial
+        sequence.length = max(match.tokens(self.block_size), loaded)
+        partial = None if loaded else match.partial
         copied = partial is None or len(partial.tokens) == self.block_size or self._owned(partial)
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             table.first = self._front(group, sequence.length)
@@ -155,6 +145,29 @@ class KVCache(BlockPools):
         """Whether a cached block belongs to a sequence, in some group."""
         pairs = zip(self._pools, cached.blocks, strict=True)
         return any(block != GONE and pool.ref_counts[block] for pool, block in pairs)
+
+    def load(self, seq: int, found: Found, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
+        """A sequence of `tokens` that has begun with as many `loaded` tokens as were found below: they are cached like
+        those that it computes. Returns what the caller must bring into the arena before the next step.
+        """
+        sequence, lower = self._sequences[seq], self.lower
+        assert lower is not None
+        first, loads = sequence.registered, []
+        for group, table in enumerate(sequence.tables):
+            places = range(max(table.first, first), found.end)
+            loads += [PieceLoad(group, table.at(place), found.piece(place, group)) for place in places]
+        if lower.states:
+            sequence.snapshot = self.states.make(seq, sequence.length)
+            assert sequence.snapshot is not None  # else nothing is asked of the tier below
+            loads.append(PieceLoad(STATE, sequence.snapshot, found.piece(found.end - 1, STATE)))
+        self.register(seq, tokens, sequence.length, keys)
+        entry = sequence.parent
+        for _ in range(sequence.registered - first):
+            assert isinstance(entry, Entry)  # as many predecessors as registered blocks
+            for group, _piece in tuple(lower.new_pieces(entry)):
+                lower.stored(entry, group)
+            entry = entry.parent
+        return tuple(loads)
 
     def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
         """Let others share the full blocks of a sequence whose first `stored` tokens are in the arena (or will be,
@@ -169,6 +182,8 @@ class KVCache(BlockPools):
             sequence.parent = cached
             sequence.registered = index + 1
             self.states.hang(sequence, cached, index)
+            if self.lower is not None:
+                self.lower.cached(cached)
 
     def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:
         """The entry of a sequence's block, which lends it the blocks that it has not (any more). None if there is none:
@@ -308,71 +323,7 @@ class KVCache(BlockPools):
         self.prefix.move(moved)
         return copies_of(moved)
 
-    # -- what a step needs to know ------------------------------------------------------------------------------------
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens: `ceil(tokens / block_size)`."""
-        return -(-tokens // self.block_size)
-
-    @property
-    def sequences(self) -> set[int]:
-        """The sequences that have blocks."""
-        return set(self._sequences)
-
-    def length(self, seq: int) -> int:
-        """Tokens of the sequence."""
-        return self._sequences[seq].length
-
-    def block_table(self, seq: int, group: int) -> IntArray:
-        """The sequence's blocks in token order, `[blocks]` int32; in a group of windows, those that it still has."""
-        return self._sequences[seq].tables[group].array()
-
-    def row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
-        """The blocks of tokens `begin .. tokens`, `[blocks]` int32; the null block for those that are given up. `begin`
-        is the first token of a block.
-        """
-        table = self._sequences[seq].tables[group]
-        return table.row(begin // self.block_size, self.blocks_for(tokens), self.null_block(group))
-
-    def run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
-        """The run that tokens `begin .. tokens` are, or None if they lie in more than one. Where blocks are given up,
-        nobody may look at what lies in their place.
-        """
-        return self._sequences[seq].tables[group].run(begin // self.block_size, self.blocks_for(tokens))
-
-    def slots(self, seq: int, group: int, start: int, count: int) -> IntArray:
-        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32; the null
-        block's for those that are given up.
-        """
-        return self._sequences[seq].tables[group].slots(start, count, self.block_size, self.null_block(group))
-
     # -- looking inside -----------------------------------------------------------------------------------------------
-
-    def can_obtain(self, blocks: Sequence[int], promised: Mapping[int, int] | None = None) -> bool:
-        """Whether a new sequence can count on so many blocks of each group, if each of the sequences `promised` gave
-        back its blocks beyond so many tokens or its length.
-        """
-        kept = {seq: self.blocks_for(max(n, self.length(seq))) for seq, n in (promised or {}).items()}
-        for group, needed in enumerate(blocks):
-            tables = ((self._sequences[seq].tables[group], places) for seq, places in kept.items())
-            spare = sum(min(max(0, table.end - places), len(table.blocks)) for table, places in tables)
-            if needed > self.obtainable(group) + spare:
-                return False
-        return True
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that one sequence alone could have."""
-        pairs = zip(self.max_blocks, self._most, strict=True)
-        return min(_UNLIMITED if most is not None and most <= n else n * self.block_size for n, most in pairs)
-
-    def stats(self) -> CacheStats:
-        """Counts over all groups, at this moment."""
-        return cache_stats(self._pools, self._sequences)
-
-    def describe(self, seq: int) -> str:
-        """A sequence's blocks for people: its runs as `start+count`, groups separated by bars."""
-        return self._sequences[seq].describe()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree: for tests and debug runs."""

@@ -48,14 +48,15 @@ class Node:
 @dataclass(eq=False)
 class Entry(Node):
     """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
-    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after. A sequence may
-    still go on from an entry that is `forgotten`.
+    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after, and `below`
+    says which pieces of it the tier below has. A sequence may still go on from an entry that is `forgotten`.
     """
 
     parent: Node
     tokens: tuple[int, ...]
     blocks: Blocks
     states: dict[int, int] = field(default_factory=dict, kw_only=True)
+    below: frozenset[int] = field(default=frozenset(), kw_only=True)
     forgotten: bool = field(default=False, kw_only=True)
 
 

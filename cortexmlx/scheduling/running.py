@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import Found, PieceLoad
 from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.state.beginning import whole_blocks
 from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
@@ -30,6 +32,7 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
+        self._loads: list[PieceLoad] = []
 
     @property
     def prefilling(self) -> bool:
@@ -68,13 +71,18 @@ class RunningSet:
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
         return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
-    def begin(self, job: Job, match: Match | None) -> tuple[BlockCopy, ...]:
-        """Give a job a row and blocks for its tokens: those of `match`, or those of the job that it forks. Returns the
-        block copies that this takes. Raises KVCacheFull; then nothing changed.
+    def begin(self, job: Job, match: Match | None, found: Found | None = None) -> tuple[BlockCopy, ...]:
+        """Give a job a row and blocks for its tokens: those of `match`, and behind its whole ones what was `found` in
+        the tier below, or those of the job that it forks. Returns the block copies that this takes. Raises
+        KVCacheFull; then nothing changed.
         """
+        match, loaded = (match, 0) if found is None or match is None else (whole_blocks(match), found.end)
         if job.fork_of is None or job.generated or not self._can_fork(job):
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
-            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match)
+            loaded *= self.cache.block_size
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, loaded)
+            if found is not None:
+                self._loads += self.cache.load(job.id, found, job.tokens, job.keys)
         else:
             copies = self._fork(job, job.fork_of)
         self.jobs.append(job)
@@ -83,6 +91,11 @@ class RunningSet:
         job.num_computed_tokens = job.num_stored_tokens = self.cache.length(job.id)
         self._enter(job, match)
         return copies
+
+    def take_loads(self) -> tuple[PieceLoad, ...]:
+        """What the jobs that began bring from the tier below, since it was asked last."""
+        loads, self._loads = tuple(self._loads), []
+        return loads
 
     def _can_fork(self, job: Job) -> bool:
         parent = job.fork_of
@@ -98,6 +111,8 @@ class RunningSet:
         self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
         wanted = {job.prompt_length - 1} if self.share_prefixes or forked else set()
+        if self.cache.lower is not None:  # where a text begins in whole blocks, as those that are stored
+            wanted |= {(job.prompt_length - 1) // self.cache.block_size * self.cache.block_size}
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:

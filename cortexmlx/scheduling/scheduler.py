@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import BlockCopy
@@ -73,7 +74,8 @@ class Scheduler:
         self.ended: list[Job] = []
         self._clock = clock
         self._running = RunningSet(cache, self.restraint, headroom, share_prefixes)
-        self._admission = Admission(self._running, client_tokens, worth_waiting)
+        self._admission = Admission(self._running, client_tokens, worth_waiting, self.costs)
+        self.arrived = self._admission.arrived
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running)
@@ -164,6 +166,7 @@ class Scheduler:
             self._preempt(job, keep=False)
         self._draining = False
         self._builder.forget()
+        self._running.take_loads()
         self.cache.drop_cached()
 
     def relieve(self, critical: bool) -> None:
@@ -187,8 +190,9 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is waiting, running or on its way to the arena."""
-        return not self._jobs and not self._window.awaiting_flush
+        """Nothing is waiting, running or on its way to the arena; or all wait for what is read from below."""
+        nothing = not self._jobs or (self._admission.stalled and not self._running.jobs)
+        return nothing and not self._window.awaiting_flush
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -283,9 +287,10 @@ class Scheduler:
             plan = self._plan_mixed(flush, copies)
         if plan is None:
             plan = self._plan_decode(flush)
-        if plan is None and flush is not None:
+        loads = self._running.take_loads()
+        if plan is None and (flush is not None or loads):
             plan = self._builder.flush(flush)
-        return plan
+        return replace(plan, loads=loads) if plan is not None and loads else plan
 
     def _plan_mixed(self, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan | None:
         """One token for every decoding row and prefill pieces within the budget, all written straight to the arena."""
@@ -380,7 +385,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[Committed]:
         """Take a step's tokens; `seconds` is what it took. Those of a job that has lost its row since are dropped."""
-        if seconds is not None and plan.kind is StepKind.MIXED:
+        if seconds is not None and plan.kind is StepKind.MIXED and not plan.loads:
             self.costs.observe(len(plan.positions), seconds)
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._jobs.get(segment.job)) and job.generation == segment.generation:

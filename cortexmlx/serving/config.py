@@ -32,6 +32,8 @@ class EngineConfig:
     share_prefixes_between_clients: bool = False
     pipeline: bool = True
     dequantize: bool | None = None
+    kv_store: str | Path | None = None
+    kv_store_bytes: int | str = "4GB"
     on_progress: Callable[[str, float], None] | None = None
 
     def __post_init__(self) -> None:
@@ -48,11 +50,17 @@ class EngineConfig:
         self._require("kv_group_size", self.kv_group_size in ((None, *GROUP_SIZES) if self.kv_bits else (None,)), group)
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
+        parse_size(self.kv_store_bytes)
 
     @property
     def kv_bytes(self) -> int | None:
         """`kv_memory` in bytes."""
         return None if self.kv_memory is None else parse_size(self.kv_memory)
+
+    @property
+    def store_bytes(self) -> int:
+        """`kv_store_bytes` in bytes."""
+        return parse_size(self.kv_store_bytes)
 
     def _require(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.errors import CortexError, MemoryRefused, ModelCorrupt
+from cortexmlx.execution.disk import Disk, not_stored, open_disk
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
@@ -48,6 +49,9 @@ _T = TypeVar("_T")
 
 log = logging.getLogger("cortexmlx")
 
+Call = Callable[["EngineCore"], None]
+"""What is to be done between two steps."""
+
 _FRAGMENTED = 0.5
 """Fragmentation above which an idle engine compacts its arena."""
 
@@ -58,7 +62,8 @@ _BLOCKS_AT_ONCE = 256
 class EngineCore:
     """Model, arena, scheduler and runner, driven by `step`. Everything here runs on the engine's thread."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
+        """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
         self.loaded = load_model(
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
@@ -70,9 +75,12 @@ class EngineCore:
         reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
         context = self.loaded.context_length
         memory = config.kv_bytes or default_kv_bytes(groups, load, context, working_set_bytes(), reserved)
+        self.disk = self._opened_disk(wake)
         self._begin_empty(self._way.blocks(memory, load, context))
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
+        if self.disk is not None:
+            self.disk.begin(self.runner)
         self.info = ModelInfo(
             name=self.loaded.name,
             path=str(self.loaded.path),
@@ -84,7 +92,7 @@ class EngineCore:
             dtype=self.loaded.dtype,
             kv_bytes_per_token=bytes_per_token(groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
-            notes=self.loaded.notes + self._way.notes,
+            notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
         )
         self.measured = Measurements()
@@ -93,12 +101,30 @@ class EngineCore:
         self._jobs = itertools.count()
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
+        self._step_seconds = 0.0
+
+    def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
+        """The tier below, if one is asked for and can be had."""
+        config = self.config
+        if config.kv_store is None or not config.prefix_cache:
+            return None
+        return open_disk(
+            config.kv_store,
+            config.store_bytes,
+            self.loaded,
+            self._way,
+            config.block_size,
+            arrived=lambda wish, pieces: wake(lambda core: core.scheduler.arrived(wish, pieces)),
+            wake=lambda: wake(lambda core: None),
+        )
 
     def _begin_empty(self, blocks: Counts) -> None:
         """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
         config, most = self.config, self._way.most_rows
-        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}"
+        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}" if self.disk is None else self.disk.identity
         self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, identity))
+        if self.disk is not None:
+            self.disk.attach(self.cache)
         self.scheduler = Scheduler(
             self.cache,
             max_rows=min(config.max_rows, most or config.max_rows),
@@ -119,6 +145,8 @@ class EngineCore:
         with self.measured.busy:
             if self._first_tokens_are_there:
                 self._collect()
+            if self.disk is not None and not self._in_flight:
+                self.disk.copy_in_between(self._step_seconds)
             plan = self._plan()
             if plan is not None:
                 self._dispatch(plan)
@@ -224,18 +252,20 @@ class EngineCore:
                 mx.eval(self.arena.arrays())
         return len(copies)
 
-    def tidy(self) -> None:
+    def tidy(self) -> bool:
         """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
-        give its end back if that was asked for while requests ran that are gone since.
+        give its end back if that was asked for while requests ran that are gone since. True if there is more to do that
+        may wait: what is cached goes to the store, a little at a time.
         """
         if not self.idle:
-            return
+            return False
         self._attempt(None, self._settle)
         self.scheduler.shrink()
         if any(count < have for count, have in zip(self.cache.blocks, self.arena.blocks, strict=True)):
             self._give_end_back()
         if self._at_work:
             self._look(at_work=False)
+        return self.disk is not None and self.disk.copy_while_idle()
 
     def _settle(self) -> None:
         self.runner.settle(self.cache.states.take())
@@ -258,6 +288,9 @@ class EngineCore:
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards. Safe to call again."""
         self._forget_requests()
+        if self.disk is not None:
+            self.disk.close()
+            self.disk = None
         for name in ("_way", "runner", "arena", "loaded"):
             self.__dict__.pop(name, None)
         mx.clear_cache()
@@ -363,6 +396,7 @@ class EngineCore:
         with self.measured.committing:
             if result.scores is not None:
                 self._take_scores(result, result.scores)
+            self._step_seconds = result.seconds
             for new in self.scheduler.commit(result.plan, result.tokens, result.seconds):
                 self._take(self._answers[new.job.id], new, result)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from cortexmlx.attention.backends import Backend
+from cortexmlx.execution.disk import Disk
 from cortexmlx.execution.way import Arena, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling.job import Job
@@ -27,6 +28,7 @@ class Reported(Protocol):
     runner: Runner
     backend: Backend
     measured: Measurements
+    disk: Disk | None
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -75,6 +77,7 @@ def engine_stats(core: Reported) -> EngineStats:
         attention_notes=core.backend.notes(),
         active_memory=mx.get_active_memory(),
         peak_memory=mx.get_peak_memory(),
+        kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
         block_map=core.cache.allocator(0).block_map(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),

@@ -203,7 +203,7 @@ class Worker:
                 raise raised
             from cortexmlx.serving.core import EngineCore
 
-            self.core = EngineCore(self._config)
+            self.core = EngineCore(self._config, lambda call: self._calls.put(call))
             self._loaded = True
         except BaseException as error:
             self._error = error
@@ -240,11 +240,12 @@ class Worker:
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         until = time.perf_counter() + wait
         while (idle := self.core.idle) or time.perf_counter() < until:
-            if idle and self._calls.empty():
-                self.core.tidy()
+            more = idle and self._calls.empty() and self.core.tidy()
             try:
-                call = self._calls.get(block=idle)
+                call = self._calls.get(block=idle and not more)
             except queue.Empty:
+                if more:
+                    continue
                 return True
             if call is None:
                 return False

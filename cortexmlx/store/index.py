@@ -92,8 +92,8 @@ class Index:
         return found
 
     def add(self, name: str, model: str, size: int, places: Sequence[Place], *, last: bool = True) -> None:
-        """A segment is there now. `last`: it was written just now, and is where its records are found. Else it is an old
-        one, found again: it counts as used before all others, and what lies elsewhere, too, is found there.
+        """A segment is there now. `last`: it was written just now, and is where its records are found. Else it is an
+        old one, found again: it counts as used before all others, and what lies elsewhere, too, is found there.
         """
         with self._change() as file:
             used = "coalesce(max(used), 0) + 1" if last else "coalesce(min(used), 1) - 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ class Driver:
         if way.most_rows is not None:
             memory += row_bytes(way.groups)
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
-        self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings))
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings), self.calls.put)
         self._requests = 0
 
     def add(
@@ -55,7 +57,11 @@ class Driver:
     def finish(self) -> None:
         """Steps until everything has ended."""
         for _ in range(10_000):
-            if self.core.idle:
+            while self.core.idle and self.core.scheduler.jobs:  # all wait for the tier below
+                self.calls.get(timeout=30)(self.core)
+            while not self.calls.empty():
+                self.calls.get()(self.core)
+            if self.core.idle and not self.core.scheduler.jobs:
                 return
             self.core.step()
         raise AssertionError("the core never comes to an end")

@@ -44,7 +44,7 @@ class OneSequence(KVCache):
         return sequence_bytes(self._kept, self.capacity_tokens)
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, loaded: int = 0
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence in the place of the last one, with what of `match` is still there. There is nothing to
         copy. Raises KVCacheFull; then what is kept has not changed.

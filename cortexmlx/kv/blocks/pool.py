@@ -172,7 +172,7 @@ class BlockPools:
         self.blocks = of_each(groups, blocks)
         limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
         self.max_blocks = tuple(map(max, self.blocks, limits))
-        self.prefix = prefix or PrefixCache(block_size)
+        self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
         reaches = [group.spec.reach for group in groups]

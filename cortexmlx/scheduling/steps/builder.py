@@ -93,7 +93,7 @@ class StepBuilder:
         )
         return self._remembered(plan)
 
-    def flush(self, flush: Flush) -> StepPlan:
+    def flush(self, flush: Flush | None) -> StepPlan:
         """A step that computes nothing."""
         return self._step(StepKind.FLUSH, [], flush=flush)
 

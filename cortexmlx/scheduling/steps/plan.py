@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.kv.lower import PieceLoad
 from cortexmlx.kv.state.ops import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import JobId
@@ -90,7 +91,7 @@ class StepPlan:
     `logit_segments` had generated before. `groups` says where each layer group's keys and values lie. It is None within
     a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
     MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
-    the step before left it; then the arena gets its size, `blocks` of each group; then `copies`. A
+    the step before left it; then the arena gets its size, `blocks` of each group; then `loads`; then `copies`. A
     window's blocks are there from its first step to its flush, but some are free by the time of the flush, and may lie
     behind the new end. `states` says what becomes of the states of recurrent layers. `scoring` says which
     log-probabilities are to be computed besides; only a MIXED step has any.
@@ -111,6 +112,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     states: StateOps = NOTHING
     scoring: Scoring | None = None
+    loads: tuple[PieceLoad, ...] = ()
 
     @property
     def logit_rows(self) -> IntArray:

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.lower import Content, Wish
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.latency import CostModel
 from cortexmlx.scheduling.running import RunningSet, can_fork
 from cortexmlx.scheduling.waiting.claims import Claims
 from cortexmlx.scheduling.waiting.lines import Lines
+from cortexmlx.scheduling.waiting.readings import Readings
 
 _NEVER = -1
 
@@ -20,27 +23,32 @@ _LOOKED_AT = 128
 next step goes on behind them.
 """
 
-Gate = Key | Job
-"""What a job is held by: the block that another computes for it, or the job that it forks."""
+Gate = Key | Job | Wish
+"""What a job is held by: the block that another computes for it, the job that it forks, or what is read from below."""
 
 
 class Admission:
     """The queue in front of the rows.
 
-    Jobs come first, come served, but for three reasons to let others pass: a client may have `client_tokens` tokens
+    Jobs come first, come served, but for some reasons to let others pass: a client may have `client_tokens` tokens
     running (None: no limit), prompts and answers together, and one that has them is passed over with all it wants. A
-    fork waits for its parent's prompt. And one whose next blocks are being computed by another may wait for them (see
-    `Claims`). The last two are *held*, out of everybody's way, until that has happened. So what a step costs here
-    depends on the rows, not on how many wait, and nobody's queue keeps others from an empty row. `cached_tokens` of
-    the prompts that began were found in the prefix cache.
+    fork waits for its parent's prompt. One whose next blocks are being computed by another may wait for them (see
+    `Claims`), and one whose next blocks lie in the tier below, until they are read (see `Readings`). The last three are
+    *held*, out of everybody's way, until that has happened. So what a step costs here depends on the rows, not on how
+    many wait, and nobody's queue keeps others from an empty row. `cached_tokens` of the prompts that began were found
+    in the prefix cache or below it. How long computing takes is known to `costs`.
     """
 
-    def __init__(self, running: RunningSet, client_tokens: int | None, worth_waiting: int) -> None:
+    def __init__(
+        self, running: RunningSet, client_tokens: int | None, worth_waiting: int, costs: CostModel | None = None
+    ) -> None:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
         self._running = running
         self._lines = Lines()
         self._claims = Claims(running.cache.block_size, worth_waiting)
+        self._costs = costs or CostModel()
+        self._readings = Readings(running.cache.lower)
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
         self._count = 0
@@ -76,11 +84,22 @@ class Admission:
             del self._held[gate][job]
             if not self._held[gate]:
                 del self._held[gate]
+        self._release_reading(job)
         self._let_go([job])
 
     def stored(self, job: Job) -> None:
         """A job has stored part of its prompt, which others may begin with now."""
         self._let_go(self._claims.release(job, job.num_stored_tokens // self._running.cache.block_size))
+
+    def arrived(self, wish: Wish, pieces: Mapping[Key, Content]) -> None:
+        """What was found in the tier below: who waits for it can begin."""
+        if self._readings.arrived(wish, pieces):
+            self._let_go([wish])
+
+    @property
+    def stalled(self) -> bool:
+        """All who wait are held: if nobody runs, until something has been read."""
+        return self._count > 0 and self._lines.first is None
 
     def ask_again(self) -> None:
         """Answers have become shorter: who could not begin may be able to."""
@@ -94,6 +113,7 @@ class Admission:
         """Forget the queue and all claims."""
         self._lines = Lines()
         self._claims.clear()
+        self._readings.clear()
         self._gates.clear()
         self._held.clear()
         self._count = 0
@@ -107,7 +127,10 @@ class Admission:
         assert all(owner in self._running.jobs for owner in self._claims.owners), "a claim of a job that does not run"
         assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
         for job, gate in self._gates.items():
-            waits = _waits_for_parent(job) if isinstance(gate, Job) else gate in self._claims
+            if isinstance(gate, Job):
+                waits = _waits_for_parent(job)
+            else:
+                waits = gate in self._readings if isinstance(gate, Wish) else gate in self._claims
             assert waits, f"job {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
@@ -121,12 +144,14 @@ class Admission:
             job, match = found
             self._running.make_room(job, match)
             try:
-                copies += self._running.begin(job, match)
+                below = None if match is None else self._readings.found(job, match)
+                copies += self._running.begin(job, match, below)
             except KVCacheFull:
                 self._nobody_at = self._running.changes
                 break
             self._lines.remove(job)
             self._count -= 1
+            self._release_reading(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
             elif not job.preemptions:
@@ -167,10 +192,13 @@ class Admission:
                 if running.cache.states.needed:
                     job.waited = isinstance(gate, Key)
                     self._claims.keep_state(gate)
-            elif running.fits(job, match):
-                return job, match
-            else:
+            elif not running.fits(job, match):
                 break
+            elif (wish := self._below(job, match)) is not None:
+                self._lines.remove(job)
+                self._hold(job, wish)
+            else:
+                return job, match
         if _LOOKED_AT not in looked.values():
             self._nobody_at = running.changes
         return None
@@ -182,6 +210,17 @@ class Admission:
         snapshots = self._running.cache.states.snapshots
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
         return None if match is None or in_vain else self._claims.awaited(job, match)
+
+    def _below(self, job: Job, match: Match | None) -> Wish | None:
+        """What a job waits for that is read from the tier below."""
+        if job.fork_of is not None and not job.generated:
+            return None
+        return self._readings.awaited(job, match, self._costs.seconds_per_token)
+
+    def _release_reading(self, job: Job) -> None:
+        wish = self._readings.release(job)
+        if wish is not None:
+            self._let_go([wish])
 
     def _hold(self, job: Job, gate: Gate) -> None:
         """A job waits for something, and lets others pass."""

@@ -1,0 +1,178 @@
+"""The engine's side of its KV store: what of the cache goes there, and what comes back, between two steps."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+
+from cortexmlx.execution.fingerprint import fingerprint
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.transfer import copy_out, copy_out_state, fits
+from cortexmlx.execution.way import Runner, Way
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish, piece_key
+from cortexmlx.kv.prefix import Entry, Key
+from cortexmlx.models import LoadedModel
+from cortexmlx.stats import StoreStats
+from cortexmlx.store.record import Record
+from cortexmlx.store.store import KVStore, open_shelf
+from cortexmlx.store.threads import Reading
+
+log = logging.getLogger("cortexmlx")
+
+Arrived = Callable[[Wish, Mapping[Key, Content]], None]
+"""Told of what was read for a wish, as far as it is right, on another thread than the engine's."""
+
+SHARE = 0.02
+"""Of the time while requests run, how much goes to copying what is to be stored."""
+
+_SHARE_OF_A_STEP = 0.1
+"""And at once no more than so much of the last step's time: nobody's next token comes later by more."""
+
+_IDLE_SECONDS = 0.005
+"""For how long an idle engine copies before it looks whether somebody came."""
+
+_CLOSING_SECONDS = 2.0
+"""For how long an engine that closes copies."""
+
+_AT_ONCE = 4
+"""Entries that are copied together."""
+
+
+class Disk:
+    """Copies what is cached out of the arena and offers it to the store; reads what prompts wish.
+
+    Only the engine's thread may use it. `identity` is what chains of keys begin with: a model's, in this store alone.
+    """
+
+    def __init__(self, store: KVStore, identity: str, arrived: Arrived) -> None:
+        self.identity = identity
+        self._store = store
+        self._arrived = arrived
+        self._runner: ModelRunner
+        self._lower: LowerTier | None = None
+        self._credit = 0.0
+        self._looked = time.perf_counter()
+
+    def begin(self, runner: Runner) -> None:
+        """The runner is there now, which has the arena and the states."""
+        assert isinstance(runner, ModelRunner)
+        self._runner = runner
+
+    def attach(self, cache: KVCache) -> None:
+        """From now on this is the tier below a cache, which is empty yet."""
+        states = cache.states.snapshots
+        if states is None or states.most:
+            cache.lower = self._lower = LowerTier(
+                cache.groups, cache.block_size, states is not None, self._ask, self._store.drop
+            )
+
+    # -- down ---------------------------------------------------------------------------------------------------------
+
+    def copy_in_between(self, step_seconds: float) -> None:
+        """Copy a few of the entries that are to be stored, while requests run. Nothing may be in flight."""
+        now = time.perf_counter()
+        self._credit += SHARE * (now - self._looked)
+        self._looked = now
+        self._credit = min(self._credit, _SHARE_OF_A_STEP * step_seconds)
+        if self._credit > 0:
+            self._credit -= self._copy(self._credit)
+
+    def copy_while_idle(self) -> bool:
+        """Copy for a moment; whether there is more to copy, and room for it."""
+        self._looked = time.perf_counter()
+        if self._lower is None or not len(self._lower):
+            return False
+        self._copy(_IDLE_SECONDS)
+        return len(self._lower) > 0 and self._store.has_room
+
+    def flush(self) -> bool:
+        """Wait until what was copied is written; False if it takes too long."""
+        return self._store.flush()
+
+    def close(self) -> None:
+        """Store what there is, as far as that goes in a few seconds, and end."""
+        try:
+            until = time.perf_counter() + _CLOSING_SECONDS
+            while self._lower and len(self._lower) and self._store.has_room and time.perf_counter() < until:
+                self._copy(_IDLE_SECONDS)
+        except Exception as error:  # a step that failed has left arrays that cannot be had
+            log.debug("not all of the cache was stored: %r", error)
+        self._store.close()
+
+    def stats(self) -> StoreStats:
+        """See `StoreStats`."""
+        return self._store.stats()
+
+    def _copy(self, seconds: float) -> float:
+        """Copy entries, for about so many seconds. Returns how many it took."""
+        began, took = time.perf_counter(), 0.0
+        while self._lower and len(self._lower) and took < seconds and self._store.has_room:
+            self._store.offer(self._records(list(islice(self._lower.leaving(), _AT_ONCE))))
+            took = time.perf_counter() - began
+        return took
+
+    def _records(self, entries: list[Entry]) -> list[Record]:
+        assert self._lower is not None
+        records = []
+        pieces = [(entry, group, target) for entry in entries for group, target in self._lower.new_pieces(entry)]
+        for group in self._lower.every:
+            mine = [(entry, target) for entry, own, target in pieces if own == group]
+            if group != STATE:
+                copies = copy_out(self._runner.arena, group, [block for _, block in mine]) if mine else []
+            else:
+                found = [(entry, self._runner.states.snapshot(name)) for entry, name in mine]
+                mine = [(entry, 0) for entry, batch in found if batch is not None]
+                copies = [copy_out_state(batch) for _, batch in found if batch is not None]
+            for (entry, _), arrays in zip(mine, copies, strict=True):
+                records.append(Record(piece_key(entry.key, group), entry.tokens, arrays))
+                self._lower.stored(entry, group)
+        return records
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+
+    def _ask(self, wish: Wish) -> None:
+        def done(found: dict[bytes, Record]) -> None:
+            self._arrived(wish, self._right(wish, found))
+
+        self._store.ask(Reading(wish.pieces(), wish.choose, done))
+
+    def _right(self, wish: Wish, found: dict[bytes, Record]) -> dict[bytes, Record]:
+        """What was found that has the shapes of this model's blocks."""
+        groups = {piece_key(key, group): group for key in wish.keys for group in wish.tier.every}
+        return {
+            key: record
+            for key, record in found.items()
+            if groups[key] == STATE or fits(self._runner.arena, groups[key], record.arrays)
+        }
+
+
+def open_disk(
+    path: str | Path,
+    limit: int,
+    loaded: LoadedModel,
+    way: Way,
+    block_size: int,
+    arrived: Arrived,
+    wake: Callable[[], None],
+) -> Disk | None:
+    """The store in a folder, with its threads; None if it cannot be had: then the user is told, by a warning or by
+    `not_stored`. `wake` is called from another thread when the store takes blocks again.
+    """
+    if not_stored(way):
+        return None
+    shelf = open_shelf(path, limit)
+    if shelf is None:
+        return None
+    model = fingerprint(loaded, way.groups, block_size)
+    identity = hashlib.blake2b(model.encode(), key=shelf.secret, digest_size=32).hexdigest()
+    return Disk(KVStore(shelf, loaded.name, wake), identity, arrived)
+
+
+def not_stored(way: Way) -> tuple[str, ...]:
+    """Why nothing of a model goes to a store."""
+    return () if way.most_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

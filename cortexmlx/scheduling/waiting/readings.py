@@ -1,0 +1,82 @@
+"""Readings: what prompts wait for from the tier below, before they begin. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cortexmlx.kv.lower import Content, Found, LowerTier, Wish
+from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.scheduling.job import Job, JobId
+
+_MOST_AT_ONCE = 4
+"""Wishes that are being read, at most: what is read waits in memory until its prompt begins."""
+
+
+class Readings:
+    """The wishes of jobs that could begin but for them, and what was found.
+
+    A job has one wish, when its turn comes: it lets others pass while that is read, and begins with what was found, or
+    computes it. One whose next block is in another's wish waits for that.
+    """
+
+    def __init__(self, lower: LowerTier | None) -> None:
+        self._lower = lower
+        self._reading: dict[JobId, Wish] = {}
+        self._asked: dict[JobId, int] = {}
+        self._found: dict[JobId, Found] = {}
+
+    def __contains__(self, wish: object) -> bool:
+        return wish in self._reading.values()
+
+    def awaited(self, job: Job, match: Match | None, seconds_per_token: float | None) -> Wish | None:
+        """The wish that a job waits for, its own or another's; None if it can begin."""
+        lower = self._lower
+        if lower is None or match is None or self.found(job, match) is not None:
+            return None
+        blocks = len(match.entries)
+        for wish in self._reading.values():
+            if wish.begin <= blocks < wish.begin + len(wish.keys) and job.keys[blocks : blocks + 1] == [
+                wish.keys[blocks - wish.begin]
+            ]:
+                return wish
+        if self._asked.get(job.id) == job.preemptions:
+            return None
+        own = lower.wish(job.tokens, job.keys, blocks, match.tokens(lower.block_size), seconds_per_token)
+        if own is None:
+            return None
+        if len(self._reading) >= _MOST_AT_ONCE:
+            return next(iter(self._reading.values()))
+        self._asked[job.id] = job.preemptions
+        self._reading[job.id] = own
+        lower.ask(own)
+        return own
+
+    def arrived(self, wish: Wish, pieces: Mapping[Key, Content]) -> bool:
+        """What was found for a wish. False if nobody waits for it any more."""
+        owner = next((job for job, own in self._reading.items() if own is wish), None)
+        if owner is None:
+            return False
+        del self._reading[owner]
+        end = wish.end(pieces)
+        if end > wish.begin:
+            self._found[owner] = Found(wish, end, pieces)
+        return True
+
+    def found(self, job: Job, match: Match) -> Found | None:
+        """What was found that a job can begin with behind a match."""
+        blocks = len(match.entries)
+        return next((f for f in self._found.values() if f.continues(job.tokens, job.keys, blocks)), None)
+
+    def release(self, job: Job) -> Wish | None:
+        """A job has begun, or never will: what was found for it goes. Returns the wish that is still read for it, for
+        which nobody is to wait any more.
+        """
+        self._found.pop(job.id, None)
+        if job.finish_reason is not None:
+            self._asked.pop(job.id, None)
+        return self._reading.pop(job.id, None)
+
+    def clear(self) -> None:
+        """Forget all wishes."""
+        for what in (self._reading, self._asked, self._found):
+            what.clear()

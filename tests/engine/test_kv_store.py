@@ -1,0 +1,202 @@
+"""The disk tier through the engine's core: what was computed once is read by the next engine, with the same tokens."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.request import RequestState
+from support.core_driver import Driver
+from support.damage import DAMAGES
+from support.judge import NOISE, disagreement
+from support.recurrent import RECURRENT
+from support.stored import Stored
+from support.tiny import tokens_of
+
+LONG = tokens_of(90, seed=4)
+KINDS = ["llama", "windowed llama", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "lfm2", "qwen3_next"]
+FEW = ("llama", "gemma3_text", "lfm2")
+EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_next_engine_computes_only_what_is_not_in_whole_blocks(
+    name: str, tiny: Any, judged: Any, theirs: Any, tmp_path: Path
+) -> None:
+    """Repeats, longer prompts, and one that parts in the middle. mlx-lm's own cache is the judge of all tokens."""
+    prompts = [LONG, [*LONG, *tokens_of(12, seed=1)], [*LONG[:50], *tokens_of(30, seed=2)]]
+    found = []
+    for _ in range(2):
+        for prompt in prompts:
+            with Stored(tiny(name), tmp_path) as driver:
+                answer, cached = driver.ask(prompt)
+                driver.core.check_invariants()
+            gap = disagreement(judged(name)[0], prompt, answer, theirs(name, prompt, 10))
+            assert gap is None or gap[1] < NOISE, gap
+            found.append(cached)
+    parts = 48 if name not in RECURRENT else 0  # no state was kept there
+    assert found == [0, 88, parts, 88, 96, 72]
+
+
+def test_a_text_that_left_memory_is_read_while_others_decode(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        other = driver.add(tokens_of(9, seed=8), 60)
+        driver.step(4)
+        answer, cached = driver.ask(LONG)
+        assert (answer, cached) == (theirs("llama", LONG, 10), 88)
+        assert list(driver.result(other).token_ids) == theirs("llama", tokens_of(9, seed=8), 60)
+        assert driver.counts.read_blocks == 11
+
+
+def test_those_who_begin_alike_read_once(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        prompts = [[*LONG, *tokens_of(5, seed=s)] for s in range(4)]
+        assert [list(a) for a in driver.answers(prompts, 10)] == [theirs("llama", p, 10) for p in prompts]
+        assert driver.counts.read_blocks == 11
+        driver.core.check_invariants()
+
+
+def test_clients_do_not_find_each_others_texts_on_disk(tiny: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG, client="a")
+    with Stored(tiny("llama"), tmp_path) as driver:
+        assert driver.ask(LONG, client="b")[1] == driver.ask(LONG)[1] == 0
+        assert driver.ask(LONG, client="a")[1] == 88
+
+
+def test_another_model_block_size_or_folder_finds_nothing(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path / "one") as driver:
+        driver.ask(LONG)
+    others = [("qwen3", "one", {}), ("llama", "one", {"block_size": 16}), ("llama", "two", {})]
+    for name, folder, config in others:
+        with Stored(tiny(name), tmp_path / folder, **config) as driver:
+            assert driver.ask(LONG) == (theirs(name, LONG, 10), 0)
+
+
+def test_changed_weights_under_the_same_name_find_nothing(tiny: Any, tmp_path: Path) -> None:
+    """Nothing of the file says so: its name, its size and its time are what they were."""
+    import os
+
+    import mlx.core as mx
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny("llama"), model)
+    with Stored(model, tmp_path / "store") as driver:
+        driver.ask(LONG)
+    (weights,) = model.glob("*.safetensors")
+    before = weights.stat()
+    arrays = mx.load(str(weights))
+    assert isinstance(arrays, dict)
+    name = next(n for n in arrays if "k_proj" in n)
+    arrays[name] = arrays[name] * 1.001
+    mx.save_safetensors(str(weights), arrays, {"format": "mlx"})
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with Stored(model, tmp_path / "store") as driver:
+        assert driver.ask(LONG)[1] == 0
+
+
+def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        handle, other = driver.add(LONG, 10), driver.add([*LONG, 5], 10)
+        driver.core.step()
+        assert driver.core.idle and len(driver.core.scheduler.jobs) == 2, "both wait for what is read"
+        driver.core.cancel(handle.id)
+        driver.finish()
+        assert handle.state is RequestState.CANCELLED
+        assert list(driver.result(other).token_ids) == theirs("llama", [*LONG, 5], 10)
+        driver.core.check_invariants()
+        assert driver.core.cache.stats().used_blocks == 0
+
+
+def test_a_step_that_fails_forgets_what_it_was_to_load(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    from cortexmlx.errors import CortexError
+
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        driver.add(LONG, 10)
+        driver.core.step()
+        driver.calls.get(timeout=30)(driver.core)
+        plan = driver.core.scheduler.plan(0)
+        assert plan is not None and len(plan.loads) == 11
+        driver.core.fail_all(CortexError("as if the step had failed"))
+        assert driver.ask(LONG) == (theirs("llama", LONG, 10), 88), "it is read again"
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+def test_what_is_preempted_and_evicted_comes_back_right(name: str, tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    """An arena that holds two of four texts."""
+    prompts = [tokens_of(70, seed=s) for s in range(4)]
+    with Stored(tiny(name), tmp_path, tokens=200) as driver:
+        for _ in range(2):
+            assert [list(a) for a in driver.answers(prompts, 20)] == [theirs(name, p, 20) for p in prompts]
+            driver.rest()
+            driver.core.check_invariants()
+        assert driver.counts.read_blocks > 10
+
+
+def test_reading_that_is_slower_than_computing_is_not_done(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        driver.core.scheduler.costs.seconds_per_token = 1e-9
+        assert driver.ask(LONG) == (theirs("llama", LONG, 10), 0)
+        assert driver.counts.read_blocks == 0
+
+
+def test_without_a_prefix_cache_or_blocks_there_is_no_store(tiny: Any, tmp_path: Path, unpaged: None) -> None:
+    driver = Driver(tiny("llama"), kv_store=tmp_path / "store")
+    assert driver.core.disk is None and "KV store" in driver.core.info.notes[-1]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(
+    tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    driver = Driver(tiny("llama"), kv_store=tmp_path / "file" / "store")
+    assert list(driver.answers([LONG], 10)[0]) == theirs("llama", LONG, 10)
+    driver.core.release()
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def attack(model: Path, folder: Path, damages: int, seed: int, answers: dict[int, list[int]], caplog: Any) -> int:
+    """Damage a store between two prompts, while it is open, and in between engines; returns how many blocks were read
+    all the same.
+    """
+    chance, read = random.Random(seed), 0
+    prompts = {s: [*LONG[: 40 + 10 * (s % 4)], *tokens_of(30, seed=s)] for s in answers}
+    while damages > 0:
+        caplog.clear()
+        with Stored(model, folder) as driver:
+            for _ in range(min(10, damages)):
+                damages -= 1
+                for text in chance.sample(sorted(prompts), 2):
+                    assert driver.ask(prompts[text])[0] == answers[text], "a wrong token"
+                driver.forget()
+                chance.choice(DAMAGES)(chance, folder)
+            driver.core.check_invariants()
+            read += driver.counts.read_blocks
+        warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert len(warnings) <= 1, warnings
+    return read
+
+
+@pytest.mark.parametrize("damages", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_damaged_store_is_never_a_wrong_token(
+    damages: int, tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = {s: [*LONG[: 40 + 10 * (s % 4)], *tokens_of(30, seed=s)] for s in range(6)}
+    answers = {s: theirs("llama", prompt, 10) for s, prompt in prompts.items()}
+    assert attack(tiny("llama"), tmp_path, damages, damages, answers, caplog) > damages

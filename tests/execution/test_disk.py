@@ -1,0 +1,97 @@
+"""The engine's side of a store: how much it copies between two steps, and what is left when it closes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.execution import disk as disks
+from cortexmlx.execution.disk import Disk
+from support.stored import Stored
+from support.tiny import tokens_of
+
+LONG = tokens_of(330, seed=4)
+
+
+class Clock:
+    """Every look at it takes `look` seconds."""
+
+    def __init__(self) -> None:
+        self.now, self.look = 0.0, 0.001
+
+    def __call__(self) -> float:
+        self.now += self.look
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(disks.time, "perf_counter", made)
+    return made
+
+
+def full(driver: Stored, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Something is cached, and nothing of it is copied yet."""
+    with monkeypatch.context() as patched:
+        patched.setattr(disks, "SHARE", 0.0)
+        driver.ask(LONG)
+    assert driver.core.disk is not None and waiting(driver.core.disk) > 2 * disks._AT_ONCE
+    return driver.core.disk
+
+
+def waiting(disk: Disk) -> int:
+    assert disk._lower is not None
+    return len(disk._lower)
+
+
+def test_running_requests_give_a_fiftieth_of_their_time(
+    tiny: Any, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying some entries takes a look at the clock, 4 ms here: in a second that is 5 times, and one to begin with."""
+    clock.look = 0.004
+    with Stored(tiny("llama"), tmp_path) as driver:
+        disk = full(driver, monkeypatch)
+        before = waiting(disk)
+        for _ in range(20):
+            clock.now += 0.05 - 2 * clock.look
+            disk.copy_in_between(10.0)
+        assert 4 * disks._AT_ONCE <= before - waiting(disk) <= 6 * disks._AT_ONCE < before
+
+
+def test_a_short_step_is_not_made_much_longer(
+    tiny: Any, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        disk = full(driver, monkeypatch)
+        clock.now += 100
+        before = waiting(disk)
+        disk.copy_in_between(0.02)  # a tenth of it are two looks
+        assert before - 2 * disks._AT_ONCE <= waiting(disk) < before
+
+
+def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        disk = full(driver, monkeypatch)
+        before = waiting(disk)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(disk._store), "has_room", False)
+            assert not driver.core.tidy() and waiting(disk) == before
+        assert driver.core.tidy() or not waiting(disk)
+
+
+def test_closing_stores_what_is_cached(tiny: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+    with Stored(tiny("llama"), tmp_path) as driver:
+        assert driver.ask(LONG)[1] == 328
+
+
+def test_pieces_of_other_shapes_are_not_taken(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        right = driver.ask(LONG)[0]
+        driver.forget()
+        monkeypatch.setattr(disks, "fits", lambda *args: False)
+        assert driver.ask(LONG) == (right, 0)

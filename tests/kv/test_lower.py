@@ -1,0 +1,119 @@
+"""The tier below: which pieces it takes to begin where, when reading them is worth it, and what is to be stored."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import STATE, LowerTier, Wish, piece_key
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.state.snapshots import Snapshots
+
+SIZE = 4
+ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+TEXT = list(range(100, 140))
+
+
+def seeing(window: int, chunked: bool = False) -> LayerGroup:
+    return LayerGroup(KVSpec(1, 4, 4, "float32", window, chunked=chunked), (1,))
+
+
+def tier(*groups: LayerGroup, states: bool = False) -> LowerTier:
+    return LowerTier(groups, SIZE, states, lambda wish: None)
+
+
+def wish_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> Wish:
+    text = TEXT[:tokens]
+    wish = lower.wish(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, seconds)
+    assert wish is not None
+    return wish
+
+
+@given(
+    st.sampled_from([None, 3, 4, 5, 9, 13]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 3),
+    st.sets(st.tuples(st.integers(0, 8), st.sampled_from([0, 1, STATE]))),
+)
+def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
+    window: int | None, chunked: bool, states: bool, blocks: int, gone: set[tuple[int, int]]
+) -> None:
+    """Against the plain definition, place by place."""
+    groups = (ALL,) if window is None else (ALL, seeing(window, chunked))
+    lower = tier(*groups, states=states)
+    wish = wish_of(lower, blocks)
+    every = {(p, g): piece_key(wish.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
+    assert set(wish.pieces()) == set(every.values())
+    there = {key for place, key in every.items() if place not in gone}
+
+    def begins(end: int) -> bool:
+        next_token = end * SIZE
+        for group, each in enumerate(groups):
+            oldest = Reach(each.spec.window, each.spec.chunked).oldest(next_token) if group else 0
+            seen = {position // SIZE for position in range(oldest, next_token)}
+            if any((place, group) in gone for place in seen if place >= blocks):
+                return False
+        return not states or (end - 1, STATE) not in gone
+
+    right = max((end for end in range(blocks + 1, 10) if begins(end)), default=blocks)
+    assert wish.end(there) == right
+    chosen = wish.choose(dict.fromkeys(there, 1), 1e9)
+    assert set(chosen) <= there and wish.end(chosen) == right, "what is chosen is enough"
+
+
+def test_the_last_token_is_always_computed() -> None:
+    assert len(wish_of(tier(ALL), tokens=40).keys) == 9
+    assert len(wish_of(tier(ALL), tokens=41 - 4).keys) == 9
+    lower = tier(ALL)
+    assert lower.wish(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, None) is None
+
+
+@pytest.mark.parametrize(("seconds", "worth"), [(0.9, False), (1.1, True)])
+def test_what_takes_longer_than_computing_is_not_read(seconds: float, worth: bool) -> None:
+    """36 tokens in 9 blocks of 4,000 bytes, at 1,000 bytes a second: 36 seconds and what asking takes."""
+    wish = wish_of(tier(ALL), seconds=seconds)
+    there = dict.fromkeys(wish.pieces(), 4000)
+    assert bool(wish.choose(there, 1000.0)) is worth
+
+
+def cached(lower: LowerTier, cache: KVCache, seq: int, tokens: list[int]) -> None:
+    cache.lower = lower
+    cache.allocate_for(seq, len(tokens))
+    cache.append(seq, len(tokens))
+    cache.release_blocks(seq, tokens, len(tokens))
+
+
+def test_each_whole_block_is_to_be_stored_once() -> None:
+    lower, cache = tier(ALL), KVCache([ALL], 64, SIZE)
+    cached(lower, cache, 1, TEXT[:10])
+    cached(lower, cache, 2, TEXT[:14])
+    entries = list(lower.leaving())
+    assert [entry.tokens for entry in entries] == [tuple(TEXT[i : i + 4]) for i in (0, 4, 8)]
+    for entry in entries:
+        assert [group for group, _ in lower.new_pieces(entry)] == [0]
+        lower.stored(entry, 0)
+    cached(lower, cache, 3, TEXT[:14])
+    assert list(lower.leaving()) == []
+
+
+def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
+    lost: list[int] = []
+    lower, cache = LowerTier((ALL,), SIZE, False, lambda wish: None, lost.append), KVCache([ALL], 64, SIZE)
+    cached(lower, cache, 1, TEXT[:12])
+    cache.drop_cached(1)
+    assert len(list(lower.leaving())) == 2 and sum(lost) == 1
+
+
+def test_a_state_is_a_piece_of_the_block_that_it_stands_behind() -> None:
+    lower, cache = tier(ALL, states=True), KVCache([ALL], 64, SIZE, snapshots=Snapshots(4))
+    cache.lower = lower
+    cache.allocate_for(1, 10)
+    cache.append(1, 10)
+    name = cache.states.make(1, 8)
+    cache.release_blocks(1, TEXT[:10], 10)
+    assert [dict(lower.new_pieces(entry)).get(STATE) for entry in lower.leaving()] == [None, name]
