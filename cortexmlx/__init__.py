@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import (
+    ConversationFileError,
     CortexError,
     EngineClosed,
     ForkedProcess,
@@ -41,11 +42,14 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine, MemoryPressure
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.sessions.conversation import Conversation
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Completion",
+    "Conversation",
+    "ConversationFileError",
     "CortexError",
     "Engine",
     "EngineClosed",
@@ -93,6 +97,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
         "RequestHandle": "cortexmlx.serving.handle",
+        "Conversation": "cortexmlx.sessions.conversation",
     }
 
     def __getattr__(name: str) -> object:

@@ -19,7 +19,7 @@ from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Completion, QueuedRequest, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
@@ -27,6 +27,7 @@ from cortexmlx.serving.prompt import Prompt, tokenize
 from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
+from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
@@ -213,6 +214,19 @@ class Engine:
         self._worker.check_process()
         return tokenize(self._tokenizer, prompt)
 
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        params: SamplingParams | None = None,
+        client: str | None = None,
+    ) -> Conversation:
+        """A conversation that begins with these messages: turns that are remembered, undone, forked and saved, each of
+        which computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
+        """
+        return Conversation(self, self._tokenizer, system=system, messages=messages, params=params, client=client)
+
     # -- looking and ending -------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
@@ -227,6 +241,12 @@ class Engine:
         """
         seen: T = self._worker.ask(look)
         return seen
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory."""
+        scheduler = self._worker.core.scheduler
+        return min(scheduler.longest, scheduler.cache.capacity_tokens + 1)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.

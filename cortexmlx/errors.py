@@ -43,6 +43,10 @@ class InvalidRequest(CortexError, ValueError):
     """The request itself is wrong: an empty prompt, or sampling parameters out of range."""
 
 
+class ConversationFileError(CortexError):
+    """A conversation cannot be written to its file, or the file is none of ours, or it is damaged."""
+
+
 class LogitsProcessorError(CortexError):
     """A logits processor of the caller's own raised, or returned no logits; its request failed, and no other."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ModelInfo:
     """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
     says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
-    adapter in it."""
+    adapter in it; `identity` names the weights: what is kept of one model is of no use to one with another."""
 
     name: str
     path: str
@@ -23,6 +23,7 @@ class ModelInfo:
     chat_template: bool
     notes: tuple[str, ...] = ()
     adapter: str | None = None
+    identity: str = ""
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,11 @@ class Scheduler:
         last token of one that is `only_scored` is not computed.
         """
         count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
-        check_fits(prompt_tokens - only_scored, count, self.context_length, self.cache.capacity_tokens, self._longest)
+        check_fits(prompt_tokens - only_scored, count, self.context_length, self.cache.capacity_tokens, self.longest)
 
     @property
-    def _longest(self) -> int:
-        """Tokens that a prompt and its answer may have."""
+    def longest(self) -> int:
+        """Tokens that a prompt and its answer may have, if the cache holds them."""
         return min(self.context_length, self.max_request_tokens or self.context_length)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
@@ -103,7 +103,7 @@ class Scheduler:
         """
         prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt))
-        room = min(self._longest, self.cache.capacity_tokens + 1) - len(prompt)
+        room = min(self.longest, self.cache.capacity_tokens + 1) - len(prompt)
         full = len(prompt) // self.cache.block_size  # a parent that was preempted knows keys of its answer, too
         salt = None if self.share_between_clients else request.client
         self._arrivals += 1

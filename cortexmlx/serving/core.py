@@ -4,6 +4,7 @@ commit.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
@@ -94,6 +95,7 @@ class EngineCore:
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
+            identity=hashlib.blake2b(self.loaded.identity.encode(), digest_size=16).hexdigest(),
         )
         self.measured = Measurements()
         self._answers: dict[JobId, Answer] = {}

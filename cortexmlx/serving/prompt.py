@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
 from cortexmlx.request import Message, plain_message
+
+
+class Reader(Protocol):
+    """What turns messages into tokens: see `SharedTokenizer`."""
+
+    @property
+    def eos_token_ids(self) -> Collection[int]:
+        """The tokens that end an answer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
+        """Messages through the chat template."""
+
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template)."""
@@ -40,9 +55,14 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
         return [int(item) for item in items]
     if not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest(_PROMPT_KINDS)
+    rendered = render(tokenizer, items)
+    return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
+
+
+def render(tokenizer: Reader, messages: Sequence[Message]) -> str | list[int]:
+    """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot."""
     try:
-        rendered = tokenizer.render([plain_message(item) for item in items])
-        return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
+        return tokenizer.render([plain_message(message) for message in messages])
     except CortexError:
         raise
     except Exception as error:

@@ -28,6 +28,7 @@ ORDER = (
     "attention",
     "execution",
     "serving",
+    "sessions",
     "engine",
     "bench",
     "cli",

@@ -34,6 +34,11 @@ class SharedTokenizer:
         bos: str | None = self._tokenizer.bos_token
         return bos
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return frozenset(self._tokenizer.eos_token_ids)
+
     @cached_property
     def least_tokens(self) -> LeastTokens:
         """How many tokens a text has at least. The first use takes some 100 ms for a large vocabulary."""

@@ -1,0 +1,279 @@
+"""Conversation: what was said with a model, and the next turn, which computes only what is new."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.serving.prompt import Reader, render
+from cortexmlx.serving.streams import Listener
+from cortexmlx.sessions.reply import AsyncReply, Reply
+from cortexmlx.sessions.saved import Saved, SavedModel, listed
+from cortexmlx.sessions.transcript import Transcript
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.stats import ModelInfo
+
+log = logging.getLogger("cortexmlx")
+
+Question = str | Message | Sequence[Message]
+"""What is said to the model: a user's text, or messages, such as the outputs of tools."""
+
+THINK = ("<think>\n", "<think>")
+"""How a chat template opens thoughts at the end of a prompt. The answer goes on behind it, so it belongs there."""
+
+
+class Host(Protocol):
+    """What a conversation needs of an engine."""
+
+    info: ModelInfo
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens that a prompt and its answer may have."""
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        *,
+        listener: Listener | None = None,
+        client: str | None = None,
+    ) -> RequestHandle:
+        """See `Engine.submit`."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A turn that has begun: the messages to be answered, and what the model reads."""
+
+    messages: tuple[Message, ...]
+    transcript: Transcript
+    prompt: list[int]
+    thinking: str
+
+
+class Conversation:
+    """A conversation with the model of an engine, made by `Engine.conversation`.
+
+    `system` and `params`, the sampling parameters, may be changed between turns, and hold for those to come. Each turn
+    renders all messages through the model's chat template, and its tokens begin with those computed before as far as
+    the texts agree: the model's own tokens, not those of its text. So the prefix cache has them, after an `undo`, a
+    `regenerate`, an `edit` (up to it), in a `fork`, and in another process with what a disk kept.
+
+    One thread at a time, one turn at a time; for more there is `fork`. A turn that fails, or is cancelled before its
+    first word, leaves no trace. `notes` say what was remarkable about the file that was loaded.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        reader: Reader,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        params: SamplingParams | None = None,
+        client: str | None = None,
+    ) -> None:
+        self.system = system
+        self.params = params or SamplingParams()
+        self.notes: tuple[str, ...] = ()
+        self._host = host
+        self._reader = reader
+        self._client = client
+        self._messages = listed(messages)
+        self._transcript = Transcript()
+        self._open: ref[Reply | AsyncReply] | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What was said so far, without the system prompt."""
+        return tuple(dict(message) for message in self._messages)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all that was said, as the next turn sends them; 0 if nothing was."""
+        said = self._said(self._messages)
+        return len(self._begin(self._messages).prompt) if said else 0
+
+    @property
+    def context_left(self) -> int:
+        """Tokens that are left for what comes: in the model's context, and in one request of this engine."""
+        return max(0, min(self._host.longest_request, self._host.info.context_length) - self.tokens)
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    def ask(self, question: Question, params: SamplingParams | None = None) -> Completion:
+        """The whole answer. `params` hold for this turn alone. An interrupt cancels it. Raises what `submit` raises."""
+        return self.stream(question, params).result()
+
+    def stream(self, question: Question | None = None, params: SamplingParams | None = None) -> Reply:
+        """The answer as it comes. Without a question the last one is answered again: its answer gives way when the new
+        one is there. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
+        """
+        turn, params = self._begin(self._asked(question)), params or self.params
+        handle = self._host.submit(turn.prompt, params, client=self._client)
+        reply = Reply(handle, len(turn.prompt), turn.thinking, partial(self._end, turn, params))
+        self._open = ref(reply)
+        return reply
+
+    def astream(self, question: Question | None = None, params: SamplingParams | None = None) -> AsyncReply:
+        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
+        turn, params = self._begin(self._asked(question)), params or self.params
+
+        def submit(listener: Listener) -> RequestHandle:
+            return self._host.submit(turn.prompt, params, listener=listener, client=self._client)
+
+        reply = AsyncReply(submit, len(turn.prompt), turn.thinking, partial(self._end, turn, params))
+        self._open = ref(reply)
+        return reply
+
+    async def aask(self, question: Question, params: SamplingParams | None = None) -> Completion:
+        """`ask` for asyncio."""
+        return await self.astream(question, params).result()
+
+    def regenerate(self, params: SamplingParams | None = None) -> Completion:
+        """Answer the last question again. Raises InvalidRequest if there is none."""
+        return self.stream(None, params).result()
+
+    # -- what was said ------------------------------------------------------------------------------------------------
+
+    def undo(self) -> tuple[Message, ...]:
+        """Take the last turn back: an answer and what it answered, or what nobody answered yet. Returns the latter; it
+        is empty if nothing was said.
+        """
+        self._check_quiet()
+        question = _without_answer(self._messages)
+        begin = next((i + 1 for i in range(len(question) - 1, -1, -1) if question[i]["role"] == "assistant"), 0)
+        self._messages = self._messages[:begin]
+        return question[begin:]
+
+    def edit(self, index: int, text: str) -> None:
+        """Change the text of one of `messages`; those behind it stay. Raises InvalidRequest if there is none such."""
+        self._check_quiet()
+        count = len(self._messages)
+        if not -count <= index < count:
+            raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
+        changed = list(self._messages)
+        changed[index] = {**changed[index], "content": text}
+        self._messages = tuple(changed)
+
+    def clear(self) -> None:
+        """Forget all messages, but not the system prompt."""
+        self._check_quiet()
+        self._messages = ()
+
+    def fork(self) -> Conversation:
+        """Another conversation that begins with this one. What both share is computed and kept once."""
+        other = Conversation(
+            self._host,
+            self._reader,
+            system=self.system,
+            messages=self._messages,
+            params=self.params,
+            client=self._client,
+        )
+        other._transcript = self._transcript
+        return other
+
+    # -- in a file ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything to one JSON file, in one go, readable for this user only; logits processors, which are
+        functions, are left out. Raises ConversationFileError.
+        """
+        info = self._host.info
+        model = SavedModel(info.name, info.path, info.identity)
+        Saved(model, self.system, self._messages, self.params, self._transcript).write(Path(path))
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
+        are the same and everything is computed anew; `notes` and the log say so. Raises ConversationFileError; then
+        nothing has changed.
+        """
+        self._check_quiet()
+        saved, info = Saved.read(Path(path)), self._host.info
+        same = saved.model.identity == info.identity
+        top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
+        self.system, self._messages, self.params = saved.system, saved.messages, saved.params
+        self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
+        self.notes = () if same else (_other_model(Path(path), saved.model, info),)
+        for note in self.notes:
+            log.warning(note)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_quiet(self) -> None:
+        reply = None if self._open is None else self._open()
+        if reply is not None and not reply.ended:
+            raise InvalidRequest(
+                "the conversation is being answered: read the answer to its end, or close it; a fork can be asked "
+                "something else meanwhile"
+            )
+
+    def _asked(self, question: Question | None) -> tuple[Message, ...]:
+        """All messages, with the question last."""
+        self._check_quiet()
+        if question is None:
+            messages = _without_answer(self._messages)
+        elif isinstance(question, str):
+            messages = (*self._messages, {"role": "user", "content": question})
+        else:
+            messages = (*self._messages, *listed([question] if isinstance(question, Mapping) else question))
+        if not messages:
+            raise InvalidRequest("nothing was asked yet, so there is nothing to answer")
+        return messages
+
+    def _said(self, messages: Sequence[Message]) -> list[Message]:
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *messages]
+
+    def _begin(self, messages: tuple[Message, ...]) -> _Turn:
+        """What the model reads to answer these messages."""
+        if not self._host.info.chat_template:
+            raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
+        rendered = render(self._reader, self._said(messages))
+        if not isinstance(rendered, str):
+            return _Turn(messages, Transcript(), rendered, self._opened_in(rendered))
+        read = self._transcript.read(rendered, self._encode)
+        return _Turn(messages, read, list(read.tokens), next((tag for tag in THINK if rendered.endswith(tag)), ""))
+
+    def _encode(self, text: str) -> list[int]:
+        return self._reader.encode(text, False)
+
+    def _opened_in(self, prompt: list[int]) -> str:
+        """The tag that a prompt of ids alone ends with."""
+        ids = ((tag, self._encode(tag)) for tag in THINK)
+        return next((tag for tag, tail in ids if tail and prompt[-len(tail) :] == tail), "")
+
+    def _end(self, turn: _Turn, params: SamplingParams, completion: Completion) -> None:
+        """Keep a turn that has ended. The token that ended it is the template's to write."""
+        tokens, text, reason = completion.token_ids, completion.text, completion.finish_reason
+        if reason is FinishReason.CANCELLED and not text:
+            return
+        stopped = reason is FinishReason.STOP
+        if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
+            tokens, stopped = tokens[:-1], False
+        self._messages = (*turn.messages, {"role": "assistant", "content": turn.thinking + text})
+        # What a stop string cut away is not said: the tokens of the rest are those of its text.
+        self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)
+
+
+def _without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """All up to the last question: without the answer to it, if it is there."""
+    return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+
+
+def _other_model(path: Path, saved: SavedModel, info: ModelInfo) -> str:
+    if saved.name == info.name:
+        return f"{path} was saved with other weights of {saved.name} ({saved.path}): its texts are computed anew"
+    return f"{path} was saved with {saved.name} and goes on with {info.name}: its texts are computed anew"

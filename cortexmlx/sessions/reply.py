@@ -1,0 +1,129 @@
+"""An answer of a conversation while it is written: events as they come, and the turn is kept when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.handle import RequestHandle
+
+Done = Callable[[Completion], None]
+"""Told of the completion, before its event is handed out."""
+
+
+class Reply(Iterator[TokenEvent]):
+    """The events of one answer; the last has the completion, and with it the conversation has the turn.
+
+    `cancel` ends the answer where it is, and what there is of it is kept. `close`, the end of a `with`, an error and
+    dropping it cancel the request and leave the conversation as it was. `prompt_tokens` is what the model reads;
+    `thinking` the tag that the chat template opened for its thoughts, if it did.
+    """
+
+    def __init__(self, handle: RequestHandle, prompt_tokens: int, thinking: str, done: Done) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.thinking = thinking
+        self.ended = False
+        self._handle = handle
+        self._events = TokenStream(handle)
+        self._done = done
+
+    def __next__(self) -> TokenEvent:
+        """The next event. Raises the request's error."""
+        try:
+            event = next(self._events)
+        except BaseException:
+            self.ended = True
+            raise
+        if event.completion is not None and not self.ended:
+            self.ended = True
+            self._done(event.completion)
+        return event
+
+    def cancel(self) -> None:
+        """End the answer where it is; go on reading to its completion. Safe from another thread."""
+        self._handle.cancel()
+
+    def result(self) -> Completion:
+        """The whole answer, once the events that are left have been read. Raises the request's error."""
+        with self:
+            for _ in self:
+                pass
+            return self._handle.result()
+
+    def close(self) -> None:
+        """Cancel the request and keep nothing, unless it has ended. Safe to call again."""
+        self.ended = True
+        self._events.close()
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncReply(AsyncIterator[TokenEvent]):
+    """`Reply` for asyncio, submitted with the first `anext`; `aclose` in the place of `close`."""
+
+    def __init__(
+        self, submit: Callable[[Listener], RequestHandle], prompt_tokens: int, thinking: str, done: Done
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.thinking = thinking
+        self.ended = False
+        self._handle: RequestHandle | None = None
+        self._submit = submit
+        self._events = AsyncTokenStream(self._begin)
+        self._done = done
+
+    def _begin(self, listener: Listener) -> RequestHandle:
+        self._handle = self._submit(listener)
+        return self._handle
+
+    def __aiter__(self) -> AsyncReply:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        """The next event. Raises the request's error."""
+        try:
+            event = await anext(self._events)
+        except BaseException:
+            self.ended = True
+            raise
+        if event.completion is not None and not self.ended:
+            self.ended = True
+            self._done(event.completion)
+        return event
+
+    def cancel(self) -> None:
+        """End the answer where it is; go on reading to its completion."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    async def result(self) -> Completion:
+        """The whole answer, once the events that are left have been read. Raises the request's error."""
+        async with self:
+            async for _ in self:
+                pass
+        assert self._handle is not None  # the request was submitted with the first event
+        return self._handle.result()
+
+    async def aclose(self) -> None:
+        """Cancel the request and keep nothing, unless it has ended. Safe to call again."""
+        self.ended = True
+        await self._events.aclose()
+
+    async def __aenter__(self) -> AsyncReply:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,182 @@
+"""A conversation in a file: one JSON object, written whole or not at all, for its user's eyes only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.request import Message, SamplingParams
+from cortexmlx.sessions.transcript import Transcript
+
+VERSION = 1
+"""Of the format. A file of a later one is refused."""
+
+LARGEST = 64 << 20
+"""Bytes of a file that is read: more than the longest context is in any language."""
+
+_FORMAT = "cortexmlx conversation"
+_NOT_SAVED = ("logits_processors",)
+"""Sampling parameters that no file can hold: functions."""
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """Which model a conversation was held with: its name, where it lay, and `ModelInfo.identity`."""
+
+    name: str
+    path: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the file of a conversation holds. `transcript` is None if the file does not vouch for it."""
+
+    model: SavedModel
+    system: str | None
+    messages: tuple[Message, ...]
+    params: SamplingParams
+    transcript: Transcript | None
+
+    def write(self, path: Path) -> None:
+        """Write it in the place of what is there, which stays if that fails. Raises ConversationFileError."""
+        sampling: dict[str, Any] = {
+            f.name: getattr(self.params, f.name) for f in fields(self.params) if f.name not in _NOT_SAVED
+        }
+        sampling["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
+        transcript = self.transcript or Transcript()
+        content = {
+            "format": _FORMAT,
+            "version": VERSION,
+            "model": vars(self.model),
+            "system": self.system,
+            "messages": list(self.messages),
+            "sampling": sampling,
+            "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
+        }
+        try:
+            content["digest"] = _digest(content)
+            text = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ": "))
+            _write(path.resolve(), text.encode("utf-8", "surrogatepass"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConversationFileError(f"the conversation cannot be written as JSON: {error}") from error
+        except OSError as error:
+            raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Saved:
+        """What `write` wrote. Raises ConversationFileError for everything else."""
+        content = _content(path)
+        digest = content.pop("digest", None)
+        if digest is not None and digest != _digest(content):
+            raise ConversationFileError(
+                f"{path} is damaged, or was changed since it was saved: its digest is not that of its content. Without "
+                "its `digest` line it is taken as it is, and its messages are tokenized anew."
+            )
+        try:
+            system, messages = content["system"], content["messages"]
+            if not (system is None or isinstance(system, str)) or not _are_messages(messages):
+                raise TypeError("its messages are none")
+            model = SavedModel(**{name: _text(content["model"][name]) for name in ("name", "path", "identity")})
+            params = _params(content["sampling"])
+            transcript = None if digest is None else _transcript(content["transcript"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _foreign(path, str(error)) from error
+        return cls(model, system, tuple(messages), params, transcript)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, if it is one of ours."""
+    try:
+        if not path.is_file():
+            raise ConversationFileError(f"{path} is {'no file' if path.exists() else 'not there'}")
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise ConversationFileError(
+                f"{path} has {size:,} bytes, and a saved conversation has {LARGEST:,} at most: it is something else"
+            )
+        content = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise ConversationFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _foreign(path, "it is empty" if not size else "it is no JSON, or torn") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise _foreign(path, f'no JSON object with "format": "{_FORMAT}"')
+    if content.get("version") != VERSION:
+        raise ConversationFileError(
+            f"{path} is a conversation in version {content.get('version')!r} of the format, and this program reads "
+            f"version {VERSION}: read it with the one that wrote it"
+        )
+    return content
+
+
+def _foreign(path: Path, why: str) -> ConversationFileError:
+    return ConversationFileError(f"{path} is not a saved conversation: {why}")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Beside its place first, and then in it in one go."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def _are_messages(messages: object) -> bool:
+    return isinstance(messages, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("its model is not named")
+    return value
+
+
+def _params(sampling: Mapping[str, Any]) -> SamplingParams:
+    biases = {int(token): bias for token, bias in sampling["logit_bias"].items()}
+    params = SamplingParams(**{**sampling, "logit_bias": biases})
+    try:
+        params.validate()
+    except InvalidRequest as error:
+        raise ValueError(f"its {error}") from error
+    return params
+
+
+def _transcript(saved: Mapping[str, Any]) -> Transcript:
+    """Its digest vouches for it, but not that it was right."""
+    text, tokens, cuts = saved["text"], saved["tokens"], tuple((int(c), int(t)) for c, t in saved["cuts"])
+    places = [(0, 0), *cuts, (len(text), len(tokens))]
+    rising = all(a <= b for pair in pairwise(places) for a, b in zip(*pair, strict=True))
+    if not (rising and cuts and cuts[0] == (0, 0) and all(isinstance(token, int) for token in tokens)):
+        raise ValueError("its transcript is none")
+    return Transcript(text, tuple(tokens), cuts)
+
+
+def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Copies of messages, so that nobody changes what was said. Raises InvalidRequest for what is none."""
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f'a message is a map with "role" and "content", not {message!r:.80}')
+    return tuple(dict(message) for message in messages)

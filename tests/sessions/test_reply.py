@@ -1,0 +1,96 @@
+"""An answer while it is written: kept when it is whole, once, and not when nobody reads it to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import PromptTooLong
+from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.sessions.reply import AsyncReply, Reply
+
+DONE = Completion("ab", (1, 2), FinishReason.STOP, Usage(3, 2), timings=None)  # type: ignore[arg-type]
+
+
+class Asked:
+    """A request whose events are pushed by hand, and what was kept of it."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[int] = []
+        self.kept: list[Completion] = []
+        self.handle = RequestHandle(RequestId(7), self.cancelled.append)
+
+    def finish(self) -> None:
+        self.handle.push(TokenEvent("a", 1))
+        self.handle.push(TokenEvent("b", 2, finish_reason=FinishReason.STOP, completion=DONE))
+
+
+def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
+    asked = Asked()
+    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    asked.finish()
+    assert next(reply).text == "a" and not asked.kept and not reply.ended
+    assert next(reply).completion is DONE and asked.kept == [DONE] and reply.ended
+    assert reply.result() is DONE and asked.kept == [DONE]
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop"])
+def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
+    asked = Asked()
+    reply: Any = Reply(asked.handle, 3, "", asked.kept.append)
+    asked.handle.push(TokenEvent("a", 1))
+    if how == "close":
+        reply.close()
+    elif how == "with":
+        with reply:
+            next(reply)
+    del reply
+    gc.collect()
+    assert asked.cancelled == [7] and not asked.kept
+
+
+def test_cancelling_keeps_what_there_is() -> None:
+    asked = Asked()
+    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    reply.cancel()
+    assert asked.cancelled == [7] and not reply.ended
+    asked.finish()
+    assert reply.result() is DONE and asked.kept == [DONE]
+
+
+def test_an_error_ends_it() -> None:
+    asked = Asked()
+    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    asked.handle.fail(PromptTooLong("too long"))
+    with pytest.raises(PromptTooLong):
+        reply.result()
+    assert reply.ended and not asked.kept
+
+
+def test_the_same_for_asyncio() -> None:
+    async def read(asked: Asked, closing: bool) -> None:
+        def submit(listener: Any) -> RequestHandle:
+            asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
+            asked.handle.push(TokenEvent("a", 1))
+            return asked.handle
+
+        reply = AsyncReply(submit, 3, "<think>", asked.kept.append)
+        reply.cancel()
+        assert not asked.cancelled, "there is no request yet"
+        assert (await anext(reply)).text == "a"
+        if closing:
+            await reply.aclose()
+            assert reply.ended
+            return
+        asked.finish()
+        assert await reply.result() is DONE
+
+    whole, closed = Asked(), Asked()
+    asyncio.run(read(whole, closing=False))
+    asyncio.run(read(closed, closing=True))
+    assert whole.kept == [DONE] and not whole.cancelled
+    assert not closed.kept and closed.cancelled == [7]

@@ -1,0 +1,137 @@
+"""A conversation in a file: whole, private, and recognised when it is something else."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.request import SamplingParams
+from cortexmlx.sessions import saved as files
+from cortexmlx.sessions.saved import Saved, SavedModel, listed
+from cortexmlx.sessions.transcript import Transcript
+
+MODEL = SavedModel("tiny", "/models/tiny", "f00")
+TALK = Saved(
+    MODEL,
+    "Be brief.",
+    ({"role": "user", "content": "né"}, {"role": "assistant", "content": "\ud800?"}),
+    SamplingParams(temperature=0.5, stop=["\n"], logit_bias={3: -1.5}, seed=7),
+    Transcript("né\ud800?", (1, 2, 3), ((0, 0), (2, 1), (4, 3))),
+)
+
+
+@settings(max_examples=25)
+@given(st.none() | st.text(max_size=9), st.lists(st.tuples(st.text(max_size=9), st.text(max_size=20)), max_size=3))
+def test_what_was_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, system: str | None, said: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "talk.json"
+    messages = tuple({"role": role, "content": text, "tool_calls": [{"n": 1}]} for role, text in said)
+    talk = replace(TALK, system=system, messages=messages)
+    talk.write(path)
+    assert Saved.read(path) == talk
+
+
+def test_a_file_is_for_its_user_alone_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "talk.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    path.chmod(0o644)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    TALK.write(link)
+    assert path.stat().st_mode & 0o777 == 0o600 and link.is_symlink()
+    assert Saved.read(path) == TALK and os.listdir(path.parent) == ["talk.json"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "talk.json"
+    TALK.write(path)
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(ConversationFileError, match=r"talk\.json cannot be written: No space left"):
+        replace(TALK, system="other").write(path)
+    assert Saved.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]
+    with pytest.raises(ConversationFileError, match="cannot be written as JSON: Object of type set"):
+        replace(TALK, messages=({"role": "user", "content": {1}},)).write(path)
+    with pytest.raises(ConversationFileError, match="cannot be written: File exists"):
+        TALK.write(path / "inside.json")
+
+
+def test_what_is_no_conversation_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "talk.json"
+    TALK.write(path)
+    whole = path.read_bytes()
+    content = json.loads(whole.decode("utf-8", "surrogatepass"))
+    monkeypatch.setattr(files, "LARGEST", 10_000)
+    for data, says in {
+        b"": "is not a saved conversation: it is empty",
+        b"\xff\xfe": "is not a saved conversation: it is no JSON, or torn",
+        whole[:-9]: "is not a saved conversation: it is no JSON, or torn",
+        b"[" * 9000: "is not a saved conversation: it is no JSON, or torn",
+        b'{"messages": []}': "is not a saved conversation: no JSON object with",
+        b"[1]": "is not a saved conversation: no JSON object with",
+        b" " * 10_001: "has 10,001 bytes, and a saved conversation has 10,000 at most",
+        json.dumps(content | {"version": 2}).encode(): "version 2 of the format, and this program reads version 1",
+        json.dumps(content | {"system": "Be long."}).encode(): "damaged, or was changed since it was saved",
+    }.items():
+        path.write_bytes(data)
+        with pytest.raises(ConversationFileError, match=says):
+            Saved.read(path)
+    for name, says in {"talk": "is not there", "": "is no file"}.items():
+        with pytest.raises(ConversationFileError, match=says):
+            Saved.read(tmp_path / name)
+
+
+def test_every_damage_of_a_byte_is_found(tmp_path: Path) -> None:
+    """Or harmless: white space, and a name that nobody reads."""
+    path = tmp_path / "talk.json"
+    TALK.write(path)
+    whole = bytearray(path.read_bytes())
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            read = Saved.read(path)
+        except ConversationFileError:
+            continue
+        assert read == TALK or read == replace(TALK, transcript=None)
+
+
+def test_who_edits_a_file_by_hand_takes_the_digest_out(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    TALK.write(path)
+    content = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+    del content["digest"]
+    for change, says in {
+        "system": None,
+        "messages": "its messages are none",
+        "sampling": "its temperature is -1",
+        "model": "its model is not named",
+    }.items():
+        wrong = {"system": "Be long.", "messages": [1], "sampling": {**content["sampling"], "temperature": -1}}
+        path.write_text(json.dumps({**content, change: wrong.get(change, {"name": 1})}))
+        if says is None:
+            assert Saved.read(path) == replace(TALK, system="Be long.", transcript=None)
+        else:
+            with pytest.raises(ConversationFileError, match=says):
+                Saved.read(path)
+
+
+def test_messages_are_copied_and_checked() -> None:
+    given = [{"role": "user", "content": "one"}]
+    kept = listed(given)
+    given[0]["content"] = "two"
+    assert kept == ({"role": "user", "content": "one"},)
+    for wrong in ("text", {"content": "x"}, {"role": 1}):
+        with pytest.raises(InvalidRequest, match="a message is a map"):
+            listed([wrong])  # type: ignore[list-item]
