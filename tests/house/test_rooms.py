@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +119,13 @@ def test_no_folder_is_crowded() -> None:
     folders = [p for p in (ROOT / "cortexmlx", *(ROOT / "cortexmlx").rglob("*")) if p.is_dir()]
     counts = {str(f.relative_to(ROOT)): len([p for p in f.glob("*.py") if p.name != "__init__.py"]) for f in folders}
     assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_every_folder_is_installed() -> None:
+    """The packages are listed by name: an editable install finds the others, too, but a wheel leaves them out."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in MODULES.items()}
+    assert packages - set(listed) == set()
 
 
 @pytest.mark.parametrize("folder", ["scheduling"])
