@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from cortexmlx import __version__
 from cortexmlx.cli.batch import batch
@@ -15,6 +15,7 @@ from cortexmlx.cli.chat import chat
 from cortexmlx.cli.doctor import doctor
 from cortexmlx.cli.exits import exit_codes
 from cortexmlx.cli.generate import generate
+from cortexmlx.cli.kept import LAST
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan import plan
 
@@ -27,6 +28,19 @@ Examples:
   cortexmlx batch smollm2 questions.jsonl -o answers.jsonl
   cortexmlx plan mlx-community/Qwen3-8B-4bit      what fits in this machine
 """
+
+
+class OptionalValue(TyperCommand):
+    """A command whose option `--resume` may stand alone, which typer has no words for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """With the last chat's name behind an option that stands alone."""
+        alone = ("--resume", None), ("--resume", "-")
+        for place in range(len(args) - 1, -1, -1):
+            behind = args[place + 1][:1] if place + 1 < len(args) else None
+            if (args[place], behind) in alone:
+                args = [*args[: place + 1], LAST, *args[place + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 class Commands(TyperGroup):
@@ -80,4 +94,4 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
 for name, command, summary in COMMANDS:
-    app.command(name, short_help=summary)(command)
+    app.command(name, short_help=summary, cls=OptionalValue)(command)

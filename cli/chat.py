@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,11 +18,13 @@ from cortexmlx import __version__
 from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.exits import leave_now
+from cortexmlx.cli.kept import Keeper, find
 from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.sessions.saved import Saved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,17 +32,16 @@ if TYPE_CHECKING:
     from cortexmlx.cli.chat_input import QuestionSource
     from cortexmlx.cli.chat_session import ChatSession, Question, ViewFactory
     from cortexmlx.engine import Engine
+    from cortexmlx.sessions.conversation import Conversation
 
 TWICE_SECONDS = 1.0
 
 
-@options.takes_sampling(
-    without=("stop", "presence_penalty", "frequency_penalty"),
-    max_tokens=2048,
-    temperature=0.5,
-    top_p=0.95,
-    repetition_penalty=1.1,
-)
+SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
+"""What keeps small models from repeating themselves."""
+
+
+@options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
 @options.takes_engine(max_rows=1)
 def chat(
     model: options.Model = None,
@@ -48,6 +50,16 @@ def chat(
     system: options.System = None,
     *,
     params: SamplingParams,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="[NAME]",
+            help="Go on with a chat that was kept: the last, or NAME or its beginning.",
+            show_default=False,
+        ),
+    ] = None,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Do not keep the chat.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
     config: EngineConfig,
 ) -> None:
@@ -56,23 +68,44 @@ def chat(
     With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
     the answer is its plain text. The default sampling keeps small models from repeating themselves; --temp 0
     --repetition-penalty 1 is greedy.
+
+    A chat in a terminal is kept after every turn, in a file of the state folder that only you can read. --resume goes
+    on with it: with its model, its system prompt and its settings, where the command line does not say otherwise.
     """
-    config = replace(config, model=options.model_name(model, model_option))
+    resumed = None if resume is None else find(resume)
+    named = options.model_name(model, model_option)
+    if resumed is not None and model is None and model_option is None:
+        named = Saved.read(resumed).model.name
+    config = replace(config, model=named)
     piped = not sys.stdin.isatty()
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])
     if piped and not first:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean(system, "--system")
+    keeper = None if no_save or (piped and resumed is None) else Keeper(resumed)
     with engines.open_engine(config) as engine, interrupts() as presses:
-        talk(engine, params, presses, system=system, first=first, once=piped, remember=not no_history)
+        conversation = begin(engine, params, system, resumed)
+        talk(engine, conversation, keeper, presses, first=first, once=piped, remember=not no_history)
+
+
+def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: Path | None) -> Conversation:
+    """A new conversation, or the one in a file, with what the command line says."""
+    conversation = engine.conversation(system=system, params=params)
+    if resumed is not None:
+        conversation.load(resumed)
+        usual = vars(SamplingParams(**SAMPLING))
+        asked = {name: value for name, value in vars(params).items() if value != usual[name]}
+        conversation.params = replace(conversation.params, **asked)
+        conversation.system = conversation.system if system is None else system
+    return conversation
 
 
 def talk(
     engine: Engine,
-    params: SamplingParams,
+    conversation: Conversation,
+    keeper: Keeper | None,
     presses: Interrupts,
     *,
-    system: str | None,
     first: str,
     once: bool,
     remember: bool,
@@ -80,17 +113,19 @@ def talk(
     """The chat itself: asks, answers, and ends. `once`: only the first question."""
     from cortexmlx.cli.chat_input import LineCleared
     from cortexmlx.cli.chat_session import ChatSession, Question
-    from cortexmlx.cli.conversation import Conversation
 
     screen, pretty = console.stdout(), console.is_terminal(sys.stdout)
     views = view_factory(engine, screen, pretty)
-    session = ChatSession(engine, views, params, Conversation(system), presses.calling)
+    session = ChatSession(engine, views, conversation, presses.calling, keeper)
     if once:
         if answer(session, Question(first), screen, pretty).finish_reason is FinishReason.CANCELLED:
             raise KeyboardInterrupt
         return
     if pretty:
         banner(engine, screen)
+        if conversation.messages and keeper is not None and keeper.path is not None:
+            said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far\n"
+            screen.print(said, style="dim", markup=False)
     source = question_source(pretty, remember)
     question = Question(first) if first else None
     while True:
@@ -157,10 +192,10 @@ def view_factory(engine: Engine, screen: Console, pretty: bool) -> ViewFactory:
     from cortexmlx.cli.chat_view import MarkdownView, RawView
 
     if not pretty:
-        return lambda prompt: RawView()
+        return lambda reply: RawView()
     context = engine.info.context_length
-    return lambda prompt: MarkdownView(
-        screen, prompt_tokens=len(prompt.tokens), context=context, thinking=bool(prompt.thinking)
+    return lambda reply: MarkdownView(
+        screen, prompt_tokens=reply.prompt_tokens, context=context, thinking=bool(reply.thinking)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from cortexmlx.cli.chat_session import ChatSession, Question
-from cortexmlx.cli.conversation import Conversation
+from cortexmlx.cli.kept import find
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import SamplingParams
@@ -70,7 +70,8 @@ def _help(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _clear(chat: ChatSession, argument: str, console: Console) -> None:
-    chat.conversation.turns.clear()
+    chat.conversation.clear()
+    chat.begin_anew()
     console.print("  the conversation is empty again", style="dim")
 
 
@@ -104,35 +105,49 @@ def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
 
 
 def _save(chat: ChatSession, argument: str, console: Console) -> None:
-    path = _path(argument, "/save")
+    if not argument:
+        kept = chat.keeper.path if chat.keeper is not None else None
+        raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
+    path = Path(argument).expanduser()
     chat.conversation.save(path)
-    console.print(f"  saved {len(chat.conversation.turns)} messages to {path}", style="dim", markup=False)
+    console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
 
 
 def _load(chat: ChatSession, argument: str, console: Console) -> None:
-    path = _path(argument, "/load")
-    chat.conversation = Conversation.load(path)
-    console.print(f"  loaded {len(chat.conversation.turns)} messages from {path}", style="dim", markup=False)
-
-
-def _path(argument: str, command: str) -> Path:
     if not argument:
-        raise InvalidRequest(f"{command} needs a file name")
-    return Path(argument).expanduser()
+        raise InvalidRequest("/load needs a file, or the name of a chat that was kept")
+    path = find(argument)
+    chat.conversation.load(path)
+    chat.begin_anew()
+    console.print(f"  loaded {len(chat.conversation.messages)} messages from {path}", style="dim", markup=False)
 
 
 def _undo(chat: ChatSession, argument: str, console: Console) -> None:
-    question = chat.conversation.undo()
-    said = "there is nothing to take back" if question is None else f"took back: {question.splitlines()[0]}"
+    taken = "\n".join(str(message["content"]) for message in chat.conversation.undo())
+    chat.keep()
+    said = f"took back: {(taken.splitlines() or [''])[0]}" if taken else "there is nothing to take back"
     console.print(f"  {said}", style="dim", markup=False)
 
 
 def _regen(chat: ChatSession, argument: str, console: Console) -> Question:
-    if not chat.conversation.turns:
-        raise InvalidRequest("there is no answer to write again")
+    question = _last_question(chat, "there is no answer to write again")
     if chat.params.temperature == 0:
         console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
-    return Question(chat.conversation.turns[-2]["content"], again=True)
+    return Question(question, again=True)
+
+
+def _edit(chat: ChatSession, argument: str, console: Console) -> Question:
+    question = _last_question(chat, "there is no question to change")
+    if not argument:
+        raise InvalidRequest(f"/edit needs the new text of the last question, which was: {question}")
+    return Question(argument, again=True)
+
+
+def _last_question(chat: ChatSession, without: str) -> str:
+    asked = [message["content"] for message in chat.conversation.messages if message["role"] == "user"]
+    if not asked:
+        raise InvalidRequest(without)
+    return str(asked[-1])
 
 
 def _stats(chat: ChatSession, argument: str, console: Console) -> None:
@@ -177,7 +192,7 @@ def _blocks(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
-    used, context = chat.prompt_tokens(), chat.engine.info.context_length
+    used, context = chat.conversation.tokens, chat.engine.info.context_length
     console.print(f"  {used:,} of {context:,} tokens of context ({used / context:.0%})", style="dim")
 
 
@@ -192,8 +207,9 @@ COMMANDS = (
     Command("/set", (), "/set [NAME VALUE]", "show or change sampling: /set temp 0.7", _set),
     Command("/regen", (), "/regen", "write the last answer again", _regen),
     Command("/undo", (), "/undo", "take the last turn back", _undo),
+    Command("/edit", (), "/edit TEXT", "ask the last question in other words", _edit),
     Command("/save", (), "/save FILE", "write the conversation to a file", _save),
-    Command("/load", (), "/load FILE", "go on with a saved conversation", _load),
+    Command("/load", (), "/load FILE|NAME", "go on with a saved conversation, or one that was kept", _load),
     Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
     Command("/stats", (), "/stats", "memory, steps and times of the engine", _stats),
     Command("/blocks", (), "/blocks", "the map of the KV blocks", _blocks),

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from cortexmlx.cli.kept import state_folder
+
 PROMPT = ">>> "
 CONTINUATION = "... "
 QUOTES = '"""'
@@ -111,9 +113,8 @@ def unquoted(text: str) -> str:
 
 
 def history_path() -> Path:
-    """Where the history lives, by the XDG convention."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "cortexmlx" / "chat_history"
+    """Where the history lives."""
+    return state_folder() / "chat_history"
 
 
 def private_file(path: Path) -> bool:

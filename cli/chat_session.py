@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chat_view import AnswerView
-from cortexmlx.cli.conversation import Conversation
+from cortexmlx.cli.kept import Keeper
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.request import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.handle import RequestHandle
-
-THINK = ("<think>\n", "<think>")
+    from cortexmlx.sessions.conversation import Conversation
+    from cortexmlx.sessions.reply import Reply
 
 
 class Stopped(CortexError):
@@ -25,21 +24,13 @@ class Stopped(CortexError):
 
 @dataclass(frozen=True)
 class Question:
-    """A message to be answered. `again`: it is the last one, whose answer gives way to the new one."""
+    """A message to be answered. `again`: in the place of the last one, whose turn gives way when there is an answer."""
 
     text: str
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A rendered prompt: its tokens, and the opening think tag that the template put at its end, if it did."""
-
-    tokens: list[int]
-    thinking: str
-
-
-ViewFactory = Callable[[Prompt], AnswerView]
+ViewFactory = Callable[["Reply"], AnswerView]
 
 
 @dataclass
@@ -47,14 +38,23 @@ class ChatSession:
     """The state of one chat.
 
     `show` opens a view for an answer. `stoppable(stop)` is a context in which the user may end the answer, by a call of
-    `stop`: an exception could come between a word and its place on the screen.
+    `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
     """
 
     engine: Engine
     show: ViewFactory
-    params: SamplingParams
-    conversation: Conversation = field(default_factory=Conversation)
+    conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
+    keeper: Keeper | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """How tokens are chosen."""
+        return self.conversation.params
+
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        self.conversation.params = params
 
     def ask(self, question: Question) -> Completion:
         """Answer one question and remember both, also when the answer was stopped.
@@ -62,46 +62,36 @@ class ChatSession:
         Raises CortexError if the turn failed, Stopped if it was stopped before the first word: then the conversation
         is what it was.
         """
-        before = self.conversation.turns[:-2] if question.again else self.conversation.turns
-        history = Conversation(self.conversation.system, before)
-        prompt = self._render(history.messages(question.text))
-        with self.show(prompt) as view:
-            handle = self.engine.submit(prompt.tokens, self.params)
-            with self.stoppable(handle.cancel):
-                completion = self._follow(handle, view)
-        if completion.finish_reason is FinishReason.CANCELLED and not completion.text:
-            raise Stopped("stopped before the first word")
-        history.add(question.text, prompt.thinking + completion.text)
-        self.conversation = history
-        return completion
-
-    def prompt_tokens(self) -> int:
-        """Tokens of the conversation so far, as the next turn will send them."""
-        messages = self.conversation.messages()
-        return len(self.engine.tokenize(messages)) if messages else 0
-
-    def _render(self, messages: list[Message]) -> Prompt:
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
-        tokens = self.engine.tokenize(messages)
-        return Prompt(tokens, next((tag for tag in THINK if self._ends_with(tokens, tag)), ""))
+        talk = self.conversation.fork() if question.again else self.conversation
+        if question.again:
+            talk.undo()
+        with talk.stream(question.text) as reply, self.show(reply) as view, self.stoppable(reply.cancel):
+            completion = self._follow(reply, view)
+        if completion.finish_reason is FinishReason.CANCELLED and not completion.text:
+            raise Stopped("stopped before the first word")
+        self.conversation = talk
+        self.keep()
+        return completion
 
-    def _ends_with(self, tokens: list[int], tag: str) -> bool:
-        """Whether `tokens` end in those of `tag`, which may begin with the model's own start token."""
-        tail = self.engine.tokenize(tag)
-        return any(part and tokens[-len(part) :] == part for part in (tail, tail[1:] if len(tail) > 1 else []))
+    def keep(self) -> None:
+        """Save the chat, if chats are kept."""
+        if self.keeper is not None:
+            self.keeper.keep(self.conversation)
+
+    def begin_anew(self) -> None:
+        """What is said from now on is another chat."""
+        if self.keeper is not None:
+            self.keeper.begin_anew()
 
     @staticmethod
-    def _follow(handle: RequestHandle, view: AnswerView) -> Completion:
+    def _follow(reply: Reply, view: AnswerView) -> Completion:
         shown = 0
-        try:
-            for event in handle:
-                view.feed(event.text)
-                shown += len(event.text)
-        except BaseException:
-            handle.cancel()
-            raise
-        completion = handle.result()
+        for event in reply:
+            view.feed(event.text)
+            shown += len(event.text)
+        completion = reply.result()
         view.feed(completion.text[shown:])
         return completion

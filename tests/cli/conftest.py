@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortexmlx.cli.chat_session import ChatSession
 from cortexmlx.cli.chat_view import RawView
-from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands keep between runs is not the user's here."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
 def session() -> ChatSession:
     """A chat with a fake engine, its answers printed as plain text."""
     engine: Any = FakeEngine(EngineConfig("fake"))
-    return ChatSession(engine, lambda prompt: RawView(), SamplingParams())
+    return ChatSession(engine, lambda reply: RawView(), engine.conversation())

@@ -18,7 +18,9 @@ from rich.console import Console
 
 from cortexmlx.cli.chat import banner
 from cortexmlx.cli.start import run
+from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.sessions.saved import Saved
 from support import cli_fakes
 from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
 
@@ -41,6 +43,40 @@ def test_a_failed_question_from_a_pipe_exits_1(
         monkeypatch.setattr(sys, "stdin", lines)
         assert run(["chat", "fake"]) == 1
     assert capsys.readouterr().err.startswith("error: prompt has 9120 tokens")
+
+
+def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    talk: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(name="other")).conversation(system="Be brief.")
+    talk.params = SamplingParams(top_k=7, temperature=0.5)
+    talk.ask("one")
+    path = tmp_path / "state" / "cortexmlx" / "chats" / "mine.json"
+    talk.save(path)
+
+    def ask(question: str, *arguments: str) -> tuple[str, SamplingParams]:
+        (tmp_path / "in").write_text(question)
+        with (tmp_path / "in").open() as lines:
+            monkeypatch.setattr(sys, "stdin", lines)
+            assert run(["chat", *arguments]) == 0
+        capsys.readouterr()
+        tokens, params = fakes.engine.seen[-1]
+        return "".join(map(chr, tokens)), params
+
+    asked, params = ask("two", "--resume", "--temp", "0.9")
+    assert asked == "<system>Be brief.\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.9, 7, 256), "the file's, but for what was said"
+    assert fakes.engine.options.model == "other", "no model was named"
+    asked, _ = ask("three", "fake", "--resume", "mine", "--no-save", "--system", "Be long.")
+    assert asked.startswith("<system>Be long.\n<user>one\n") and asked.endswith("<user>three\n<assistant>")
+    assert fakes.engine.options.model == "fake"
+    asked, _ = ask("four", "--resume=mine")
+    assert "<user>two\n" in asked and "three" not in asked, "--no-save kept nothing"
+
+
+def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--resume", "-m", "fake"]) == 1
+    assert capsys.readouterr().err == "error: no chat 'last' is kept: there are none yet\n"
 
 
 class Terminal:
@@ -109,6 +145,21 @@ def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
     terminal.wait_for("error: prompt has 9120 tokens")
     terminal.type("/exit\r")
     assert terminal.exit_code() == 0
+
+
+def test_a_chat_in_a_terminal_is_kept_and_resumed(tmp_path: Path) -> None:
+    for arguments, said in (((), None), (("--resume",), "-one: 2 messages so far")):
+        opened = Terminal("--no-history", *arguments)
+        if said is not None:
+            opened.wait_for(said)
+        opened.wait_for(">>>")
+        opened.type("one\r")
+        opened.wait_for("tok/s · TTFT")
+        opened.type("/exit\r")
+        assert opened.exit_code() == 0
+        opened.close()
+    kept = list((tmp_path / "state" / "cortexmlx" / "chats").iterdir())
+    assert len(kept) == 1 and len(Saved.read(kept[0]).messages) == 4
 
 
 def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_command, sparkline
 from cortexmlx.cli.chat_session import ChatSession, Question
-from cortexmlx.cli.conversation import Conversation
+from cortexmlx.cli.kept import Keeper
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.sessions.saved import Saved
 
 
 @pytest.fixture
@@ -38,9 +39,9 @@ def test_clear_undo_and_regen_change_what_the_model_sees(session: ChatSession, s
     session.ask(Question("two"))
     assert run_command("/regen", session, screen) == Question("two", again=True)
     run_command("/undo", session, screen)
-    assert [turn["content"] for turn in session.conversation.turns] == ["one", "You said: one"]
+    assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
     run_command("/reset", session, screen)
-    assert session.conversation.turns == []
+    assert session.conversation.messages == ()
     assert run_command("/undo", session, screen) is None
     with pytest.raises(InvalidRequest, match="no answer to write again"):
         run_command("/regen", session, screen)
@@ -81,9 +82,41 @@ def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen:
     session.ask(Question("né"))
     run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
     assert (tmp_path / "talk.json").stat().st_mode & 0o777 == 0o600
-    before, session.conversation = session.conversation, Conversation()
+    said = session.conversation.messages
+    run_command("/clear", session, screen)
+    run_command("/system none", session, screen)
     run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
-    assert session.conversation == before
+    assert (session.conversation.messages, session.conversation.system) == (said, "Be brief.")
+
+
+def test_the_last_question_is_asked_in_other_words(session: ChatSession, screen: Console) -> None:
+    with pytest.raises(InvalidRequest, match="there is no question to change"):
+        run_command("/edit x", session, screen)
+    session.ask(Question("one"))
+    with pytest.raises(InvalidRequest, match="the last question, which was: one"):
+        run_command("/edit", session, screen)
+    question = run_command("/edit uno", session, screen)
+    assert question == Question("uno", again=True)
+    session.ask(question)
+    assert [message["content"] for message in session.conversation.messages] == ["uno", "You said: uno"]
+
+
+def test_a_loaded_or_cleared_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    first = session.keeper.path
+    assert first is not None
+    with pytest.raises(InvalidRequest, match=f"/save needs a file name; the chat is kept in {re.escape(str(first))}"):
+        run_command("/save", session, screen)
+    run_command("/clear", session, screen)
+    session.ask(Question("two"))
+    run_command(f"/load {first.stem}", session, screen)
+    session.ask(Question("three"))
+    run_command("/undo", session, screen)
+    files = {path.stem[11:]: len(Saved.read(path).messages) for path in first.parent.iterdir()}
+    assert files == {"one": 2, "two": 2, "one-2": 2}
+    with pytest.raises(InvalidRequest, match="/load needs a file, or the name"):
+        run_command("/load", session, screen)
 
 
 def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:

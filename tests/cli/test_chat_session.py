@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.cli.chat_session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat_view import RawView
 from cortexmlx.errors import InvalidRequest, PromptTooLong
-from cortexmlx.request import FinishReason, SamplingParams
+from cortexmlx.request import FinishReason
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine, FakeInfo
 
@@ -29,7 +29,7 @@ def test_a_failed_turn_is_rolled_back(session: ChatSession) -> None:
     session.ask(Question("one"))
     with pytest.raises(PromptTooLong):
         session.ask(Question("!fail"))
-    assert [turn["content"] for turn in session.conversation.turns] == ["one", "You said: one"]
+    assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
     session.stoppable = lambda stop: nullcontext(stops.append(stop))  # type: ignore[func-returns-value]
     completion = session.ask(Question("!slow"))
     assert completion.finish_reason is FinishReason.CANCELLED
-    assert session.conversation.turns[-1]["content"] == completion.text
+    assert session.conversation.messages[-1]["content"] == completion.text
     assert completion.text.startswith("word0 word1 word2 word3") and len(completion.text) < 100
     assert capsys.readouterr().out == completion.text + "\n"
 
@@ -54,7 +54,7 @@ def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -
     session.engine.cancelled.add(1)  # type: ignore[attr-defined]
     with pytest.raises(Stopped):
         session.ask(Question("!slow"))
-    assert session.conversation.turns == []
+    assert session.conversation.messages == ()
 
 
 def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: ChatSession) -> None:
@@ -63,12 +63,12 @@ def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: Chat
     session.show = lambda prompt: prompts.append(prompt) or RawView()  # type: ignore[func-returns-value]
     session.ask(Question("!say hm</think>yes"))
     assert prompts[0].thinking == "<think>\n"
-    assert session.conversation.turns[-1]["content"] == "<think>\nhm</think>yes"
+    assert session.conversation.messages[-1]["content"] == "<think>\nhm</think>yes"
 
 
 def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
     engine = FakeEngine(EngineConfig("fake"), info=FakeInfo(chat_template=False))
-    session = ChatSession(engine, lambda prompt: RawView(), SamplingParams())  # type: ignore[arg-type]
+    session = ChatSession(engine, lambda reply: RawView(), engine.conversation())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no chat template: try `cortexmlx generate fake --raw"):
         session.ask(Question("hi"))
 
@@ -76,10 +76,10 @@ def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
 def test_writing_again_replaces_the_last_answer_unless_it_fails(session: ChatSession) -> None:
     session.ask(Question("one"))
     session.ask(Question("two"))
-    session.conversation.turns[-1]["content"] = "the old answer"
+    session.conversation.edit(-1, "the old answer")
     with pytest.raises(PromptTooLong):
         session.ask(Question("!fail", again=True))
-    assert session.conversation.turns[-1]["content"] == "the old answer"
+    assert session.conversation.messages[-1]["content"] == "the old answer"
     session.ask(Question("two", again=True))
     assert rendered(session) == "<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
-    assert [turn["content"] for turn in session.conversation.turns][2:] == ["two", "You said: two"]
+    assert [turn["content"] for turn in session.conversation.messages][2:] == ["two", "You said: two"]

@@ -47,7 +47,8 @@ def test_a_chat_begins_with_the_reason_and_goes_on_where_its_last_turn_ended(
         first_lines = screen.file.getvalue()  # type: ignore[attr-defined]
         assert "one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so" in first_lines
         assert "mlx-lm's own attention" in first_lines
-        session = ChatSession(engine, lambda prompt: RawView(), SamplingParams(max_tokens=12, temperature=0.0))
+        talk = engine.conversation(params=SamplingParams(max_tokens=12, temperature=0.0))
+        session = ChatSession(engine, lambda reply: RawView(), talk)
         first, second = session.ask(Question("one")), session.ask(Question("two"))
         assert first.usage.cached_tokens == 0
         assert second.usage.cached_tokens >= first.usage.prompt_tokens

@@ -25,6 +25,7 @@ from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings,
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import EngineStats, Latency, Moment
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
@@ -46,6 +47,22 @@ class FakeInfo:
     chat_template: bool = True
     notes: tuple[str, ...] = ()
     adapter: str | None = None
+    identity: str = "fa4e"
+
+
+@dataclass(frozen=True)
+class FakeReader:
+    """Code points for tokens."""
+
+    engine: FakeEngine
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(map(ord, text))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
+        return lines + "<assistant>" + self.engine.template_end
 
 
 @dataclass
@@ -76,8 +93,15 @@ class FakeEngine:
             return list(map(ord, prompt))
         if all(isinstance(item, int) for item in prompt):
             return [*prompt]  # type: ignore[list-item]
-        lines = "".join(f"<{m['role']}>{m['content']}\n" for m in prompt)  # type: ignore[index,call-overload]
-        return list(map(ord, lines + "<assistant>" + self.template_end))
+        return list(map(ord, FakeReader(self).render(prompt)))  # type: ignore[arg-type]
+
+    def conversation(self, **options: Any) -> Conversation:
+        host: Any = self
+        return Conversation(host, FakeReader(self), **options)
+
+    @property
+    def longest_request(self) -> int:
+        return self.info.context_length
 
     def stats(self) -> EngineStats:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
@@ -92,10 +116,17 @@ class FakeEngine:
         return EngineStats(**values)
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, on_event: Any = None, background: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        on_event: Any = None,
+        listener: Any = None,
+        client: str | None = None,
+        background: bool = False,
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
-        self._start([self._checked(prompt, params, on_event)], handles)
+        self._start([self._checked(prompt, params, on_event or listener)], handles)
         return handles[0]
 
     def as_completed(self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None) -> AsCompleted:
@@ -149,7 +180,7 @@ class FakeEngine:
         timings = Timings(
             queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
         )
-        done = Completion("".join(said), tuple(range(len(said))), reason, usage, timings)
+        done = Completion("".join(said), tuple(map(ord, "".join(said))), reason, usage, timings)
         done = replace(done, others=tuple(replace(done, index=index) for index in range(1, params.n)))
         self._left()
         handle.push(TokenEvent("", finish_reason=reason, completion=done))
