@@ -139,24 +139,26 @@ class Engine:
         listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
         background: bool = False,
+        cache: bool = True,
     ) -> RequestHandle:
         """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
         is called for every event, on a thread of its own, `listener` on the engine's, which waits for it; the last
         event has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
         beginnings of their prompts. Nobody watches the tokens of a `background` one come: others' prompts are computed
         in large pieces beside it, others go first for up to a minute, and of the background ones those with the longest
-        `max_tokens` begin first.
+        `max_tokens` begin first. `cache` False keeps the request out of the prefix cache: its whole prompt is computed,
+        and nothing of it is left for others.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(self._checked(prompt, params, listener, client, background))
+        handle = self._submit(self._checked(prompt, params, listener, client, background, cache))
         if on_event is not None:
             threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
         return handle
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
-        """The whole answer to one prompt. An interrupt cancels the request. Raises what `submit` raises."""
-        handle = self._submit(self._checked(prompt, params))
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> Completion:
+        """The whole answer to one prompt. An interrupt cancels the request. `cache` and errors as for `submit`."""
+        handle = self._submit(self._checked(prompt, params, cache=cache))
         with _cancelled_on_error([handle]):
             return handle.result()
 
@@ -199,15 +201,15 @@ class Engine:
             together=isinstance(prompts, Sequence),
         )
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> TokenStream:
         """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
-        cancels the request. Raises what `submit` raises.
+        cancels the request. `cache` and errors as for `submit`.
         """
-        return TokenStream(self._submit(self._checked(prompt, params)))
+        return TokenStream(self._submit(self._checked(prompt, params, cache=cache)))
 
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncTokenStream:
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> AsyncTokenStream:
         """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
-        return AsyncTokenStream(lambda listener: self._submit(self._checked(prompt, params, listener)))
+        return AsyncTokenStream(lambda listener: self._submit(self._checked(prompt, params, listener, cache=cache)))
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
@@ -287,6 +289,7 @@ class Engine:
         listener: Callable[[TokenEvent], None] | None = None,
         client: str | None = None,
         background: bool = False,
+        cache: bool = True,
     ) -> Submission:
         """A request that can run; raises what is wrong with it."""
         params = params or SamplingParams()
@@ -302,7 +305,7 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         seed = secrets.randbits(62) if params.seed is None else params.seed
-        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background)
+        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background, cache)
         return Submission(request, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:

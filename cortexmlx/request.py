@@ -226,8 +226,8 @@ RequestId = NewType("RequestId", int)
 @dataclass(frozen=True)
 class QueuedRequest:
     """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
-    the performance counter. `client` and `background` are those of `Engine.submit`. `scored` is the text whose tokens
-    are to have their log-probabilities: the prompt, or that and one token more.
+    the performance counter. `client`, `background` and `cache` are those of `Engine.submit`. `scored` is the text whose
+    tokens are to have their log-probabilities: the prompt, or that and one token more.
     """
 
     prompt: tuple[int, ...]
@@ -237,6 +237,7 @@ class QueuedRequest:
     client: str | None = None
     background: bool = False
     scored: tuple[int, ...] = ()
+    cache: bool = True
 
 
 @dataclass(frozen=True)

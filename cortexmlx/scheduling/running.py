@@ -44,13 +44,17 @@ class RunningSet:
         """The running jobs, those that come first before the others."""
         return sorted(self.jobs, key=lambda j: j.order)
 
-    def keys(self, tokens: Sequence[int], salt: str | None) -> list[Key]:
-        """What the full blocks of `tokens` are called in the prefix cache; none if prefixes are not shared."""
-        return self.cache.prefix.keys(tokens, salt) if self.share_prefixes else []
+    def keys(self, tokens: Sequence[int], salt: str | None, shared: bool = True) -> list[Key]:
+        """What the full blocks of `tokens` are called in the prefix cache; none if they are not shared."""
+        return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
+
+    def shares(self, job: Job) -> bool:
+        """Whether a job may begin with what others stored, and others with what it stores."""
+        return self.share_prefixes and job.request.cache
 
     def match(self, job: Job) -> Match | None:
-        """What of a job's tokens is cached and need not be computed; None if prefixes are not shared."""
-        if not self.share_prefixes:
+        """What of a job's tokens is cached and need not be computed; None if it is not to look."""
+        if not self.shares(job):
             return None
         return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
 
@@ -110,8 +114,8 @@ class RunningSet:
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
-        wanted = {job.prompt_length - 1} if self.share_prefixes or forked else set()
-        if self.cache.lower is not None:  # where a text begins in whole blocks, as those that are stored
+        wanted = {job.prompt_length - 1} if self.shares(job) or forked else set()
+        if self.cache.lower is not None and self.shares(job):  # where a text begins in whole blocks, as those stored
             wanted |= {(job.prompt_length - 1) // self.cache.block_size * self.cache.block_size}
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
@@ -163,7 +167,7 @@ class RunningSet:
     def store(self, job: Job, tokens: int) -> None:
         """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
         job.num_stored_tokens = tokens
-        if self.share_prefixes:
+        if self.shares(job):
             self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
         self.changes += 1
 
@@ -173,7 +177,7 @@ class RunningSet:
         """
         well = job.state is RequestState.FINISHED
         cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends
-        return self.share_prefixes and (well or cut_short)
+        return self.shares(job) and (well or cut_short)
 
     def release_row(self, job: Job) -> None:
         """Free a job's row, but not its blocks."""
@@ -182,9 +186,9 @@ class RunningSet:
 
     def release_blocks(self, job: Job) -> None:
         """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that."""
-        stored = min(job.num_stored_tokens, len(job.tokens)) if self.share_prefixes else 0
+        stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
-        if self.share_prefixes:
+        if self.shares(job):
             self.cache.release_blocks(job.id, job.tokens, stored, job.keys)
         else:
             self.cache.free(job.id)

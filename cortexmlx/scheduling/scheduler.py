@@ -114,7 +114,7 @@ class Scheduler:
             max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
-            keys=self._running.keys(prompt, salt) if fork_of is None else fork_of.keys[:full],
+            keys=self._running.keys(prompt, salt, request.cache) if fork_of is None else fork_of.keys[:full],
             fork_of=fork_of,
             salt=salt if fork_of is None else fork_of.salt,
         )
@@ -372,7 +372,7 @@ class Scheduler:
         self._running.release_row(job)
         self._admission.release_claim(job)
         self._running.release_blocks(job) if keep else self.cache.free(job.id)
-        job.keys = self._running.keys(job.tokens, job.salt)
+        job.keys = self._running.keys(job.tokens, job.salt, job.request.cache)
         job.state = RequestState.PREEMPTED
         job.generation += 1
         job.preemptions += 1

@@ -38,6 +38,7 @@ class Driver:
         max_tokens: int | None = 32,
         seed: int = 0,
         client: str | None = None,
+        cache: bool = True,
         **params: Any,
     ) -> RequestHandle:
         """Queue a request, as the engine would between two steps."""
@@ -45,7 +46,8 @@ class Driver:
         handle = RequestHandle(self._requests, self.core.cancel)
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
-        self.core.add(QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client), handle)
+        request = QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client, cache=cache)
+        self.core.add(request, handle)
         return handle
 
     def step(self, count: int = 1) -> None:
