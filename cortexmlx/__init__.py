@@ -22,6 +22,7 @@ from cortexmlx.errors import (
     ModelNotFound,
     ModelUnsupported,
     OutOfMemory,
+    PinRefused,
     PromptTooLong,
     ToolchainMissing,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.serving.handle import RequestHandle
     from cortexmlx.sessions.conversation import Conversation
+    from cortexmlx.sessions.pin import Pin
 
 __version__ = "0.1.0"
 
@@ -74,6 +76,8 @@ __all__ = [
     "ModelUnsupported",
     "Moment",
     "OutOfMemory",
+    "Pin",
+    "PinRefused",
     "PromptLogprobs",
     "PromptTooLong",
     "RequestHandle",
@@ -98,6 +102,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "KVHandle": "cortexmlx.kv.blocks.allocator",
         "RequestHandle": "cortexmlx.serving.handle",
         "Conversation": "cortexmlx.sessions.conversation",
+        "Pin": "cortexmlx.sessions.pin",
     }
 
     def __getattr__(name: str) -> object:

@@ -28,6 +28,7 @@ from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
+from cortexmlx.sessions.pin import Pin, beginning
 from cortexmlx.stats import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
@@ -228,6 +229,26 @@ class Engine:
         which computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
         """
         return Conversation(self, self._tokenizer, system=system, messages=messages, params=params, client=client)
+
+    def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
+        """Keep what prompts begin with: a text, tokens, or messages that others follow. It is computed now if it is not
+        cached, and its whole blocks go last when memory is needed: after all that is only cached, but before a running
+        request gives up anything and before one is refused. Pins of all clients have half of the KV memory at most.
+
+        Raises PinRefused with the numbers, InvalidRequest if less than a block is to be pinned, and what `submit`
+        raises.
+        """
+        tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
+        self._checked(tokens, params)
+        number, count = self._worker.ask(lambda core: core.pin(tokens, client))
+        pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
+        try:
+            self.submit(tokens[: count + 1], params, client=client).result()
+            self._worker.ask(lambda core: core.pins.settle(number))
+        except BaseException:
+            pin.unpin()
+            raise
+        return pin
 
     # -- looking and ending -------------------------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ class OutOfMemory(CortexError):
     """
 
 
+class PinRefused(KVCacheFull):
+    """Pins would have more than their share of the KV memory: unpin something, or raise it."""
+
+
 class KVBlockError(CortexError, ValueError):
     """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, bad count."""
 

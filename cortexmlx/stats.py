@@ -82,8 +82,8 @@ class EngineStats:
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
     the rows, hold the tokens of running requests. Its numbers have `kv_bits` bits, with a scale and a bias for every
     `kv_group_size` of them; None: the model's dtype. Beside it `state_bytes` are the states of recurrent layers, those
-    of running rows and `state_snapshots` of beginnings that can be used again. `kv_store` is the tier below, on disk,
-    if there is one.
+    of running rows and `state_snapshots` of beginnings that can be used again. `pins` hold `pinned_blocks` of those
+    used and cached. `kv_store` is the tier below, on disk, if there is one.
 
     `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
     place of kernels, and the whole reason for each, with every line of a compiler's message.
@@ -110,6 +110,8 @@ class EngineStats:
     kv_bytes_in_use: int
     state_bytes: int
     state_snapshots: int
+    pins: int
+    pinned_blocks: int
     steps: int
     prompt_tokens: int
     generated_tokens: int

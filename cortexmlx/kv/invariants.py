@@ -65,7 +65,7 @@ def check_invariants(
             assert table.first * block_size <= reach.oldest(sequence.length), f"sequence {seq} lacks what it sees"
             owners[table.blocks] += 1
         assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
-        free, waiting = pool.list_free(), [*pool.passed, *pool.unused]
+        free, waiting = pool.list_free(), [*pool.passed, *pool.unused, *pool.pinned]
         uses = pool.ref_counts.copy()
         uses[free] += 1
         uses[waiting] += 1
@@ -74,9 +74,11 @@ def check_invariants(
             f"group {group}: a block in use may be taken"
         )
         assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
-        assert all(pool.cached.get(b) is e for each in (pool.passed, pool.unused) for b, e in each.items()), (
-            f"group {group}: what is gone waits to go"
-        )
+        assert all(
+            pool.cached.get(b) is e for each in (pool.passed, pool.unused, pool.pinned) for b, e in each.items()
+        ), f"group {group}: what is gone waits to go"
+        last = {block for block in waiting if pool.cached[block].key in pool.pins}
+        assert last == set(pool.pinned), f"group {group}: what is pinned does not go last"
         held = {entry.blocks[group]: entry for entry in prefix.entries if entry.blocks[group] != GONE}
         assert len(held) == sum(entry.blocks[group] != GONE for entry in prefix.entries), "a block has two entries"
         assert pool.cached == held, f"group {group}: a cached block does not lead to its entry"

@@ -166,6 +166,10 @@ class PrefixCache:
         entry = self._entries.get(self._hash(parent.key, tokens))
         return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
 
+    def get(self, key: Key) -> Entry | None:
+        """The entry under a key, which may be another's with the same key."""
+        return self._entries.get(key)
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -9,19 +9,20 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from traceback import clear_frames
 from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.errors import CortexError, MemoryRefused, ModelCorrupt
+from cortexmlx.errors import CortexError, InvalidRequest, MemoryRefused, ModelCorrupt
 from cortexmlx.execution.disk import Disk, not_stored, open_disk
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
 from cortexmlx.execution.way import way_of
+from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.sizing import (
@@ -78,6 +79,7 @@ class EngineCore:
         memory = config.kv_bytes or default_kv_bytes(groups, load, context, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
         self._begin_empty(self._way.blocks(memory, load, context))
+        self.pins = Pins(self.cache)
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
         if self.disk is not None:
@@ -192,6 +194,17 @@ class EngineCore:
         self._requests[handle.id] = answers
         self.measured.prompt_tokens += len(request.prompt)
 
+    def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
+        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest where it has no use."""
+        if self._way.most_rows is not None:
+            name = self.loaded.name
+            raise InvalidRequest(
+                f"{name} runs on mlx-lm's own caches, which keep the last text alone: none can be pinned"
+            )
+        if not self.config.prefix_cache:
+            raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
+        return self.pins.add(tokens, None if self.scheduler.share_between_clients else client)
+
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has; nothing happens if it has ended."""
         answers = self._requests.get(request)
@@ -225,6 +238,7 @@ class EngineCore:
         """
         self._forget_requests()
         self._begin_empty(self.cache.max_blocks)
+        self.pins.move_to(self.cache)
         self.runner.forget()
 
     def relieve(self, critical: bool) -> None:

@@ -10,6 +10,7 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.execution.disk import Disk
 from cortexmlx.execution.way import Arena, Runner
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pins import Pins
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
@@ -29,6 +30,7 @@ class Reported(Protocol):
     backend: Backend
     measured: Measurements
     disk: Disk | None
+    pins: Pins
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -59,6 +61,8 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_bytes_in_use=core.kv_bytes_in_use,
         state_bytes=runner.state_bytes,
         state_snapshots=len(core.cache.states.snapshots or ()),
+        pins=len(core.pins),
+        pinned_blocks=core.pins.blocks,
         steps=scheduler.steps,
         prompt_tokens=measured.prompt_tokens,
         generated_tokens=measured.generated_tokens,

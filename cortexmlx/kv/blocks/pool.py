@@ -6,7 +6,7 @@ needs few of them, whatever the sequences' length.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.blocks.table import BlockTable, runs_of
-from cortexmlx.kv.prefix import GONE, Entry, Node, PrefixCache
+from cortexmlx.kv.prefix import GONE, Entry, Key, Node, PrefixCache
 from cortexmlx.kv.spec import Counts, LayerGroup, of_each
 
 
@@ -23,10 +23,11 @@ class BlockPool:
 
     A block without owners is free, or one of those `cached` in an entry of the prefix cache, which the allocator still
     counts as used. The latter wait to go, the next one first: in `passed` if they were behind a running sequence's
-    window when they lost their last owner, else in `unused`.
+    window when they lost their last owner, else in `unused`; in `pinned`, which go after all others, if their key is
+    among the `pins`.
     """
 
-    __slots__ = ("allocator", "cached", "passed", "ref_counts", "unused")
+    __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "unused")
 
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
@@ -34,16 +35,18 @@ class BlockPool:
         self.cached: dict[int, Entry] = {}
         self.passed: OrderedDict[int, Entry] = OrderedDict()
         self.unused: OrderedDict[int, Entry] = OrderedDict()
+        self.pinned: OrderedDict[int, Entry] = OrderedDict()
+        self.pins: Counter[Key] = Counter()
 
     @property
     def evictable(self) -> int:
         """Cached blocks without owners."""
-        return len(self.passed) + len(self.unused)
+        return len(self.passed) + len(self.unused) + len(self.pinned)
 
     @property
     def next_to_go(self) -> Entry | None:
         """The entry whose block here would be evicted first."""
-        return next(iter((self.passed or self.unused).values()), None)
+        return next(iter((self.passed or self.unused or self.pinned).values()), None)
 
     @property
     def owned(self) -> int:
@@ -58,13 +61,17 @@ class BlockPool:
 
     def hold(self, block: int) -> None:
         """A cached block must not be evicted."""
-        self.passed.pop(block, None)
-        self.unused.pop(block, None)
+        for waiting in (self.passed, self.unused, self.pinned):
+            waiting.pop(block, None)
 
     def let_go(self, block: int) -> None:
         """The opposite: it may be evicted, if nobody owns it, after those of which that was said before."""
         if not self.ref_counts[block]:
-            self.unused[block] = self.cached[block]
+            self._wait(block, self.unused)
+
+    def _wait(self, block: int, waiting: OrderedDict[int, Entry]) -> None:
+        entry = self.cached[block]
+        (self.pinned if entry.key in self.pins else waiting)[block] = entry
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
         """Bring a table to its first `need` places, or `want` if the last run that is needed holds the others, too: the
@@ -101,7 +108,7 @@ class BlockPool:
         waiting = self.passed if passed else self.unused
         for block in orphans if passed else reversed(orphans):
             if block in self.cached:
-                waiting[block] = self.cached[block]
+                self._wait(block, waiting)
         return len(free)
 
     def forget(self, block: int) -> None:
@@ -147,6 +154,7 @@ class BlockPool:
         self.cached = {moved[b]: entry for b, entry in self.cached.items()}
         self.passed = OrderedDict((moved[b], entry) for b, entry in self.passed.items())
         self.unused = OrderedDict((moved[b], entry) for b, entry in self.unused.items())
+        self.pinned = OrderedDict((moved[b], entry) for b, entry in self.pinned.items())
         return moved
 
 
@@ -181,8 +189,9 @@ class BlockPools:
 
     @property
     def unused_entries(self) -> int:
-        """Entries of the prefix cache whose blocks nobody uses, in the group that sees farthest."""
-        return self._pools[self._widest].evictable
+        """Entries of the prefix cache whose blocks nobody uses or pinned, in the group that sees farthest."""
+        pool = self._pools[self._widest]
+        return pool.evictable - len(pool.pinned)
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
@@ -247,6 +256,36 @@ class BlockPools:
 
     def _count(self) -> None:
         self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)
+
+    # -- what goes last -----------------------------------------------------------------------------------------------
+
+    def pin(self, group: int, keys: Sequence[Key]) -> None:
+        """The blocks of a group that have these keys, or will have them, go after all others."""
+        self._pools[group].pins.update(keys)
+        self._sort(group, keys)
+
+    def unpin(self, group: int, keys: Sequence[Key]) -> None:
+        """Take back as many calls of `pin`."""
+        pool = self._pools[group]
+        pool.pins -= Counter(keys)
+        self._sort(group, keys)
+
+    def _sort(self, group: int, keys: Sequence[Key]) -> None:
+        pool = self._pools[group]
+        for entry in map(self.prefix.get, reversed(keys)):
+            if entry is not None and entry.blocks[group] != GONE and not pool.ref_counts[entry.blocks[group]]:
+                pool.hold(entry.blocks[group])
+                pool.let_go(entry.blocks[group])
+
+    def pinned_keys(self, group: int) -> set[Key]:
+        """The keys of the blocks that go last in a group."""
+        return set(self._pools[group].pins)
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Blocks of all groups that are there and go last."""
+        pairs = ((group, self.prefix.get(key)) for group, pool in enumerate(self._pools) for key in pool.pins)
+        return sum(entry is not None and entry.blocks[group] != GONE for group, entry in pairs)
 
     # -- making room --------------------------------------------------------------------------------------------------
 

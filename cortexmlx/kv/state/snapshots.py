@@ -23,6 +23,7 @@ class Snapshots:
     def __init__(self, most: int) -> None:
         self.most = most
         self._homes: OrderedDict[int, tuple[Home, int]] = OrderedDict()
+        self._pinned: set[int] = set()
         self._count = 0
         self._saves: list[Save] = []
         self._begins: list[Save] = []
@@ -48,11 +49,19 @@ class Snapshots:
         if not self.most:
             return None
         while len(self._homes) >= self.most:
-            self._drop(next(iter(self._homes)))
+            self._drop(next((s for s in self._homes if s not in self._pinned), next(iter(self._homes))))
         self._count += 1
         home[place] = self._count
         self._homes[self._count] = (home, place)
         return self._count
+
+    def pin(self, snapshot: int) -> None:
+        """It goes after all others."""
+        self._pinned.add(snapshot)
+
+    def unpin(self, snapshot: int) -> None:
+        """The opposite."""
+        self._pinned.discard(snapshot)
 
     def use(self, snapshot: int) -> None:
         """A sequence begins here, or would have made it: it goes last."""
@@ -75,6 +84,7 @@ class Snapshots:
 
     def _drop(self, snapshot: int) -> None:
         home, place = self._homes.pop(snapshot)
+        self._pinned.discard(snapshot)
         del home[place]
         self._drops.append(snapshot)
 
