@@ -55,4 +55,9 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer = Tokenizer(BPE({symbol: i for i, symbol in enumerate([*alphabet, "<end>"])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path)
+    template = (
+        "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=template)
+    fast.save_pretrained(path)

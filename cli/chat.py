@@ -195,7 +195,7 @@ def view_factory(engine: Engine, screen: Console, pretty: bool) -> ViewFactory:
         return lambda reply: RawView()
     context = engine.info.context_length
     return lambda reply: MarkdownView(
-        screen, prompt_tokens=reply.prompt_tokens, context=context, thinking=bool(reply.thinking)
+        screen, prompt_tokens=len(reply.prompt), context=context, thinking=bool(reply.thinking)
     )
 
 

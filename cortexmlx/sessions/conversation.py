@@ -122,7 +122,7 @@ class Conversation:
         """
         turn, params = self._begin(self._asked(question)), params or self.params
         handle = self._host.submit(turn.prompt, params, client=self._client)
-        reply = Reply(handle, len(turn.prompt), turn.thinking, partial(self._end, turn, params))
+        reply = Reply(handle, turn.prompt, turn.thinking, partial(self._end, turn, params))
         self._open = ref(reply)
         return reply
 
@@ -133,7 +133,7 @@ class Conversation:
         def submit(listener: Listener) -> RequestHandle:
             return self._host.submit(turn.prompt, params, listener=listener, client=self._client)
 
-        reply = AsyncReply(submit, len(turn.prompt), turn.thinking, partial(self._end, turn, params))
+        reply = AsyncReply(submit, turn.prompt, turn.thinking, partial(self._end, turn, params))
         self._open = ref(reply)
         return reply
 

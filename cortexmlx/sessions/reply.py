@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,12 @@ class Reply(Iterator[TokenEvent]):
     """The events of one answer; the last has the completion, and with it the conversation has the turn.
 
     `cancel` ends the answer where it is, and what there is of it is kept. `close`, the end of a `with`, an error and
-    dropping it cancel the request and leave the conversation as it was. `prompt_tokens` is what the model reads;
-    `thinking` the tag that the chat template opened for its thoughts, if it did.
+    dropping it cancel the request and leave the conversation as it was. `prompt` are the tokens that the model reads;
+    `thinking` is the tag that the chat template opened for its thoughts, if it did.
     """
 
-    def __init__(self, handle: RequestHandle, prompt_tokens: int, thinking: str, done: Done) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, handle: RequestHandle, prompt: Sequence[int], thinking: str, done: Done) -> None:
+        self.prompt = prompt
         self.thinking = thinking
         self.ended = False
         self._handle = handle
@@ -73,9 +73,9 @@ class AsyncReply(AsyncIterator[TokenEvent]):
     """`Reply` for asyncio, submitted with the first `anext`; `aclose` in the place of `close`."""
 
     def __init__(
-        self, submit: Callable[[Listener], RequestHandle], prompt_tokens: int, thinking: str, done: Done
+        self, submit: Callable[[Listener], RequestHandle], prompt: Sequence[int], thinking: str, done: Done
     ) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt = prompt
         self.thinking = thinking
         self.ended = False
         self._handle: RequestHandle | None = None

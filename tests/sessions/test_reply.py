@@ -31,7 +31,7 @@ class Asked:
 
 def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    reply = Reply(asked.handle, [3], "", asked.kept.append)
     asked.finish()
     assert next(reply).text == "a" and not asked.kept and not reply.ended
     assert next(reply).completion is DONE and asked.kept == [DONE] and reply.ended
@@ -41,7 +41,7 @@ def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
 def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
     asked = Asked()
-    reply: Any = Reply(asked.handle, 3, "", asked.kept.append)
+    reply: Any = Reply(asked.handle, [3], "", asked.kept.append)
     asked.handle.push(TokenEvent("a", 1))
     if how == "close":
         reply.close()
@@ -55,7 +55,7 @@ def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
 
 def test_cancelling_keeps_what_there_is() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    reply = Reply(asked.handle, [3], "", asked.kept.append)
     reply.cancel()
     assert asked.cancelled == [7] and not reply.ended
     asked.finish()
@@ -64,7 +64,7 @@ def test_cancelling_keeps_what_there_is() -> None:
 
 def test_an_error_ends_it() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, 3, "", asked.kept.append)
+    reply = Reply(asked.handle, [3], "", asked.kept.append)
     asked.handle.fail(PromptTooLong("too long"))
     with pytest.raises(PromptTooLong):
         reply.result()
@@ -78,7 +78,7 @@ def test_the_same_for_asyncio() -> None:
             asked.handle.push(TokenEvent("a", 1))
             return asked.handle
 
-        reply = AsyncReply(submit, 3, "<think>", asked.kept.append)
+        reply = AsyncReply(submit, [3], "<think>", asked.kept.append)
         reply.cancel()
         assert not asked.cancelled, "there is no request yet"
         assert (await anext(reply)).text == "a"
