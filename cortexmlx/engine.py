@@ -59,7 +59,9 @@ class Engine:
     32; None: 64 where that divides every head), so that about twice or more fits. `block_size` tokens per block: 8, 16,
     32, 64 or 128. `max_rows` requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget`
     tokens of prompts are computed per step at most, and while others decode only as many as take `token_target` seconds
-    (None: no target). `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all
+    (None: no target). With `keep_last`, texts may be longer than the model's context and the KV cache: one that has
+    grown to `keep_first` (None: 4) + 2 x `keep_last` tokens goes on with the first `keep_first` and the newest
+    `keep_last` of them. `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all
     running requests of one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share
     their beginnings only with each other, for whoever shares can tell what others asked from `cached_tokens` and from
     the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
@@ -89,6 +91,8 @@ class Engine:
         max_request_tokens: int | None = None,
         client_tokens: int | None = None,
         token_target: float | None = EngineConfig.token_target,
+        keep_first: int | None = None,
+        keep_last: int | None = None,
         prefix_cache: bool = True,
         share_prefixes_between_clients: bool = False,
         pipeline: bool = True,
@@ -111,6 +115,8 @@ class Engine:
             max_request_tokens=max_request_tokens,
             client_tokens=client_tokens,
             token_target=token_target,
+            keep_first=keep_first,
+            keep_last=keep_last,
             prefix_cache=prefix_cache,
             share_prefixes_between_clients=share_prefixes_between_clients,
             pipeline=pipeline,
@@ -269,7 +275,7 @@ class Engine:
     def longest_request(self) -> int:
         """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory."""
         scheduler = self._worker.core.scheduler
-        return min(scheduler.longest, scheduler.cache.capacity_tokens + 1)
+        return min(scheduler.limits.longest, scheduler.cache.capacity_tokens + 1)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.
@@ -326,7 +332,7 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         seed = secrets.randbits(62) if params.seed is None else params.seed
-        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background, cache)
+        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background, cache=cache)
         return Submission(request, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:

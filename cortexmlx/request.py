@@ -76,11 +76,11 @@ class SamplingParams:
     `repetition_penalty` divides (or multiplies, when negative) the logits of the last `repetition_context` tokens of
     prompt and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated
     tokens, as the OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part
-    of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full. `seed`
-    makes the tokens repeatable whatever else is in the batch. `logprobs` n asks for the log-probability of each token
-    and of the n likeliest (0: only the chosen one), `prompt_logprobs` n the same of the prompt's tokens, each given
-    those before it; with it, `max_tokens` may be 0: nothing is generated. `n` answers are wanted, the likeliest of
-    `best_of` (None: any); a higher `priority` goes first.
+    of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full (with the
+    engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in the batch. `logprobs` n
+    asks for the log-probability of each token and of the n likeliest (0: only the chosen one), `prompt_logprobs` n the
+    same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0: nothing is generated. `n`
+    answers are wanted, the likeliest of `best_of` (None: any); a higher `priority` goes first.
 
     `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
     bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with
@@ -242,11 +242,14 @@ class QueuedRequest:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts. `cached_tokens` of the prompt came from the prefix cache and were not computed again."""
+    """Token counts. `cached_tokens` of the prompt came from the prefix cache and were not computed again.
+    `dropped_tokens` of prompt and answer the model did not see any more in the end (`keep_first`, `keep_last`).
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    dropped_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -290,6 +293,7 @@ class Completion:
 class TokenEvent:
     """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
 
+    `dropped` tokens before this one are out of the model's sight since the event before (`keep_first`, `keep_last`).
     The last event of an answer has `finish_reason` and no token; the last of all has `completion`. Who is called with
     events (`on_event`) is told of a request that failed or was closed by a last event with `error`; who reads them is
     raised that error.
@@ -302,6 +306,7 @@ class TokenEvent:
     completion: Completion | None = None
     index: int = 0
     error: CortexError | None = None
+    dropped: int = 0
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:

@@ -85,6 +85,9 @@ class EngineStats:
     of running rows and `state_snapshots` of beginnings that can be used again. `pins` hold `pinned_blocks` of those
     used and cached. `kv_store` is the tier below, on disk, if there is one.
 
+    With `keep_last`, rows go on without `dropped_tokens` of their texts so far, but for the `keep_first` first and at
+    least the `keep_last` newest; None: they keep all.
+
     `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
     place of kernels, and the whole reason for each, with every line of a compiler's message.
 
@@ -118,6 +121,9 @@ class EngineStats:
     requests_finished: int
     cached_tokens: int
     preemptions: int
+    keep_first: int | None
+    keep_last: int | None
+    dropped_tokens: int
     queued: Latency
     time_to_first_token: Latency
     inter_token: Latency

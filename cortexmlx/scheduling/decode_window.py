@@ -55,7 +55,7 @@ class DecodeWindow:
         """
         for job in self._running.in_order:
             if job.can_decode:
-                outputs = min(TAIL_COLUMNS, job.max_new_tokens - job.num_planned_outputs)
+                outputs = min(TAIL_COLUMNS, job.plannable)
                 make_room(job, job.num_computed_tokens + outputs)
         ready = [job for job in self._running.jobs if job.can_decode]
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)

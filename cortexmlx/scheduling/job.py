@@ -8,6 +8,7 @@ from typing import NewType
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.state.ops import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.scheduling.keep import KeepPolicy
 
 JobId = NewType("JobId", int)
 """Names a job, and its sequence of blocks in the cache."""
@@ -32,7 +33,8 @@ begins last would go on alone while the other rows are empty.
 class Job:
     """What the scheduler knows of a sequence: one answer of a request.
 
-    `tokens` is the prompt and every committed token. Of these and those on their way, `num_computed_tokens` have their
+    `tokens` is the prompt and every committed token, but for those that `keep` has let go: `dropped`, in their order,
+    `drops` times since the job was made. Of the rest and those on their way, `num_computed_tokens` have their
     keys and values planned, and `num_stored_tokens` of them in the arena. `num_planned_outputs` tokens of the answer
     are planned in all, of at most `max_new_tokens`. `keys` name the full blocks of `tokens` in the prefix cache, as far
     as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
@@ -53,6 +55,7 @@ class Job:
     number: int
     keys: list[Key]
     fork_of: Job | None = None
+    keep: KeepPolicy | None = None
     salt: str | None = None
     state: RequestState = RequestState.WAITING
     generation: int = 0
@@ -69,8 +72,10 @@ class Job:
     waited: bool = False
     refused_at: int = 0
     refusals: int = 0
+    drops: int = 0
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
+    dropped: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     order: tuple[float, int] = field(init=False)
     """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by what is
@@ -81,6 +86,7 @@ class Job:
         request, answer = self.request, self.max_new_tokens
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
+        self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
 
@@ -102,17 +108,45 @@ class Job:
     @property
     def output(self) -> list[int]:
         """The generated tokens so far."""
-        return self.tokens[self.prompt_length :]
+        if self.keep is None or not self.dropped:
+            return self.tokens[self.prompt_length :]
+        first = self.keep.first
+        return [*self.tokens[:first], *self.dropped, *self.tokens[first:]][self.prompt_length :]
 
     @property
     def generated(self) -> int:
         """How many tokens were generated and committed."""
-        return len(self.tokens) - self.prompt_length
+        return len(self.tokens) + len(self.dropped) - self.prompt_length
+
+    @property
+    def prompt_kept(self) -> int:
+        """How many tokens of the prompt it begins with."""
+        return self.prompt_length - (0 if self.keep is None else self.keep.surplus(self.prompt_length))
 
     @property
     def max_total_tokens(self) -> int:
-        """How many tokens it may have in the end, with its prompt."""
-        return self.prompt_length + self.max_new_tokens
+        """How many tokens it may have at once in the end, with its prompt."""
+        total = self.prompt_length + self.max_new_tokens
+        return total if self.keep is None else min(total, self.keep.most)
+
+    @property
+    def plannable(self) -> int:
+        """How many tokens more can be planned before its end, or before it must drop some."""
+        left = self.max_new_tokens - self.num_planned_outputs
+        return left if self.keep is None else min(left, self.keep.most - self.num_computed_tokens)
+
+    @property
+    def must_drop(self) -> bool:
+        """It cannot go on with all the tokens that it has."""
+        unfinished = self.state is RequestState.DECODING and self.num_planned_outputs < self.max_new_tokens
+        return unfinished and self.plannable <= 0
+
+    def drop(self) -> int:
+        """Let go of what a text of its length does not keep; returns how many tokens. It has no blocks now."""
+        gone = [] if self.keep is None else self.keep.cut(self.tokens)
+        self.dropped += gone
+        self.drops += bool(gone)
+        return len(gone)
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -147,7 +181,7 @@ class Job:
     @property
     def can_decode(self) -> bool:
         """It decodes, and not all of its tokens are planned."""
-        return self.state is RequestState.DECODING and self.num_planned_outputs < self.max_new_tokens
+        return self.state is RequestState.DECODING and self.plannable > 0
 
     @property
     def needs_history(self) -> bool:

@@ -52,6 +52,13 @@ class RunningSet:
         """Whether a job may begin with what others stored, and others with what it stores."""
         return self.share_prefixes and job.request.cache
 
+    def begin_keys(self, job: Job) -> list[Key]:
+        """`keys` of a new job's prompt: those of the job that it forks, as far as that has the prompt still."""
+        parent = job.fork_of
+        if parent is None or parent.drops:
+            return self.keys(job.tokens, job.salt, job.request.cache)
+        return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
+
     def match(self, job: Job) -> Match | None:
         """What of a job's tokens is cached and need not be computed; None if it is not to look."""
         if not self.shares(job):
@@ -105,7 +112,7 @@ class RunningSet:
         parent = job.fork_of
         if parent is None or not can_fork(job):
             return False
-        return self.cache.can_fork(parent.id, job.prompt_length - 1)
+        return self.cache.can_fork(parent.id, job.prompt_kept - 1)
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the
@@ -114,9 +121,9 @@ class RunningSet:
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
-        wanted = {job.prompt_length - 1} if self.shares(job) or forked else set()
+        wanted = {job.prompt_kept - 1} if self.shares(job) or forked else set()
         if self.cache.lower is not None and self.shares(job):  # where a text begins in whole blocks, as those stored
-            wanted |= {(job.prompt_length - 1) // self.cache.block_size * self.cache.block_size}
+            wanted |= {(job.prompt_kept - 1) // self.cache.block_size * self.cache.block_size}
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
@@ -131,7 +138,7 @@ class RunningSet:
         return tuple(cuts)
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
-        copies = self.cache.fork(parent.id, job.id, job.prompt_length - 1)
+        copies = self.cache.fork(parent.id, job.id, job.prompt_kept - 1)
         try:
             self.cache.reserve(job.id, len(job.tokens))
         except KVCacheFull:
@@ -201,5 +208,6 @@ def can_fork(job: Job) -> bool:
     return (
         parent is not None
         and parent.state is RequestState.DECODING
-        and parent.num_stored_tokens >= job.prompt_length - 1
+        and not parent.drops
+        and parent.num_stored_tokens >= job.prompt_kept - 1
     )

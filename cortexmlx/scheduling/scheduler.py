@@ -22,10 +22,11 @@ from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
+from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.restraint import LEAST_PIECE, Restraint
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import check_fits, fit_all
+from cortexmlx.scheduling.shortage import Limits, fit_all
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import ScheduledTokens
 from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
@@ -40,7 +41,8 @@ class Scheduler:
     `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
     its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
     have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see `Claims`.
-    `pipeline` False plans a step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
+    `keep` lets rows go on beyond the context without the tokens between (None: they keep all). `pipeline` False plans a
+    step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
     that ended without a new token, because the system refused memory for the cache.
     """
 
@@ -54,6 +56,7 @@ class Scheduler:
         max_request_tokens: int | None = None,
         client_tokens: int | None = None,
         token_target: float | None = None,
+        keep: KeepPolicy | None = None,
         pipeline: bool = True,
         headroom: int = 128,
         share_prefixes: bool = True,
@@ -64,13 +67,13 @@ class Scheduler:
         self.cache = cache
         self.max_rows = max_rows
         self.restraint = Restraint(max_rows, prefill_budget)
-        self.context_length = context_length
-        self.max_request_tokens = max_request_tokens
+        self.limits = Limits(context_length, max_request_tokens, keep)
         self.token_target = token_target
         self.pipeline = pipeline
         self.share_between_clients = share_between_clients
         self.costs = CostModel()
         self.preemptions = 0
+        self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
         self._running = RunningSet(cache, self.restraint, headroom, share_prefixes)
@@ -89,13 +92,7 @@ class Scheduler:
         """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered. The
         last token of one that is `only_scored` is not computed.
         """
-        count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
-        check_fits(prompt_tokens - only_scored, count, self.context_length, self.cache.capacity_tokens, self.longest)
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a prompt and its answer may have, if the cache holds them."""
-        return min(self.context_length, self.max_request_tokens or self.context_length)
+        self.limits.check(prompt_tokens, self.cache.capacity_tokens, at_least, only_scored)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
         """Queue a job for a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it
@@ -103,8 +100,7 @@ class Scheduler:
         """
         prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt))
-        room = min(self.longest, self.cache.capacity_tokens + 1) - len(prompt)
-        full = len(prompt) // self.cache.block_size  # a parent that was preempted knows keys of its answer, too
+        room = self.limits.room(len(prompt), self.cache.capacity_tokens)
         salt = None if self.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
@@ -114,10 +110,13 @@ class Scheduler:
             max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
-            keys=self._running.keys(prompt, salt, request.cache) if fork_of is None else fork_of.keys[:full],
+            keys=[],
             fork_of=fork_of,
+            keep=self.limits.keep,
             salt=salt if fork_of is None else fork_of.salt,
         )
+        job.keys = self._running.begin_keys(job)
+        self.dropped_tokens += len(job.dropped)
         self._jobs[job_id] = job
         self._admission.enqueue(job)
         return job
@@ -163,7 +162,7 @@ class Scheduler:
             self.cache.free(job.id)
         self._window.forget()
         for job in self._running.in_order:
-            self._preempt(job, keep=False)
+            self._preempt(job, trusted=False)
         self._draining = False
         self._builder.forget()
         self._running.take_loads()
@@ -273,6 +272,8 @@ class Scheduler:
         """
         if self._running.prefilling or self._window.wants_flush or self._admission.somebody_can_begin():
             return True
+        if any(job.must_drop for job in self._running.jobs):
+            return True
         return bool(self._window.awaiting_flush) and len(self._admission) > 0
 
     def _plan_drained(self) -> StepPlan | None:
@@ -281,6 +282,8 @@ class Scheduler:
         """
         flush = self._window.close()
         self.shrink()
+        for job in [job for job in self._running.in_order if job.must_drop]:
+            self._begin_again(job)
         copies = self._admission.admit()
         plan = None
         if self._running.prefilling:
@@ -365,20 +368,25 @@ class Scheduler:
         while job.running and not self._running.reserve(job, tokens):
             self._preempt(self._running.in_order[-1])
 
-    def _preempt(self, job: Job, keep: bool = True) -> None:
-        """Take a job's row and blocks. What it stored stays cached if it is to be kept, so that resuming is a prefix
+    def _preempt(self, job: Job, trusted: bool = True) -> None:
+        """Take a job's row and blocks. What it stored stays cached if it can be trusted, so that resuming is a prefix
         hit while memory allows.
         """
+        job.preemptions += 1
+        self.preemptions += 1
+        self._begin_again(job, trusted)
+
+    def _begin_again(self, job: Job, trusted: bool = True) -> None:
+        """A job gives up its row and waits for one, with the tokens that it keeps of those it has."""
         self._running.release_row(job)
         self._admission.release_claim(job)
-        self._running.release_blocks(job) if keep else self.cache.free(job.id)
+        self._running.release_blocks(job) if trusted else self.cache.free(job.id)
+        self.dropped_tokens += job.drop()
         job.keys = self._running.keys(job.tokens, job.salt, job.request.cache)
         job.state = RequestState.PREEMPTED
         job.generation += 1
-        job.preemptions += 1
         job.num_computed_tokens = job.num_stored_tokens = 0
         job.num_planned_outputs = job.generated
-        self.preemptions += 1
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------

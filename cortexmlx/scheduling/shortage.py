@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.steps.plan import StepPlan
 
+_ENDLESS = 2**31 - 1
+"""Tokens of a request that nothing else bounds: positions and counts are 32-bit integers."""
 
-def check_fits(tokens: int, count: str, context: int, capacity: int, longest: int) -> None:
-    """Raise PromptTooLong if a prompt of `tokens` tokens, in words `count`, leaves no room for a token of an answer: in
-    the model's `context`, or in the `longest` request; or if the cache, which holds `capacity`, has none for itself.
+
+@dataclass(frozen=True)
+class Limits:
+    """How long prompts and answers may be: within the model's `context`, and `max_request_tokens` together (None: as
+    many as that allows). What `keep` lets go (None: nothing) needs no place in the context.
     """
-    if tokens + 1 > context:
-        raise PromptTooLong(f"the prompt has {count} tokens and the model's context is {context}: shorten the prompt")
-    if tokens > capacity:
-        raise PromptTooLong(
-            f"the prompt has {count} tokens and the KV cache holds {capacity}: "
-            "raise the KV memory (--kv-memory) or shorten the prompt"
-        )
-    if tokens + 1 > longest:
-        raise PromptTooLong(
-            f"the prompt has {count} tokens and a request may have {longest} with its answer: "
-            "shorten the prompt or raise max_request_tokens"
-        )
+
+    context: int
+    max_request_tokens: int | None = None
+    keep: KeepPolicy | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a prompt and its answer may have."""
+        return min(self.context if self.keep is None else _ENDLESS, self.max_request_tokens or _ENDLESS)
+
+    def check(self, tokens: int, capacity: int, at_least: bool = False, only_scored: bool = False) -> None:
+        """Raise PromptTooLong if a prompt of (`at_least`) so many tokens leaves no room for a token of an answer: in
+        the model's context, or in the longest request; or if the cache, which holds `capacity`, has none for it. The
+        last token of one that is `only_scored` is not computed.
+        """
+        count = f"at least {tokens}" if at_least else str(tokens)
+        tokens -= only_scored
+        if self.keep is None and tokens + 1 > self.context:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens and the model's context is {self.context}: shorten the prompt"
+            )
+        if (tokens if self.keep is None else min(tokens, self.keep.most)) > capacity:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens and the KV cache holds {capacity}: "
+                "raise the KV memory (--kv-memory) or shorten the prompt"
+            )
+        if tokens + 1 > self.longest:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens and a request may have {self.longest} with its answer: "
+                "shorten the prompt or raise max_request_tokens"
+            )
+
+    def room(self, prompt: int, capacity: int) -> int:
+        """Tokens that the answer to a prompt of so many may have; the last needs no place in a cache of `capacity`."""
+        most = self.longest - prompt
+        return most if self.keep is not None and self.keep.most <= capacity else min(most, capacity + 1 - prompt)
 
 
 def fit(job: Job, capacity: int) -> None:
     """Let a job's answer end where a cache of `capacity` tokens is full; its last token needs no place there."""
-    job.max_new_tokens = max(job.generated, min(job.max_new_tokens, capacity + 1 - job.prompt_length))
+    if job.keep is not None and job.keep.most <= capacity:
+        return
+    most = capacity + 1 - job.prompt_length + len(job.dropped)
+    job.max_new_tokens = max(job.generated, min(job.max_new_tokens, most))
 
 
 def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:

@@ -105,6 +105,7 @@ class Answer:
         self.started: float | None = None
         self.first: float | None = None
         self.last: float | None = None
+        self._dropped = 0
         self._answers = answers
         self._text = text
         self._logprobs: list[TokenLogprob] = []
@@ -146,7 +147,8 @@ class Answer:
             self._logprobs.append(logprob)
         piece = "" if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
         shown = logprob if self.request.params.logprobs is not None else None
-        self._answers.tell(TokenEvent(piece, new.token, shown, index=self.index))
+        dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
+        self._answers.tell(TokenEvent(piece, new.token, shown, index=self.index, dropped=dropped))
         return self.last
 
     def finish(self, reason: FinishReason) -> None:
@@ -157,7 +159,12 @@ class Answer:
             text=self._text.text,
             token_ids=() if params.only_scores else tuple(self.job.output),
             finish_reason=reason,
-            usage=Usage(len(self.request.prompt), 0 if params.only_scores else self.job.generated, self.job.cached),
+            usage=Usage(
+                self.job.prompt_length,
+                0 if params.only_scores else self.job.generated,
+                self.job.cached,
+                len(self.job.dropped),
+            ),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             index=self.index,
@@ -167,7 +174,7 @@ class Answer:
 
     def _timings(self) -> Timings:
         now = time.perf_counter()
-        submitted, computed = self.request.submitted, self.job.prompt_length - self.job.cached
+        submitted, computed = self.request.submitted, self.job.prompt_kept - self.job.cached
         started, first = self.started or now, self.first or now
         prefilling, decoding = first - started, (self.last or now) - first
         return Timings(

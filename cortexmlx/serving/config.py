@@ -10,6 +10,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.quantized import GROUP_SIZES, KV_BITS
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+from cortexmlx.scheduling.keep import DEFAULT_FIRST, KeepPolicy
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class EngineConfig:
     max_request_tokens: int | None = None
     client_tokens: int | None = None
     token_target: float | None = 0.25
+    keep_first: int | None = None
+    keep_last: int | None = None
     prefix_cache: bool = True
     share_prefixes_between_clients: bool = False
     pipeline: bool = True
@@ -48,6 +51,10 @@ class EngineConfig:
         self._require("kv_bits", self.kv_bits in (None, *KV_BITS), f"one of {KV_BITS} or None")
         group = f"one of {GROUP_SIZES}, with kv_bits, or None"
         self._require("kv_group_size", self.kv_group_size in ((None, *GROUP_SIZES) if self.kv_bits else (None,)), group)
+        self._require("keep_first", self.keep_first is None or self.keep_first >= 0, "at least 0 tokens or None")
+        self._require("keep_last", self.keep_last is None or self.keep_last >= 1, "at least 1 token or None")
+        if self.keep_last is None:
+            self._require("keep_first", self.keep_first is None, "None without keep_last (--keep-last)")
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
         parse_size(self.kv_store_bytes)
@@ -61,6 +68,13 @@ class EngineConfig:
     def store_bytes(self) -> int:
         """`kv_store_bytes` in bytes."""
         return parse_size(self.kv_store_bytes)
+
+    @property
+    def keep(self) -> KeepPolicy | None:
+        """Which tokens a row keeps; None: all."""
+        if self.keep_last is None:
+            return None
+        return KeepPolicy(DEFAULT_FIRST if self.keep_first is None else self.keep_first, self.keep_last)
 
     def _require(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:

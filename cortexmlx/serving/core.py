@@ -74,12 +74,15 @@ class EngineCore:
         vocab_size = _checked_vocab_size(self.loaded)
         self.config = config
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
-        reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
         context = self.loaded.context_length
-        memory = config.kv_bytes or default_kv_bytes(groups, load, context, working_set_bytes(), reserved)
+        longest = context if config.keep is None else min(context, config.keep.most)
+        reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
+        memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
-        self._begin_empty(self._way.blocks(memory, load, context))
+        self._begin_empty(self._way.blocks(memory, load, longest))
         self.pins = Pins(self.cache)
+        if config.keep is not None:
+            config.keep.check(context, self.cache.capacity_tokens)
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
         if self.disk is not None:
@@ -137,6 +140,7 @@ class EngineCore:
             max_request_tokens=config.max_request_tokens,
             client_tokens=config.client_tokens,
             token_target=config.token_target,
+            keep=config.keep,
             pipeline=config.pipeline and self._way.pipelined,
             share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
@@ -405,7 +409,7 @@ class EngineCore:
         if plan.groups is None:
             return None
         jobs = [self._answers[s.job].job for s in plan.logit_segments]
-        return [SamplingRow(j.params, j.seed, j.tokens[: j.prompt_length], j.output) for j in jobs]
+        return [SamplingRow(j.params, j.seed, j.request.prompt, j.output) for j in jobs]
 
     def _commit(self, result: StepResult) -> None:
         """Take the tokens of a step."""

@@ -41,7 +41,7 @@ def engine_stats(core: Reported) -> EngineStats:
     """Counters and gauges of a core, on the engine's thread."""
     measured, scheduler, runner = core.measured, core.scheduler, core.runner
     cache = core.cache.stats()
-    busy = measured.busy.seconds
+    busy, keep = measured.busy.seconds, core.config.keep
     return EngineStats(
         rows_running=scheduler.rows_running,
         rows_waiting=scheduler.rows_waiting,
@@ -69,6 +69,9 @@ def engine_stats(core: Reported) -> EngineStats:
         requests_finished=measured.requests_finished,
         cached_tokens=scheduler.cached_tokens,
         preemptions=scheduler.preemptions,
+        keep_first=None if keep is None else keep.first,
+        keep_last=None if keep is None else keep.last,
+        dropped_tokens=scheduler.dropped_tokens,
         queued=measured.queued.summary(),
         time_to_first_token=measured.first_token.summary(),
         inter_token=measured.inter_token.summary(),
@@ -91,6 +94,8 @@ def engine_stats(core: Reported) -> EngineStats:
 def _line(job: Job, cache: KVCache) -> str:
     """A job for people: its state, its tokens, its blocks."""
     where = f", blocks {cache.describe(job.id)}" if job.running else ""
-    counts = f"{job.prompt_length} + {job.generated} of at most {job.max_total_tokens} tokens, {job.cached} cached"
+    most = job.prompt_length + job.max_new_tokens
+    counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
+    counts += f", {len(job.dropped)} dropped" if job.dropped else ""
     again = f", preempted {job.preemptions} times" if job.preemptions else ""
     return f"{job.state.value}: {counts}{again}{where}"

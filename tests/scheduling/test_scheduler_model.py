@@ -20,10 +20,11 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import placement
 from support.requests import add
-from support.shadow import Shadow, Story
+from support.shadow import KeptStory, Shadow, Story
 
 VOCAB = 5
 CONTEXT = 150
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         between=st.booleans(),
         worth_waiting=st.sampled_from([1, 1, 5, 64]),
         snapshots=st.sampled_from([None, None, 0, 1, 3, 20]),
+        keep=st.sampled_from([None, None, (0, 1), (4, 3), (1, 9), (7, 5), (0, 30)]),
     )
     def begin(
         self,
@@ -84,8 +86,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         between: bool,
         worth_waiting: int,
         snapshots: int | None,
+        keep: tuple[int, int] | None,
     ) -> None:
         self.now = 0.0
+        self.keep = keep
         self.worth_waiting = worth_waiting
         self.client_tokens = client_tokens
         self.allowed = first + more
@@ -112,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             share_prefixes=share,
             token_target=token_target,
             client_tokens=client_tokens,
+            keep=None if keep is None else KeepPolicy(*keep),
             share_between_clients=between,
             worth_waiting=worth_waiting,
             clock=lambda: self.now,
@@ -144,7 +149,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             client=client,
             background=background,
         )
-        self.shadow.stories[job.id] = Story(job, VOCAB)
+        kept = {} if self.keep is None else dict(zip(("first", "last"), self.keep, strict=True))
+        self.shadow.stories[job.id] = KeptStory(job, VOCAB, **kept) if kept else Story(job, VOCAB)
         self.open.append(job)
         return job
 
@@ -181,8 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting: float,
     ) -> object:
         self.now += waiting
-        capacity = min(self.scheduler.cache.capacity_tokens, CONTEXT - 1)
-        prompt = [*THEMES[theme][:alike], *rest][:capacity] or [0]
+        prompt = [*THEMES[theme][:alike], *rest][: self.longest_prompt] or [0]
         params = SamplingParams(
             max_tokens=max_tokens, presence_penalty=0.5 if history else 0.0, priority=priority, n=answers
         )
@@ -194,8 +199,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(target=jobs, job=jobs, seed=st.integers(0, 1000))
     def another_answer(self, job: Job, seed: int) -> Job:
         """A fork of whatever has become of the first answer meanwhile."""
-        assume(job.prompt_length <= self.scheduler.cache.capacity_tokens)
-        prompt = job.tokens[: job.prompt_length]
+        assume(job.prompt_length <= self.longest_prompt)
+        prompt = list(job.request.prompt)
         return self.submit(prompt, job.params, seed, bool(job.stop_ids), job, job.client, job.request.background)
 
     @rule(
@@ -211,7 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], max_tokens: int, answers: int, seed: int, before: int, after: int
     ) -> object:
         """Answers that compute the same: the blocks of one are doubles of another's, and free when they end."""
-        prompt = prompt[: self.scheduler.cache.capacity_tokens]
+        prompt = prompt[: self.longest_prompt]
         params = SamplingParams(max_tokens=max_tokens, n=answers)
         first = self.submit(prompt, params, seed, False, None, None, False)
         others = [self.submit(prompt, params, seed, False, first, None, False) for _ in range(1, answers)]
@@ -219,6 +224,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.relieve(True)
         self.steps(after)
         return multiple(first, *others)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of a prompt that is not refused. One that keeps a part of its tokens may be longer than the cache."""
+        capacity = self.scheduler.cache.capacity_tokens
+        if self.keep is not None and self.keep[0] + 2 * self.keep[1] <= capacity:
+            return 1000
+        return min(capacity, CONTEXT - 1)
 
     @rule(job=jobs)
     def cancel(self, job: Job) -> None:
@@ -307,6 +320,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "shadow"):
             return
+        for job in self.open:
+            if job.max_new_tokens > 2 * CONTEXT:  # without end
+                self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
         try:
             self.shadow.finish(bound=1000)
         finally:

@@ -67,6 +67,51 @@ class Story:
         return answer[: stops[0] + 1] if stops else answer
 
 
+@dataclass
+class KeptStory(Story):
+    """The same of a request that keeps the `first` tokens and the `last` newest. It is one text after the other, each
+    begun with what is left of the one before: `tokens` and `numbers` are those of the text that the job has now.
+    """
+
+    first: int = 0
+    last: int = 1
+
+    def __post_init__(self) -> None:
+        self._texts: list[tuple[list[int], list[int]]] = []
+        self._told: list[int] = []
+        self._begin(list(self.job.request.prompt))
+
+    def _begin(self, text: list[int]) -> None:
+        self.tokens, self.numbers = [], []
+        self._texts.append((self.tokens, self.numbers))
+        for token in text:
+            self._add(token)
+
+    def _tell(self) -> None:
+        """One more token of the answer."""
+        while len(text := self._texts[-1][0]) > self.first + self.last + self.last:
+            self._begin(text[: self.first] + text[self.first + self.last :])
+        self.tokens, self.numbers = self._texts[-1]
+        super().up_to(len(self.tokens) + 1)
+        self._told.append(self.tokens[-1])
+
+    def up_to(self, length: int) -> None:
+        texts = len(self.job.dropped) // self.last + 1
+        while len(self._texts) < texts or len(self._texts[texts - 1][0]) < length:
+            assert len(self._texts) <= texts, f"job {self.job.id} goes on with what it should have dropped"
+            self._tell()
+        self.tokens, self.numbers = self._texts[texts - 1]
+
+    def answer(self) -> list[int]:
+        """The tokens of the answer as far as it goes, and one more."""
+        wanted = min(self.job.max_new_tokens, self.job.generated + 1)
+        while len(self._told) < wanted:
+            self._tell()
+        answer = self._told[:wanted]
+        stops = [i for i, t in enumerate(answer) if t in self.job.stop_ids]
+        return answer[: stops[0] + 1] if stops else answer
+
+
 class Shadow:
     """The arena and the tail as numbers, and what is in flight."""
 
@@ -262,7 +307,8 @@ class Shadow:
                 continue
             job = self.stories[segment.job].job
             after = segment.first + segment.count
-            assert place == after - job.prompt_length, "the token index must not depend on the schedule"
+            wanted = after + len(job.dropped) - job.prompt_length
+            assert place == wanted, "the token index must not depend on the schedule"
             if job.needs_history and plan.groups is not None:
                 assert place == job.generated, "the sampler begins without tokens that are in flight"
             results.append(self.stories[segment.job].token(after))

@@ -12,7 +12,7 @@ from cortexmlx.request import RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
-from support.shadow import Shadow, Story
+from support.shadow import KeptStory, Shadow, Story
 
 VOCAB = 11
 
@@ -37,7 +37,10 @@ class Stage:
         number = len(self.shadow.stories)
         params = SamplingParams(max_tokens=max_tokens)
         job = add(self.scheduler, number, prompt, params, number, fork_of=fork_of)
-        self.shadow.stories[job.id] = Story(job, VOCAB)
+        keep = job.keep
+        self.shadow.stories[job.id] = (
+            Story(job, VOCAB) if keep is None else KeptStory(job, VOCAB, first=keep.first, last=keep.last)
+        )
         return job
 
     def steps(self, count: int) -> None:

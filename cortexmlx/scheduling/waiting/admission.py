@@ -154,7 +154,7 @@ class Admission:
             self._release_reading(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
-            elif not job.preemptions:
+            elif not job.preemptions and not job.drops:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
             self._claims.claim(job)
@@ -251,4 +251,7 @@ class Admission:
 
 
 def _waits_for_parent(job: Job) -> bool:
-    return job.fork_of is not None and job.fork_of.finish_reason is None and not can_fork(job)
+    parent = job.fork_of
+    if parent is None or parent.drops or job.drops:  # it has other tokens than the prompt that both began with
+        return False
+    return parent.finish_reason is None and not can_fork(job)

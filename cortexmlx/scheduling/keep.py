@@ -1,0 +1,64 @@
+"""Selective KV: a row keeps the first tokens of its text and the newest, and goes on without those between. No mlx.
+
+What is left after a drop is a text like any other: it is computed anew from position 0, as if it had been the prompt.
+So positions are those within what is kept, as in StreamingLLM (Xiao et al., "Efficient Streaming Language Models with
+Attention Sinks", 2023, section 3.2), and never reach beyond the model's range; but no kept key or value has seen a
+token that is gone. (Turning the kept keys back in place, as llama.cpp's context shift does, would spare computing them,
+and make a token depend on all texts that its row ever had: nobody could compute it again after a preemption but by
+going that whole way, and no other row could share it.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cortexmlx.errors import InvalidRequest
+
+T = TypeVar("T")
+
+DEFAULT_FIRST = 4
+"""Tokens that most models give attention which is meant for nothing else: four are enough (Xiao et al.)."""
+
+
+@dataclass(frozen=True)
+class KeepPolicy:
+    """Keep the `first` tokens of a row and at least the `last` newest; once it has `most`, `last` of those between go.
+
+    How much is gone depends on a text's length alone, not on where its prompt ended, nor on memory or neighbours.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def most(self) -> int:
+        """Tokens that a row computes at most before it must drop some."""
+        return self.first + 2 * self.last
+
+    def surplus(self, tokens: int) -> int:
+        """How many tokens go from a text of so many: the oldest behind the `first`, `last` or a multiple of it."""
+        return max(0, -(-(tokens - self.most) // self.last)) * self.last
+
+    def cut(self, text: list[T]) -> list[T]:
+        """Take the surplus out of a text, and return it."""
+        gone = slice(self.first, self.first + self.surplus(len(text)))
+        taken = text[gone]
+        del text[gone]
+        return taken
+
+    def check(self, context: int, capacity: int) -> None:
+        """Raise InvalidRequest, with the numbers, if a row can have more than the model's `context` or a cache of
+        `capacity` tokens.
+        """
+        for holds, has, else_do in (
+            (context, "the model's context has", ""),
+            (capacity, "the KV cache holds", ", or raise the KV memory (--kv-memory)"),
+        ):
+            if self.most > holds:
+                fits = (holds - self.first) // 2
+                smaller = f"keep_last at most {fits}" if fits > 0 else "keep_first smaller"
+                raise InvalidRequest(
+                    f"keep_first is {self.first} and keep_last {self.last}: a row has {self.most} tokens (keep_first + "
+                    f"2 x keep_last) when it drops some, and {has} {holds}: make {smaller}{else_do}"
+                )

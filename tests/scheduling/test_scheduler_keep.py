@@ -1,0 +1,68 @@
+"""Rows that drop tokens: they go on for ever in a small arena, and nobody waits for what is gone. The random walks of
+`test_scheduler_model.py` have them, too.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.keep import KeepPolicy
+from support.stage import Stage
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
+    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
+    job = stage.ask([1, 2, 3], max_tokens=2000)
+    used, lengths = set(), []
+    while not stage.scheduler.idle:
+        stage.steps(1)
+        if job.running:
+            used.add(stage.cache.stats().used_blocks)
+            lengths.append(stage.cache.length(job.id))
+    stage.finish()
+    assert job.generated == 2000 and max(lengths) == 24 and max(used) == 6
+    shorter = [b for a, b in pairwise(lengths) if b < a]
+    assert set(shorter) == {14} and min(used) < 6, "what is between is free while the row runs"
+    assert stage.scheduler.dropped_tokens == len(job.dropped) == 11 * job.drops == 1980
+
+
+def test_an_answer_without_end_ends_when_it_is_told_to() -> None:
+    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11))
+    job = stage.ask([1, 2, 3], max_tokens=None)
+    bounded = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), max_request_tokens=100)
+    other = bounded.ask([1, 2, 3], max_tokens=None)
+    bounded.finish()
+    assert other.generated == 97
+    stage.steps(500)
+    assert job.generated > 400 and job.state is RequestState.DECODING
+
+
+def test_a_prompt_of_any_length_begins_with_what_it_keeps() -> None:
+    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), max_rows=1)
+    prompt = [n % 7 for n in range(500)]
+    job = stage.ask(prompt, max_tokens=40)
+    assert job.tokens == prompt[:2] + prompt[500 - len(job.tokens) + 2 :] and len(job.tokens) <= 24
+    stage.steps(1)
+    assert job.num_computed_tokens == len(job.tokens) == job.prompt_kept
+    stage.finish()
+    once, again = stage.ask(prompt, max_tokens=1), stage.ask(prompt, max_tokens=1)
+    stage.finish()
+    assert again.cached == once.prompt_kept - 1, "what is kept of a prompt is found like any other"
+
+
+def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None:
+    stage = Stage(blocks=40, context_length=24, keep=KeepPolicy(0, 12), max_rows=1)
+    parent = stage.ask(list(range(20)), max_tokens=300)
+    child = stage.ask(list(range(20)), max_tokens=30, fork_of=parent)
+    stage.steps(40)
+    assert parent.drops and child.state is RequestState.WAITING
+    stage.scheduler.check_invariants()
+    stage.scheduler.max_rows = stage.scheduler._running.max_rows = 2
+    stage.scheduler._running.changes += 1
+    stage.steps(3)
+    assert child.running and parent.running
+    stage.finish()
