@@ -325,7 +325,7 @@ class Engine:
         submitted = time.perf_counter()
         self._worker.check_process()
         scheduler = self._worker.core.scheduler
-        fits = partial(scheduler.check_prompt, only_scored=params.only_scores)
+        fits = partial(scheduler.check_prompt, params=params)
         tokens = tokenize(self._tokenizer, prompt, lambda least: fits(least, at_least=True))
         _require(bool(tokens), "the prompt is empty: give it at least one token")
         fits(len(tokens))

@@ -141,8 +141,18 @@ class Job:
         unfinished = self.state is RequestState.DECODING and self.num_planned_outputs < self.max_new_tokens
         return unfinished and self.plannable <= 0
 
+    def wait_again(self) -> int:
+        """It has lost its row and its blocks, and lets go of what a text of its length does not keep. Returns how many
+        tokens that is.
+        """
+        self.state = RequestState.PREEMPTED
+        self.generation += 1
+        self.num_computed_tokens = self.num_stored_tokens = 0
+        self.num_planned_outputs = self.generated
+        return self.drop()
+
     def drop(self) -> int:
-        """Let go of what a text of its length does not keep; returns how many tokens. It has no blocks now."""
+        """Let go of what a text of its length does not keep; returns how many tokens."""
         gone = [] if self.keep is None else self.keep.cut(self.tokens)
         self.dropped += gone
         self.drops += bool(gone)
@@ -169,9 +179,10 @@ class Job:
 
     def note_refusal(self) -> None:
         """Memory was refused to a step, most of which it took."""
-        farther = self.num_computed_tokens > self.refused_at
+        computed = self.num_computed_tokens + len(self.dropped)
+        farther = computed > self.refused_at
         self.refusals = 0 if farther else self.refusals + 1
-        self.refused_at = max(self.refused_at, self.num_computed_tokens)
+        self.refused_at = max(self.refused_at, computed)
 
     @property
     def running(self) -> bool:

@@ -40,6 +40,11 @@ class RunningSet:
         return any(j.state is RequestState.PREFILLING for j in self.jobs)
 
     @property
+    def dropping(self) -> list[Job]:
+        """The rows that must drop tokens before they go on, those that come first before the others."""
+        return [job for job in self.in_order if job.must_drop]
+
+    @property
     def in_order(self) -> list[Job]:
         """The running jobs, those that come first before the others."""
         return sorted(self.jobs, key=lambda j: j.order)

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.keep import KeepPolicy
@@ -88,18 +88,16 @@ class Scheduler:
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
-    def check_prompt(self, prompt_tokens: int, at_least: bool = False, only_scored: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered. The
-        last token of one that is `only_scored` is not computed.
-        """
-        self.limits.check(prompt_tokens, self.cache.capacity_tokens, at_least, only_scored)
+    def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
+        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
+        self.limits.check(prompt_tokens, self.cache.capacity_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
         """Queue a job for a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it
         can never fit.
         """
         prompt, params = request.prompt, request.params
-        self.check_prompt(len(prompt))
+        self.check_prompt(len(prompt), params)
         room = self.limits.room(len(prompt), self.cache.capacity_tokens)
         salt = None if self.share_between_clients else request.client
         self._arrivals += 1
@@ -270,11 +268,10 @@ class Scheduler:
 
         A window that opens may have to wait for the tokens in flight, too (`_plan_decode`).
         """
-        if self._running.prefilling or self._window.wants_flush or self._admission.somebody_can_begin():
+        running, window = self._running, self._window
+        if running.prefilling or running.dropping or window.wants_flush or self._admission.somebody_can_begin():
             return True
-        if any(job.must_drop for job in self._running.jobs):
-            return True
-        return bool(self._window.awaiting_flush) and len(self._admission) > 0
+        return bool(window.awaiting_flush) and len(self._admission) > 0
 
     def _plan_drained(self) -> StepPlan | None:
         """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
@@ -282,7 +279,7 @@ class Scheduler:
         """
         flush = self._window.close()
         self.shrink()
-        for job in [job for job in self._running.in_order if job.must_drop]:
+        for job in self._running.dropping:
             self._begin_again(job)
         copies = self._admission.admit()
         plan = None
@@ -381,12 +378,8 @@ class Scheduler:
         self._running.release_row(job)
         self._admission.release_claim(job)
         self._running.release_blocks(job) if trusted else self.cache.free(job.id)
-        self.dropped_tokens += job.drop()
+        self.dropped_tokens += job.wait_again()
         job.keys = self._running.keys(job.tokens, job.salt, job.request.cache)
-        job.state = RequestState.PREEMPTED
-        job.generation += 1
-        job.num_computed_tokens = job.num_stored_tokens = 0
-        job.num_planned_outputs = job.generated
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
+from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.steps.plan import StepPlan
@@ -29,13 +30,18 @@ class Limits:
         """Tokens that a prompt and its answer may have."""
         return min(self.context if self.keep is None else _ENDLESS, self.max_request_tokens or _ENDLESS)
 
-    def check(self, tokens: int, capacity: int, at_least: bool = False, only_scored: bool = False) -> None:
+    def check(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
         """Raise PromptTooLong if a prompt of (`at_least`) so many tokens leaves no room for a token of an answer: in
         the model's context, or in the longest request; or if the cache, which holds `capacity`, has none for it. The
-        last token of one that is `only_scored` is not computed.
+        last token of one that is only scored is not computed, and one that is scored must be kept whole.
         """
         count = f"at least {tokens}" if at_least else str(tokens)
-        tokens -= only_scored
+        tokens -= params.only_scores
+        if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.most:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens and a row keeps {self.keep.most} at most (keep_first + 2 x keep_last), "
+                "but prompt_logprobs are of the whole text: shorten the prompt or leave keep_last out"
+            )
         if self.keep is None and tokens + 1 > self.context:
             raise PromptTooLong(
                 f"the prompt has {count} tokens and the model's context is {self.context}: shorten the prompt"

@@ -160,7 +160,7 @@ class Answer:
             token_ids=() if params.only_scores else tuple(self.job.output),
             finish_reason=reason,
             usage=Usage(
-                self.job.prompt_length,
+                len(self.request.prompt),
                 0 if params.only_scores else self.job.generated,
                 self.job.cached,
                 len(self.job.dropped),

@@ -180,7 +180,7 @@ class EngineCore:
     def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
         """Queue a request; one that cannot run fails at once."""
         try:
-            self.scheduler.check_prompt(len(request.prompt), only_scored=request.params.only_scores)
+            self.scheduler.check_prompt(len(request.prompt), params=request.params)
         except CortexError as error:
             handle.fail(error)
             return
