@@ -74,7 +74,7 @@ def batch(
     model = options.model_name(before[0] if before else None, model_option)
     if (resume or retry_errors) and (output is None or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
-    kv = (config.kv_bits, config.kv_group_size)
+    kv = (config.kv_bits, config.kv_group_size, config.keep)
     identity = batch_resume.RunIdentity(model, source, system, raw, params, config.adapter, *kv)
     with opened(source, output) as lines, engines.open_engine(replace(config, model=model)) as engine:
         engines.tell(engine)

@@ -17,6 +17,7 @@ from typing import Any
 from cortexmlx.cli.batch_input import BadLine, BatchRequest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.keep import KeepPolicy
 
 Identity = str | int
 
@@ -33,6 +34,7 @@ class RunIdentity:
     adapter: str | Path | None = None
     kv_bits: int | None = None
     kv_group_size: int | None = None
+    keep: KeepPolicy | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the file beside the output."""

@@ -224,7 +224,8 @@ def banner(engine: Engine, screen: Console) -> None:
         memory = "tokens take no KV memory"
     name = escape(info.name if info.adapter is None else f"{info.name} + {info.adapter}")
     screen.print(f"[bold]{name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
-    screen.print(f"[dim]context {info.context_length:,} tokens · {memory}[/dim]")
+    kept = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
+    screen.print(f"[dim]context {info.context_length:,} tokens{kept} · {memory}[/dim]")
     screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention[/dim]")
     for remark in info.notes:
         screen.print(remark, style="dim", markup=False)

@@ -168,6 +168,9 @@ def _stats(chat: ChatSession, argument: str, console: Console) -> None:
         "attention": stats.attention_backend,
         "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
     }
+    if stats.keep_last:
+        kept = f"the first {stats.keep_first:,} and the newest {stats.keep_last:,} tokens of a text"
+        lines["kept"] = f"{kept}; {stats.dropped_tokens:,} dropped"
     if stats.state_bytes:
         lines["states"] = f"{format_bytes(stats.state_bytes)}, for {stats.state_snapshots:,} beginnings to use again"
     for label, figure in lines.items():
@@ -193,6 +196,10 @@ def _blocks(chat: ChatSession, argument: str, console: Console) -> None:
 
 def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
     used, context = chat.conversation.tokens, chat.engine.info.context_length
+    if (stats := chat.engine.stats()).keep_last:
+        kept = f"the model sees the first {stats.keep_first:,} and at least the newest {stats.keep_last:,}"
+        console.print(f"  {used:,} tokens, of which {kept}", style="dim")
+        return
     console.print(f"  {used:,} of {context:,} tokens of context ({used / context:.0%})", style="dim")
 
 

@@ -90,6 +90,8 @@ class ChatSession:
     def _follow(reply: Reply, view: AnswerView) -> Completion:
         shown = 0
         for event in reply:
+            if event.dropped:
+                view.drop(event.dropped)
             view.feed(event.text)
             shown += len(event.text)
         completion = reply.result()

@@ -37,6 +37,9 @@ class AnswerView(Protocol):
     def feed(self, text: str) -> None:
         """More text."""
 
+    def drop(self, tokens: int) -> None:
+        """The model does not see so many of the older tokens any more."""
+
 
 class RawView:
     """Plain text as it comes, for pipes and dumb terminals."""
@@ -54,6 +57,9 @@ class RawView:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def drop(self, tokens: int) -> None:
+        """Plain text says nothing of it."""
+
 
 class MarkdownView:
     """Rendered Markdown on a terminal. `prompt_tokens` of `context` are what the model reads first."""
@@ -67,6 +73,7 @@ class MarkdownView:
         self._thought = thinking
         self._spinner = Spinner("dots")
         self._pieces = 0
+        self._dropped = 0
         self._started = time.monotonic()
         self._first = 0.0
         self._due = 0.0
@@ -96,6 +103,10 @@ class MarkdownView:
         if begun >= self._due:
             self._print(self._stream.lines())
             self._due = time.monotonic() + max(SHARE * (time.monotonic() - begun), SOONEST_SECONDS)
+
+    def drop(self, tokens: int) -> None:
+        """The figures say so."""
+        self._dropped += tokens
 
     def _take(self, text: str, thought: bool) -> None:
         if thought != self._thought:
@@ -129,7 +140,8 @@ class MarkdownView:
         now = time.monotonic()
         if not self._first:
             return f"reading {self._prompt_tokens:,} tokens · {now - self._started:.0f} s"
-        used = (self._prompt_tokens + self._pieces) / self._context
+        used = (self._prompt_tokens + self._pieces - self._dropped) / self._context
+        dropped = f" · {self._dropped:,} dropped" if self._dropped else ""
         seconds = now - self._first
         rate = f"{(self._pieces - 1) / seconds:.0f} tok/s · " if seconds > 0.5 else ""
-        return f"{self._pieces} tokens · {rate}TTFT {self._first - self._started:.1f} s · context {used:.0%}"
+        return f"{self._pieces} tokens · {rate}TTFT {self._first - self._started:.1f} s · context {used:.0%}{dropped}"

@@ -117,6 +117,8 @@ def summary(completion: Completion) -> str:
         f"TTFT {timings.ttft * 1000:.0f} ms",
         f"prompt {usage.prompt_tokens} tok{cached}",
     ]
+    if usage.dropped_tokens:
+        parts.append(f"{usage.dropped_tokens:,} tok dropped")
     if completion.finish_reason is FinishReason.LENGTH:
         parts.append("stopped at the token limit")
     return " · ".join(parts)

@@ -77,6 +77,21 @@ KVGroupSize = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
+KeepFirst = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-first", metavar="N", help="With --keep-last: their first N stay, too (default 4).", show_default=False
+    ),
+]
+KeepLast = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-last",
+        metavar="N",
+        help="Let texts outgrow the context: their newest N tokens stay.",
+        show_default=False,
+    ),
+]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
 
 
@@ -101,6 +116,8 @@ ENGINE = {
     "kv_group_size": KVGroupSize,
     "block_size": BlockSize,
     "max_rows": MaxRows,
+    "keep_first": KeepFirst,
+    "keep_last": KeepLast,
     "attention": Attention,
 }
 """The options that make `EngineConfig`."""

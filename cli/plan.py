@@ -44,6 +44,8 @@ def plan(
     kv_bits: options.KVBits = None,
     kv_group_size: options.KVGroupSize = None,
     max_rows: options.MaxRows = EngineConfig.max_rows,
+    keep_first: options.KeepFirst = None,
+    keep_last: options.KeepLast = None,
     itemsize: Annotated[
         int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
     ] = None,
@@ -68,7 +70,14 @@ def plan(
     KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
     model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
     """
-    config = EngineConfig(STARTER, kv_bits=kv_bits, kv_group_size=kv_group_size, max_rows=max_rows)
+    config = EngineConfig(
+        STARTER,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        max_rows=max_rows,
+        keep_first=keep_first,
+        keep_last=keep_last,
+    )
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
         if model is not None or model_option is not None or adapter is not None:
@@ -125,6 +134,7 @@ def plan_model(
         this_machine(),
         max_rows=config.max_rows,
         kv_memory=config.kv_bytes,
+        keep=config.keep,
         itemsize=itemsize,
         lengths=lengths,
     )

@@ -11,6 +11,7 @@ from cortexmlx.kv import sizing
 from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
 from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.serving.config import EngineConfig
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
@@ -58,7 +59,8 @@ class Length:
 @dataclass(frozen=True)
 class MachineFigures:
     """The model on this machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
-    sequence (None: its length costs nothing).
+    sequence (None: its length costs nothing), `row_tokens` what one has at most if it keeps only some (None: it keeps
+    all).
     """
 
     memory_bytes: int
@@ -77,6 +79,7 @@ class MachineFigures:
     arena_tokens: int
     snapshots: int
     snapshot_bytes: int
+    row_tokens: int | None
     lengths: tuple[Length, ...]
 
 
@@ -100,12 +103,14 @@ def make_plan(
     *,
     max_rows: int,
     kv_memory: int | None = None,
+    keep: KeepPolicy | None = None,
     itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
 ) -> Plan:
     """What `skeleton` takes, by itself and on `machine`.
 
-    `kv_memory` fixes the arena's bytes, `itemsize` the bytes of a cached number.
+    `kv_memory` fixes the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
+    InvalidRequest if a row could not have so many.
     """
     stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
     size = itemsize or ITEMSIZE[skeleton.dtype]
@@ -127,7 +132,7 @@ def make_plan(
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
     weights_here += source.adapter
-    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, max_rows, kv_memory, lengths))
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, max_rows, kv_memory, keep, lengths))
 
 
 def _here(
@@ -138,10 +143,12 @@ def _here(
     itemsize: int,
     max_rows: int,
     kv_memory: int | None,
+    keep: KeepPolicy | None,
     lengths: tuple[int, ...],
 ) -> MachineFigures:
     groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     context = skeleton.context_length
+    row = None if keep is None else keep.most
     per_token = sizing.bytes_per_token(groups, itemsize)
     paged = skeleton.most_rows is None
     tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
@@ -151,8 +158,13 @@ def _here(
     reserved = weights + tail + logits + states
     free = max(machine.working_set - reserved, 0)
     load = sizing.Load(max_rows, EngineConfig.prefill_budget)
-    memory = kv_memory or sizing.default_kv_bytes(groups, load, context, machine.working_set, reserved, itemsize)
+    memory = kv_memory or sizing.default_kv_bytes(
+        groups, load, min(context, row or context), machine.working_set, reserved, itemsize
+    )
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
+    tokens = _tokens(arena, groups, load, itemsize) if per_token else 0
+    if keep is not None:
+        keep.check(context, tokens or context)
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
         memory_bytes=machine.memory,
@@ -168,10 +180,11 @@ def _here(
         free_bytes=free,
         fits=sizing.tokens_that_fit(groups, free, itemsize),
         arena_bytes=arena if per_token else 0,
-        arena_tokens=_tokens(arena, groups, load, itemsize) if per_token else 0,
+        arena_tokens=tokens,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
-        lengths=tuple(_length(groups, tokens, itemsize, free, skeleton.most_rows) for tokens in shown),
+        row_tokens=row,
+        lengths=tuple(_length(groups, n, row, itemsize, free, skeleton.most_rows) for n in shown),
     )
 
 
@@ -180,8 +193,10 @@ def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, items
     return max(sizing.blocks_that_fit(arena, paged(groups), replace(load, block_size=1), itemsize))
 
 
-def _length(groups: tuple[LayerGroup, ...], tokens: int, itemsize: int, free: int, most: int | None) -> Length:
-    needed = sizing.sequence_bytes(groups, tokens, itemsize)
+def _length(
+    groups: tuple[LayerGroup, ...], tokens: int, row: int | None, itemsize: int, free: int, most: int | None
+) -> Length:
+    needed = sizing.sequence_bytes(groups, tokens if row is None else min(tokens, row), itemsize)
     fit = free // needed if needed else 0
     return Length(tokens, needed, fit if most is None else min(fit, most))
 

@@ -45,6 +45,9 @@ def _here(here: MachineFigures) -> Iterator[str]:
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
     arena = f"{here.arena_tokens:,} tokens (--kv-memory changes it)" if here.arena_bytes else "tokens take none"
     yield line("arena", format_bytes(here.arena_bytes), arena)
+    if here.row_tokens is not None:
+        kept = "tokens at most, whatever the length of its text"
+        yield line("of a row", f"{here.row_tokens:,}", kept)
     if here.snapshots:
         remark = f"{here.snapshots:,} states of beginnings that can be used again"
         yield line("snapshots", format_bytes(here.snapshot_bytes), remark)

@@ -88,9 +88,6 @@ class EngineStats:
     With `keep_last`, rows go on without `dropped_tokens` of their texts so far, but for the `keep_first` first and at
     least the `keep_last` newest; None: they keep all.
 
-    With `keep_last`, rows go on without `dropped_tokens` of their texts so far, but for the `keep_first` first and at
-    least the `keep_last` newest; None: they keep all.
-
     `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
     place of kernels, and the whole reason for each, with every line of a compiler's message.
 

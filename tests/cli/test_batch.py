@@ -44,7 +44,13 @@ def test_simple_records_in_input_order_with_a_summary_on_stderr(
         "id": 2,
         "text": "You said:",
         "finish_reason": "length",
-        "usage": {"prompt_tokens": 4, "completion_tokens": 2, "cached_tokens": 2, "total_tokens": 6},
+        "usage": {
+            "prompt_tokens": 4,
+            "completion_tokens": 2,
+            "cached_tokens": 2,
+            "dropped_tokens": 0,
+            "total_tokens": 6,
+        },
     }
     stdout, stderr = capsys.readouterr()
     assert stdout == "" and stderr.startswith("cortexmlx: 2 answered, 0 failed, 42 tokens in ")

@@ -54,6 +54,13 @@ def test_functions_are_no_part_of_what_a_run_was() -> None:
     assert "temperature" in params and "logits_processors" not in params
 
 
+def test_what_rows_keep_is_part_of_what_a_run_was(files: tuple[Path, Path], fakes: Fakes) -> None:
+    batch(files, "--keep-last", "100")
+    with_it = files[1].read_bytes()
+    assert batch(files, "--resume") == 1 and files[1].read_bytes() == with_it
+    assert batch(files, "--resume", "--keep-last", "100", "--keep-first", "4") == 0
+
+
 def test_a_finished_run_asks_nothing(files: tuple[Path, Path], fakes: Fakes) -> None:
     batch(files)
     before = files[1].read_bytes()

@@ -171,6 +171,9 @@ def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixtu
     recurrent: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(kv_bytes_per_token=0))
     banner(recurrent, Console(width=200))
     assert "context 8,192 tokens · tokens take no KV memory\n" in capsys.readouterr().out
+    selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
+    banner(selective, Console(width=200))
+    assert "context 8,192 tokens, then the first 9 and newest 4,000 · KV memory" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:

@@ -14,7 +14,9 @@ from cortexmlx.cli.chat_commands import COMMANDS, Leave, completions, run_comman
 from cortexmlx.cli.chat_session import ChatSession, Question
 from cortexmlx.cli.kept import Keeper
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import Saved
+from support.cli_fakes import FakeEngine
 
 
 @pytest.fixture
@@ -128,6 +130,15 @@ def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, scree
     assert "150 of 200 prompt tokens found (75%)" in printed(screen) and "over time" in printed(screen) in printed(
         screen
     )
+
+
+def test_a_chat_that_keeps_a_part_says_which(session: ChatSession, screen: Console) -> None:
+    session.engine = FakeEngine(EngineConfig("fake", keep_last=1000))  # type: ignore[assignment]
+    session.ask(Question("one"))
+    for line in ("/stats", "/tokens"):
+        run_command(line, session, screen)
+    assert "  kept          the first 4 and the newest 1,000 tokens of a text; 1,234 dropped\n" in printed(screen)
+    assert "tokens, of which the model sees the first 4 and at least the newest 1,000\n" in printed(screen)
 
 
 def test_stats_tell_what_recurrent_states_take(

@@ -9,8 +9,9 @@ import pytest
 from cortexmlx.cli.chat_session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat_view import RawView
 from cortexmlx.errors import InvalidRequest, PromptTooLong
-from cortexmlx.request import FinishReason
+from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.handle import RequestHandle
 from support.cli_fakes import FakeEngine, FakeInfo
 
 
@@ -48,6 +49,25 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
     assert session.conversation.messages[-1]["content"] == completion.text
     assert completion.text.startswith("word0 word1 word2 word3") and len(completion.text) < 100
     assert capsys.readouterr().out == completion.text + "\n"
+
+
+def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
+    told: list[object] = []
+
+    class Told(RawView):
+        def feed(self, text: str) -> None:
+            told.append(text)
+
+        def drop(self, tokens: int) -> None:
+            told.append(tokens)
+
+    handle = RequestHandle(RequestId(1), lambda request: None)
+    for event in (TokenEvent("a", 1), TokenEvent("b", 2, dropped=30), TokenEvent("c", 3)):
+        handle.push(event)
+    usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
+    handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
+    assert ChatSession._follow(handle, Told()).text == "abc"
+    assert told[:4] == ["a", 30, "b", "c"]
 
 
 def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -> None:

@@ -72,3 +72,6 @@ def test_while_it_is_written_the_figures_stand_below() -> None:
             view.feed("and so ")
         assert "6 tokens · " in status() and "TTFT 0.0 s · context 12%" in status()
         assert status().startswith("and so"), "the words of the line that is not final"
+    view.drop(500)
+    view.drop(500)
+    assert "· context 2% · 1,000 dropped" in status()

@@ -34,7 +34,13 @@ def test_json_is_one_object_with_the_promised_keys(fakes: Fakes, capsys: pytest.
         "text": "You said: hello",
         "token_ids": [0, 1, 2],
         "finish_reason": "length",
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2, "total_tokens": 8},
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+            "cached_tokens": 2,
+            "dropped_tokens": 0,
+            "total_tokens": 8,
+        },
         "timings": {
             "queued": 0.0,
             "ttft": 0.012,

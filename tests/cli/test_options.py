@@ -13,7 +13,7 @@ def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:
         "generate -m fake -p hi --max-tokens 7 --temp 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3 --stop a --stop b"
     )
     more = "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --kv-memory 1GiB --block-size 16"
-    more += " --kv-bits 8 --kv-group-size 32"
+    more += " --kv-bits 8 --kv-group-size 32 --keep-first 9 --keep-last 500"
     assert run([*line.split(), *more.split(), "--attention", "reference"]) == 0
     (_, params), options = fakes.engine.seen[0], fakes.engine.options
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (7, 0.5, 0.9, 40, 0.1)
@@ -21,6 +21,7 @@ def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:
     assert (params.presence_penalty, params.frequency_penalty) == (0.2, 0.3)
     assert (options.model, options.kv_memory, options.block_size, options.attention) == ("fake", 2**30, 16, "reference")
     assert (options.kv_bits, options.kv_group_size) == (8, 32)
+    assert (options.keep_first, options.keep_last) == (9, 500)
 
 
 @pytest.mark.parametrize(

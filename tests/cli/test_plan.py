@@ -48,6 +48,16 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     assert figures["model"]["shapes"] == [shape]
 
 
+def test_the_page_says_what_a_row_has_that_keeps_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(write_tiny(tmp_path / "m"))
+    assert run(["plan", model, "--keep-last", "200", "--keep-first", "96"]) == 0
+    assert "  of a row        496         tokens at most, whatever the length of its text\n" in capsys.readouterr().out
+    assert run(["plan", model, "--keep-last", "300"]) == 1
+    assert "the model's context has 512: make keep_last at most 254" in capsys.readouterr().err
+    assert run(["plan", model, "--keep-first", "96"]) == 1
+    assert "keep_first is 96, but must be None without keep_last (--keep-last)" in capsys.readouterr().err
+
+
 def test_an_adapter_is_counted_with_the_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "m")
     adapter = write_adapter(tmp_path / "a", folder, num_layers=-1, keys=None)

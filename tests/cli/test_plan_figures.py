@@ -10,7 +10,8 @@ from cortexmlx.cli import plan_figures
 from cortexmlx.cli.plan_figures import Machine, make_plan
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import build
-from cortexmlx.errors import ModelUnsupported
+from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.scheduling.keep import KeepPolicy
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 
 MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
@@ -66,6 +67,16 @@ def test_a_latent_and_a_recurrent_state_are_counted_as_what_they_are() -> None:
     mamba = plan_of(MAMBA)
     assert mamba.model.kv_bytes_per_token == 0 and mamba.here.fits is None
     assert mamba.model.state_bytes_per_sequence > 64 * 80 * 64 * 128 * 2
+
+
+def test_a_row_that_keeps_a_part_takes_no_more_however_long_its_text_is() -> None:
+    whole = plan_of(QWEN3_8B, lengths=(4096, 32768))
+    kept = plan_of(QWEN3_8B, lengths=(4096, 32768), keep=KeepPolicy(96, 4000)).here
+    assert kept.row_tokens == 8096 and whole.here.row_tokens is None
+    assert kept.lengths[0] == whole.here.lengths[0] and kept.lengths[1].bytes == 8096 * 147_456
+    assert kept.arena_bytes == 4 * 8096 * 147_456, "four rows of what they can have"
+    with pytest.raises(InvalidRequest, match="the KV cache holds 7281: make keep_last at most 3592"):
+        plan_of(QWEN3_8B, keep=KeepPolicy(96, 4000), kv_memory=2**30)
 
 
 def test_no_more_sequences_fit_than_the_engine_runs(unpaged: None) -> None:

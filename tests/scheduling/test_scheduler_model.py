@@ -248,9 +248,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
             computing = [job for job in self.open if job.state is RequestState.PREFILLING]
+            drops = [(job, job.drops) for job in self.open]
             held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
             limit = self.scheduler.cache.max_blocks
             self.shadow.step()
+            computing += [job for job, before in drops if job.drops > before]
             if self.scheduler.cache.max_blocks == limit:  # shorter answers change who has its share
                 self.nobody_jumped_the_queue(waiting, computing, held)
 

@@ -108,6 +108,8 @@ class FakeEngine:
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "attention_notes": (), "block_map": "##..", "sequences": ()}
         values |= {"total_blocks": 4}
+        if (keep := self.options.keep) is not None:
+            values |= {"keep_first": keep.first, "keep_last": keep.last, "dropped_tokens": 1234}
         latency = Latency(3, 0.5, 0.25, 1.5, 2.0)
         values |= {"queued": latency, "time_to_first_token": latency, "inter_token": latency}
         values |= {"timeline": tuple(Moment(float(i), used, 0, 4 - used, 1, 0) for i, used in enumerate((0, 4, 2)))}
