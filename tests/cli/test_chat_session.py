@@ -12,6 +12,7 @@ from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.sessions.reply import Reply
 from support.cli_fakes import FakeEngine, FakeInfo
 
 
@@ -66,7 +67,8 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
         handle.push(event)
     usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
     handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
-    assert ChatSession._follow(handle, Told()).text == "abc"
+    reply = Reply(handle, (), "", lambda completion: None)
+    assert ChatSession._follow(reply, Told()).text == "abc"
     assert told[:4] == ["a", 30, "b", "c"]
 
 
