@@ -11,6 +11,7 @@ from hypothesis import given
 
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Lane
+from cortexmlx.scheduling.keep import KeepPolicy
 from support.clockwork import Clockwork
 from support.requests import job_of
 
@@ -106,3 +107,16 @@ def test_what_a_job_has_generated_stands_behind_its_prompt() -> None:
         job.num_planned_outputs = planned
     assert (job.output, job.generated, job.max_total_tokens) == ([9] * 4, 4, 7)
     assert not job.can_decode
+
+
+def test_an_answer_is_whole_though_its_row_has_lost_a_part_of_it() -> None:
+    job = job_of(0, [1, 2, 3], max_tokens=100, keep=KeepPolicy(4, 3))
+    for token in range(4, 20):
+        job.tokens.append(token)
+        if len(job.tokens) > 10:
+            job.drop()
+        assert job.output == list(range(4, token + 1)) and job.generated == token - 3
+    assert job.tokens == [1, 2, 3, 4, *range(14, 20)] and job.dropped == list(range(5, 14))
+    assert (job.drops, job.prompt_kept, job.max_total_tokens) == (3, 3, 10)
+    long = job_of(1, range(16), max_tokens=100, keep=KeepPolicy(4, 3))
+    assert long.tokens == [0, 1, 2, 3, *range(10, 16)] and (long.drops, long.prompt_kept, long.generated) == (0, 10, 0)

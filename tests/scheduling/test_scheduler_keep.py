@@ -66,3 +66,20 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     stage.steps(3)
     assert child.running and parent.running
     stage.finish()
+
+
+def test_a_fork_of_one_that_has_dropped_its_prompt_is_shared_under_its_own_name() -> None:
+    stage = Stage(blocks=40, context_length=24, keep=KeepPolicy(0, 12))
+    prompt = list(range(20))
+    parent = stage.ask(prompt, max_tokens=300)
+    stage.steps(40)
+    child = stage.ask(prompt, max_tokens=30, fork_of=parent)
+    assert parent.drops and child.keys == stage.cache.prefix.keys(prompt)
+    stage.finish()
+
+
+def test_what_was_found_of_a_prompt_is_not_what_was_found_after_a_drop() -> None:
+    stage = Stage(blocks=40, context_length=24, keep=KeepPolicy(8, 8))
+    job = stage.ask(list(range(20)), max_tokens=100)
+    stage.finish()
+    assert job.drops and job.cached == 0 == stage.scheduler.cached_tokens

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from cortexmlx.request import RequestState
-from cortexmlx.scheduling.shortage import cache_full, fit, fit_all, most_concerned, out_of_memory
+from cortexmlx.errors import PromptTooLong
+from cortexmlx.request import RequestState, SamplingParams
+from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.shortage import Limits, cache_full, fit, fit_all, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import Segment, StepPlan
 from support.requests import job_of
 
@@ -63,3 +66,33 @@ def test_the_errors_have_the_numbers_and_the_next_step() -> None:
     assert "12 tokens and the KV cache holds 8" in str(cache_full(job, 8))
     error = str(out_of_memory(job, "[malloc] Unable to allocate 4096 bytes."))
     assert "12 tokens" in error and "4096 bytes" in error and "prefill_budget" in error
+
+
+def test_an_answer_that_drops_tokens_ends_where_it_cannot_drop_more() -> None:
+    """Its cache holds less by now than a row has when it drops some."""
+    keep = KeepPolicy(2, 5)
+    job = job_of(0, list(range(20)), 1000, keep=keep)
+    assert len(job.tokens) == 10
+    fit(job, 12)
+    assert job.max_new_tokens == 1000
+    fit(job, 11)
+    assert job.max_new_tokens == 2, "ten tokens and one that is computed, and the last needs no place"
+
+
+def test_the_context_bounds_those_who_keep_all() -> None:
+    whole, selective = Limits(100), Limits(100, keep=KeepPolicy(4, 20))
+    plain, scored = SamplingParams(), SamplingParams(prompt_logprobs=0, max_tokens=0)
+    assert whole.room(40, 1000) == 60 and whole.room(40, 50) == 11
+    assert selective.room(40, 44) == 2**31 - 41 and selective.room(40, 43) == 4
+    assert Limits(100, 70, KeepPolicy(4, 20)).room(40, 44) == 30
+    with pytest.raises(PromptTooLong, match="has at least 100 tokens and the model's context is 100"):
+        whole.check(100, 1000, plain, at_least=True)
+    with pytest.raises(PromptTooLong, match="500 tokens and the KV cache holds 43"):
+        selective.check(500, 43, plain)
+    with pytest.raises(PromptTooLong, match="a request may have 70 with its answer"):
+        Limits(100, 70, KeepPolicy(4, 20)).check(70, 1000, plain)
+    selective.check(10_000, 44, plain)
+    selective.check(45, 44, scored)
+    with pytest.raises(PromptTooLong, match="46 tokens and a row keeps 44 at most .* leave keep_last out"):
+        selective.check(46, 44, scored)
+    whole.check(100, 1000, scored)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 
 
@@ -27,7 +28,10 @@ def add(
     return scheduler.add(JobId(number), request, stop_ids, fork_of)
 
 
-def job_of(number: int, prompt: Sequence[int], max_tokens: int = 40, **params: Any) -> Job:
+def job_of(
+    number: int, prompt: Sequence[int], max_tokens: int = 40, keep: KeepPolicy | None = None, **params: Any
+) -> Job:
     """A job that no scheduler knows."""
     request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **params))
-    return Job(JobId(number), request, frozenset(), max_tokens, arrival=float(number), number=number, keys=[])
+    arrival = float(number)
+    return Job(JobId(number), request, frozenset(), max_tokens, arrival, number=number, keys=[], keep=keep)
