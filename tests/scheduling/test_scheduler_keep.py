@@ -15,7 +15,7 @@ from support.stage import Stage
 
 @pytest.mark.parametrize("share", [True, False])
 def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
-    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
+    stage = Stage(blocks=20, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
     job = stage.ask([1, 2, 3], max_tokens=2000)
     used, lengths = set(), []
     while not stage.scheduler.idle:
