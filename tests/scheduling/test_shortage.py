@@ -93,6 +93,6 @@ def test_the_context_bounds_those_who_keep_all() -> None:
         Limits(100, 70, KeepPolicy(4, 20)).check(70, 1000, plain)
     selective.check(10_000, 44, plain)
     selective.check(45, 44, scored)
-    with pytest.raises(PromptTooLong, match="46 tokens and a row keeps 44 at most .* leave keep_last out"):
+    with pytest.raises(PromptTooLong, match=r"46 tokens and a row keeps 44 at most .* leave keep_last out"):
         selective.check(46, 44, scored)
     whole.check(100, 1000, scored)
