@@ -13,6 +13,7 @@ from cortexmlx.cli.batch import batch
 from cortexmlx.cli.bench import bench
 from cortexmlx.cli.chat import chat
 from cortexmlx.cli.doctor import doctor
+from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.exits import exit_codes
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.kept import LAST
@@ -88,6 +89,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chat", chat, "Talk to a model."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
+    ("eval", evaluate, "Measure the perplexity of a text."),
     ("plan", plan, "Say what fits into this machine's memory."),
     ("models", models, "List the models on this machine."),
     ("doctor", doctor, "Check the installation."),

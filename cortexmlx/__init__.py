@@ -42,6 +42,7 @@ from cortexmlx.stats import EngineStats, Latency, ModelInfo, Moment
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine, MemoryPressure
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.perplexity import Perplexity
     from cortexmlx.serving.handle import RequestHandle
     from cortexmlx.sessions.conversation import Conversation
     from cortexmlx.sessions.pin import Pin
@@ -76,6 +77,7 @@ __all__ = [
     "ModelUnsupported",
     "Moment",
     "OutOfMemory",
+    "Perplexity",
     "Pin",
     "PinRefused",
     "PromptLogprobs",
@@ -100,6 +102,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "MemoryPressure": "cortexmlx.engine",
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
+        "Perplexity": "cortexmlx.perplexity",
         "RequestHandle": "cortexmlx.serving.handle",
         "Conversation": "cortexmlx.sessions.conversation",
         "Pin": "cortexmlx.sessions.pin",

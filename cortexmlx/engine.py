@@ -19,6 +19,7 @@ from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
@@ -217,6 +218,25 @@ class Engine:
     def astream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> AsyncTokenStream:
         """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
         return AsyncTokenStream(lambda listener: self._submit(self._checked(prompt, params, listener, cache=cache)))
+
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        *,
+        context: int | None = None,
+        stride: int | None = None,
+        on_window: Callable[[Perplexity], None] | None = None,
+    ) -> Perplexity:
+        """How well the model foretells a text or a list of token ids, in windows of `context` tokens (None: 2048, or
+        what fits), several at a time. Each token is scored once: those of the first window, then in each the next
+        `stride` (None: half of `context`) behind the tokens before them. Every window begins with the
+        beginning-of-text token where the tokenizer writes one; else the text's first token is not scored. `on_window`
+        is told after each window what is known. Raises InvalidRequest, and what `submit` raises.
+        """
+        self._worker.check_open()
+        core = self._worker.core
+        size = window_size(context, min(core.scheduler.limits.longest, core.cache.capacity_tokens))
+        return measure(Text.read(text, self._tokenizer), self.as_completed, size, stride, on_window)
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""

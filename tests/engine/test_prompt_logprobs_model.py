@@ -1,4 +1,4 @@
-"""What the starter model thinks of each token of a text: mlx-lm's logits on its own cache, within 1e-4."""
+"""What the starter model thinks of each token of a text, and its perplexity: mlx-lm's logits, within 1e-4."""
 
 from __future__ import annotations
 
@@ -46,3 +46,19 @@ def test_they_are_mlx_lms() -> None:
             error = np.abs(told.logprobs[1:] - judge(model, prompt)).max()
             print(f"{len(prompt)} tokens: {error:.2g}")
             assert error < 1e-4
+
+
+def test_the_perplexity_is_mlx_lms_on_the_same_windows() -> None:
+    """512 tokens behind each other in windows of 512 with 256 new ones each, and a last one with fewer."""
+    from cortexmlx.models import load_model
+
+    with Engine("smollm2", kv_memory="256MB", prefix_cache=False) as engine:
+        tokens = engine.tokenize(TEXT.read_text())[:TOKENS]
+        known = engine.perplexity(tokens, context=512, stride=256)
+    model = load_model("smollm2").model
+    total = -judge(model, tokens[:512]).sum()
+    for end, scored in ((768, 256), (1024, 256), (1200, 176)):
+        total -= judge(model, tokens[end - 512 : end])[-scored:].sum()
+    assert known.tokens == 1199 and known.windows == known.all_windows == 4
+    print(f"perplexity {known.perplexity:.6f}, mlx-lm {np.exp(total / 1199):.6f}")
+    assert abs(known.nll - total) / known.tokens < 1e-5

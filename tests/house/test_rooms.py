@@ -30,6 +30,7 @@ ORDER = (
     "execution",
     "serving",
     "sessions",
+    "perplexity",
     "engine",
     "bench",
     "cli",

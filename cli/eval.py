@@ -1,0 +1,156 @@
+"""`cortexmlx eval`: how well a model foretells a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cortexmlx.cli import console, options
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli.exits import INTERRUPTED
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.serving.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cortexmlx.perplexity import Perplexity
+
+ROWS = 4
+"""Windows that are computed at a time."""
+
+MOST_BYTES = 64 << 20
+"""A longer file takes days, and its tokens the memory of a small model."""
+
+
+@options.takes_engine(max_rows=ROWS, prefix_cache=False)
+def evaluate(
+    positional: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] FILE", help="The model, as for generate, and a text in UTF-8, or -."),
+    ],
+    model_option: options.ModelOption = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", "-c", metavar="N", min=2, help="Tokens of a window: 2048, or what fits.", show_default=False
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride", metavar="N", min=1, help="Tokens that a window scores: half of it.", show_default=False
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    config: EngineConfig,
+) -> None:
+    """Measure the perplexity of a text: how well a model foretells it, such as with and without packed weights.
+
+    Windows of --context tokens, each token scored once: in the first window all, in each other one the next --stride
+    tokens, behind those before them. Every window begins with the beginning-of-text token where the tokenizer writes
+    one; else the very first token is not scored. The text is taken as it is, without the chat template. Ctrl-C gives
+    what is known so far.
+    """
+    if len(positional) > 2:
+        raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and FILE are two: {' '.join(positional)}")
+    *before, source = positional
+    config = replace(config, model=options.model_name(before[0] if before else None, model_option))
+    text = read(source)
+    known: list[Perplexity] = []
+    interrupted = False
+    with engines.open_engine(config) as engine:
+        engines.tell(engine)
+        try:
+            with progress() as show:
+
+                def on_window(so_far: Perplexity) -> None:
+                    known[:] = [so_far]
+                    show(so_far)
+
+                engine.perplexity(text, context=context, stride=stride, on_window=on_window)
+        except KeyboardInterrupt:
+            interrupted = True
+    for found in known:
+        print(json.dumps(record(found)) if as_json else page(found))
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def read(source: str) -> str:
+    """The text of a file. Raises InvalidRequest for one that is no text, empty or too long, OSError for one that cannot
+    be read.
+    """
+    name = "stdin" if source == "-" else source
+    if source == "-":
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        with Path(source).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InvalidRequest(
+            f"{name} has more than {format_bytes(MOST_BYTES)}, which would take very long: score a part of it, such as "
+            f"`head -c 1000000 FILE | cortexmlx eval MODEL -`"
+        )
+    if b"\0" in data:
+        raise InvalidRequest(f"{name} is no text: it has a NUL at byte {data.index(0)}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is no text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
+    if not text.strip():
+        raise InvalidRequest(f"{name} is empty: there is nothing to score")
+    return text
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Perplexity], None]]:
+    """A bar of the windows with what is known so far, where a person looks."""
+    if not console.is_terminal(sys.stderr):
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console.stderr(), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def show(known: Perplexity) -> None:
+            what = f"perplexity {known.perplexity:.4f} · {known.tokens_per_second:.0f} tok/s"
+            bar.update(task, description=what, total=known.all_windows, completed=known.windows)
+
+        yield show
+
+
+def record(known: Perplexity) -> dict[str, object]:
+    """What is known for `--json`."""
+    return {
+        "perplexity": known.perplexity,
+        "bits_per_token": known.bits_per_token,
+        "bits_per_byte": known.bits_per_byte,
+        "complete": known.windows == known.all_windows,
+        "tokens_per_second": known.tokens_per_second,
+        **asdict(known),
+    }
+
+
+def page(known: Perplexity) -> str:
+    """What is known for a person."""
+    complete = known.windows == known.all_windows
+    of = f"{known.windows}" if complete else f"{known.windows} of {known.all_windows}"
+    figures = [
+        ("perplexity", f"{known.perplexity:.4f}" + ("" if complete else " so far")),
+        ("bits per token", f"{known.bits_per_token:.4f}"),
+        ("bits per byte", f"{known.bits_per_byte or 0:.4f}"),
+        ("scored", f"{known.tokens:,} of {known.text_tokens:,} tokens, {known.text_bytes or 0:,} bytes"),
+        ("windows", f"{of} of {known.context:,} tokens, stride {known.stride:,}"),
+        ("computed", f"{known.computed_tokens:,} tokens in {known.seconds:.1f} s, {known.tokens_per_second:.0f} tok/s"),
+    ]
+    return "\n".join(f"{name:<16}{value}" for name, value in figures)

@@ -1,0 +1,167 @@
+"""How well a model foretells a text: windows over its tokens, each token scored once, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.completed import AsCompleted
+from cortexmlx.serving.prompt import Prompt
+
+DEFAULT_CONTEXT = 2048
+"""Tokens of a window where nobody says, if the model and the KV memory have room for so many."""
+
+_ONLY_SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
+
+_LEAST = 2
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens `begin .. end` of a text, of which those from `scored` on are scored."""
+
+    begin: int
+    scored: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What is known after `windows` of `all_windows` windows: the sum of the negative natural-log probabilities, `nll`,
+    of `tokens` tokens, for which `computed_tokens` went through the model in `seconds`. The text has `text_tokens`
+    tokens and `text_bytes` bytes of UTF-8 (None: it was given as tokens).
+    """
+
+    nll: float
+    tokens: int
+    windows: int
+    all_windows: int
+    context: int
+    stride: int
+    computed_tokens: int
+    seconds: float
+    text_tokens: int
+    text_bytes: int | None
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(nll / tokens)`."""
+        try:
+            return math.exp(self.nll / self.tokens)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def bits_per_token(self) -> float:
+        """`nll / tokens / ln 2`."""
+        return self.nll / self.tokens / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """`bits_per_token` times the tokens per byte of the whole text: comparable between tokenizers."""
+        return None if self.text_bytes is None else self.bits_per_token * self.text_tokens / self.text_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens computed per second."""
+        return self.computed_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in tokens: `begin` is what every window begins with, the beginning-of-text token of a model whose
+    tokenizer writes one, or nothing.
+    """
+
+    tokens: Sequence[int]
+    begin: tuple[int, ...]
+    bytes: int | None
+
+    @classmethod
+    def read(cls, text: str | Sequence[int], tokenizer: SharedTokenizer) -> Text:
+        """The tokens of a text, or a text that is tokens. Raises InvalidRequest for what is neither."""
+        begin = _begin(tokenizer)
+        if isinstance(text, str):
+            inner = text.removeprefix(tokenizer.bos_token or "") if begin else text
+            return cls(tokenizer.encode(inner, add_special_tokens=False), begin, len(inner.encode("utf-8", "replace")))
+        tokens = list(text)
+        if not all(isinstance(token, int) for token in tokens):
+            raise InvalidRequest("a text to be scored is a text or a list of token ids")
+        begins = bool(begin) and tuple(tokens[:1]) == begin
+        return cls(tokens[1:] if begins else tokens, begin if begins else (), None)
+
+
+def windows(tokens: int, room: int, stride: int, first: int) -> Iterator[Window]:
+    """Windows of at most `room` tokens over a text of `tokens` tokens. The first scores all of its tokens from the
+    place `first` on, each other one the next `stride`, behind as many before them as there is room for.
+    """
+    end = min(room, tokens)
+    yield Window(0, first, end)
+    while end < tokens:
+        scored, end = end, min(end + stride, tokens)
+        yield Window(max(0, end - room), scored, end)
+
+
+def measure(
+    text: Text,
+    complete: Callable[[Iterable[Prompt], SamplingParams], AsCompleted],
+    context: int,
+    stride: int | None,
+    on_window: Callable[[Perplexity], None] | None,
+) -> Perplexity:
+    """The perplexity of a text in windows of `context` tokens; `complete` is `Engine.as_completed`. `on_window` is told
+    what is known after each of them, in the order in which they end. Raises InvalidRequest, and what ends a window.
+    """
+    stride = context // 2 if stride is None else stride
+    if not 1 <= stride < context:
+        raise InvalidRequest(f"stride is {stride}, but must be in 1..{context - 1}, less than the context of {context}")
+    first = 0 if text.begin else 1
+    count = len(text.tokens)
+    if count <= first:
+        raise InvalidRequest(f"the text has {count} token{'s' * (count != 1)}: there is nothing to score")
+    cuts = list(windows(count, context - len(text.begin), stride, first))
+    known = Perplexity(0.0, 0, 0, len(cuts), context, stride, 0, 0.0, count, text.bytes)
+    started = time.perf_counter()
+    prompts = ((*text.begin, *text.tokens[cut.begin : cut.end]) for cut in cuts)
+    with closing(complete(prompts, _ONLY_SCORED)) as completed:
+        for index, result in completed:
+            if isinstance(result, CortexError):
+                raise result
+            assert result.prompt_logprobs is not None
+            cut = cuts[index]
+            scored = result.prompt_logprobs.logprobs[cut.scored - cut.end :]
+            known = replace(
+                known,
+                nll=known.nll - float(np.sum(scored, dtype=np.float64)),
+                tokens=known.tokens + len(scored),
+                windows=known.windows + 1,
+                computed_tokens=known.computed_tokens + result.usage.prompt_tokens - 1,  # not the last
+                seconds=time.perf_counter() - started,
+            )
+            if on_window is not None:
+                on_window(known)
+    return known
+
+
+def window_size(wanted: int | None, most: int) -> int:
+    """Tokens of a window, of which `most` fit. Raises InvalidRequest if those that are wanted do not."""
+    context = min(DEFAULT_CONTEXT, most) if wanted is None else wanted
+    if not _LEAST <= context <= most:
+        raise InvalidRequest(
+            f"context is {context}, but must be in {_LEAST}..{most}: what the model and the KV memory have room for"
+        )
+    return context
+
+
+def _begin(tokenizer: SharedTokenizer) -> tuple[int, ...]:
+    bos = tokenizer.bos_token
+    alone = () if bos is None else tuple(tokenizer.encode(bos, add_special_tokens=False))
+    return alone if len(alone) == 1 and tuple(tokenizer.encode("", add_special_tokens=True)[:1]) == alone else ()
