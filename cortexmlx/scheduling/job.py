@@ -172,6 +172,13 @@ class Job:
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
+    def take(self, token: int) -> FinishReason | None:
+        """Its next token is known. Returns why it was the last, if it was."""
+        self.tokens.append(token)
+        if token in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
+
     def advance(self, count: int) -> None:
         """A step computes `count` more of its tokens."""
         self.num_computed_tokens += count
@@ -200,6 +207,15 @@ class Job:
         p = self.params
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         return penalised or bool(p.logits_processors)
+
+    def check_invariants(self, length: int) -> None:
+        """Raise AssertionError if what a running job counts does not fit its `length` in the cache."""
+        assert self.num_stored_tokens <= self.num_computed_tokens == length, (
+            f"job {self.id} has other tokens than blocks"
+        )
+        assert self.generated <= self.num_planned_outputs <= self.max_new_tokens, (
+            f"job {self.id} has more tokens than it may have"
+        )
 
 
 @dataclass(frozen=True)

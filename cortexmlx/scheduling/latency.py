@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LEAST_PIECE = 16
+"""Prompt tokens that a step computes at least, however tight the target."""
+
 _FORGETTING = 0.3
 """Weight of the newest step in the running mean."""
 
@@ -27,6 +30,13 @@ class CostModel:
         if self.seconds_per_token is None:
             return least
         return max(least, min(most, int(seconds / self.seconds_per_token)))
+
+    def budget(self, seconds: float | None, most: int, decoding: int) -> int:
+        """Prompt tokens of a step that takes about `seconds` (None: as long as it takes) with so many rows decoding: at
+        most `most` tokens in all, and `LEAST_PIECE` of prompts at least.
+        """
+        least = min(LEAST_PIECE, most)
+        return max(least, (most if seconds is None else self.tokens_within(seconds, least, most)) - decoding)
 
 
 def share(budget: int, needs: list[int]) -> list[int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-LEAST_PIECE = 16
-"""Prompt tokens that a step may compute however little there is of anything."""
+from cortexmlx.scheduling.latency import LEAST_PIECE
 
 STEPS_TO_RELAX = 64
 """Steps that must go well before twice as much is tried."""

@@ -24,12 +24,12 @@ from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.restraint import LEAST_PIECE, Restraint
+from cortexmlx.scheduling.restraint import Restraint
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import ScheduledTokens
-from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.waiting.admission import Admission
 from cortexmlx.scheduling.waiting.claims import WORTH_WAITING
 
@@ -82,9 +82,8 @@ class Scheduler:
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running)
-        self._draining = False
         self._arrivals = 0
-        self._shrinking = False
+        self._draining = self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
@@ -203,12 +202,7 @@ class Scheduler:
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
         assert self.cache.sequences == {job.id for job in (*running, *ended)}, "blocks of nobody, or nobody's blocks"
         for job in running:
-            assert job.num_stored_tokens <= job.num_computed_tokens == self.cache.length(job.id), (
-                f"job {job.id} has other tokens than blocks"
-            )
-            assert job.generated <= job.num_planned_outputs <= job.max_new_tokens, (
-                f"job {job.id} has more tokens than it may have"
-            )
+            job.check_invariants(self.cache.length(job.id))
         self._admission.check_invariants()
         self.cache.check_invariants()
 
@@ -318,11 +312,8 @@ class Scheduler:
 
     def _budget(self, decoding: Sequence[Job]) -> int:
         """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
-        most = self.restraint.tokens
-        least = min(LEAST_PIECE, most)
-        if self.token_target is not None and any(not job.request.background for job in decoding):
-            most = self.costs.tokens_within(self.token_target, least, most)
-        return max(least, most - len(decoding))
+        watched = any(not job.request.background for job in decoding)
+        return self.costs.budget(self.token_target if watched else None, self.restraint.tokens, len(decoding))
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""
@@ -389,22 +380,21 @@ class Scheduler:
         if seconds is not None and plan.kind is StepKind.MIXED and not plan.loads:
             self.costs.observe(len(plan.positions), seconds)
         for segment in plan.segments if plan.scoring is not None else ():
-            if segment.scored and (job := self._jobs.get(segment.job)) and job.generation == segment.generation:
+            if segment.scored and (job := self._of(segment)):
                 job.num_scored_tokens = segment.scored.stop
         if self.restraint.relax():
             self._admission.ask_again()
         committed = []
         for index, (segment, token) in enumerate(zip(plan.logit_segments, tokens, strict=True)):
-            job = self._jobs.get(segment.job)
-            if job is None or job.generation != segment.generation or not segment.live:
+            if not segment.live or (job := self._of(segment)) is None:
                 continue
-            job.tokens.append(token)
-            reason = None
-            if token in job.stop_ids:
-                reason = FinishReason.STOP
-            elif job.generated >= job.max_new_tokens:
-                reason = FinishReason.LENGTH
+            reason = job.take(token)
             committed.append(Committed(job, token, index, reason))
             if reason is not None:
                 self.finish(job.id, reason)
         return committed
+
+    def _of(self, segment: Segment) -> Job | None:
+        """The job that a step computed a segment for, if it still has the row that it had then."""
+        job = self._jobs.get(segment.job)
+        return job if job is not None and job.generation == segment.generation else None

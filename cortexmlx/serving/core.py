@@ -4,104 +4,48 @@ commit.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from traceback import clear_frames
 from typing import TypeVar
 
 import mlx.core as mx
-import numpy as np
 
-from cortexmlx.errors import CortexError, InvalidRequest, MemoryRefused, ModelCorrupt
-from cortexmlx.execution.disk import Disk, not_stored, open_disk
+from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
-from cortexmlx.execution.way import way_of
-from cortexmlx.kv.pins import Pins
-from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.sizing import (
-    Load,
-    bytes_per_token,
-    default_kv_bytes,
-    reserved_bytes,
-)
-from cortexmlx.kv.spec import Counts
-from cortexmlx.machine import is_refusal, working_set_bytes
-from cortexmlx.models import LoadedModel, load_model
+from cortexmlx.machine import is_refusal
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
-from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.meter import Measurements
-from cortexmlx.serving.report import engine_stats
+from cortexmlx.serving.observed.meter import Measurements
+from cortexmlx.serving.observed.report import engine_stats
+from cortexmlx.serving.parts import Call, EngineParts
 from cortexmlx.serving.text import TextStream
-from cortexmlx.stats import EngineStats, ModelInfo, Moment
+from cortexmlx.stats import EngineStats, Moment
 
 _T = TypeVar("_T")
 
 log = logging.getLogger("cortexmlx")
 
-Call = Callable[["EngineCore"], None]
-"""What is to be done between two steps."""
-
 _FRAGMENTED = 0.5
 """Fragmentation above which an idle engine compacts its arena."""
 
-_BLOCKS_AT_ONCE = 256
-"""How many blocks compaction copies at a time: bounds its memory."""
 
-
-class EngineCore:
+class EngineCore(EngineParts):
     """Model, arena, scheduler and runner, driven by `step`. Everything here runs on the engine's thread."""
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
         """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
-        self.loaded = load_model(
-            config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
-        )
-        self._way = way_of(self.loaded.model, config.kv_bits, config.kv_group_size)
-        groups = self._way.groups
-        vocab_size = _checked_vocab_size(self.loaded)
-        self.config = config
-        load = Load(config.max_rows, config.prefill_budget, config.block_size)
-        context = self.loaded.context_length
-        longest = context if config.keep is None else min(context, config.keep.most)
-        reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
-        memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
-        self.disk = self._opened_disk(wake)
-        self._begin_empty(self._way.blocks(memory, load, longest))
-        self.pins = Pins(self.cache)
-        if config.keep is not None:
-            config.keep.check(context, self.cache.capacity_tokens)
-        self.backend = self._way.backend(config.attention)
-        self.runner = self._way.runner(vocab_size, self.backend)
-        if self.disk is not None:
-            self.disk.begin(self.runner)
-        self.info = ModelInfo(
-            name=self.loaded.name,
-            path=str(self.loaded.path),
-            architecture=str(self.loaded.config.get("model_type", "unknown")),
-            context_length=context,
-            vocab_size=vocab_size,
-            parameters=self.loaded.parameters,
-            weight_bytes=self.loaded.weight_bytes,
-            dtype=self.loaded.dtype,
-            kv_bytes_per_token=bytes_per_token(groups),
-            chat_template=bool(self.loaded.tokenizer.has_chat_template),
-            notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
-            adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
-            identity=hashlib.blake2b(self.loaded.identity.encode(), digest_size=16).hexdigest(),
-        )
+        super().__init__(config, wake)
         self.measured = Measurements()
         self._answers: dict[JobId, Answer] = {}
         self._requests: dict[RequestId, RequestAnswers] = {}
@@ -109,42 +53,6 @@ class EngineCore:
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
         self._step_seconds = 0.0
-
-    def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
-        """The tier below, if one is asked for and can be had."""
-        config = self.config
-        if config.kv_store is None or not config.prefix_cache:
-            return None
-        return open_disk(
-            config.kv_store,
-            config.store_bytes,
-            self.loaded,
-            self._way,
-            config.block_size,
-            arrived=lambda wish, pieces: wake(lambda core: core.scheduler.arrived(wish, pieces)),
-            wake=lambda: wake(lambda core: None),
-        )
-
-    def _begin_empty(self, blocks: Counts) -> None:
-        """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
-        config, most = self.config, self._way.most_rows
-        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}" if self.disk is None else self.disk.identity
-        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, identity))
-        if self.disk is not None:
-            self.disk.attach(self.cache)
-        self.scheduler = Scheduler(
-            self.cache,
-            max_rows=min(config.max_rows, most or config.max_rows),
-            prefill_budget=config.prefill_budget,
-            context_length=self.loaded.context_length,
-            max_request_tokens=config.max_request_tokens,
-            client_tokens=config.client_tokens,
-            token_target=config.token_target,
-            keep=config.keep,
-            pipeline=config.pipeline and self._way.pipelined,
-            share_prefixes=config.prefix_cache,
-            share_between_clients=config.share_prefixes_between_clients,
-        )
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -198,17 +106,6 @@ class EngineCore:
         self._requests[handle.id] = answers
         self.measured.prompt_tokens += len(request.prompt)
 
-    def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
-        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest where it has no use."""
-        if self._way.most_rows is not None:
-            name = self.loaded.name
-            raise InvalidRequest(
-                f"{name} runs on mlx-lm's own caches, which keep the last text alone: none can be pinned"
-            )
-        if not self.config.prefix_cache:
-            raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
-        return self.pins.add(tokens, None if self.scheduler.share_between_clients else client)
-
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has; nothing happens if it has ended."""
         answers = self._requests.get(request)
@@ -259,18 +156,7 @@ class EngineCore:
         """Move cached blocks together so that what is free is one run, if nothing is running. Returns how many blocks
         moved.
         """
-        if not self.idle:
-            return 0
-        mx.synchronize()
-        copies = self.cache.compact()
-        for group in range(len(self.cache.groups)):
-            pairs = [c for c in copies if c.group == group]
-            for start in range(0, len(pairs), _BLOCKS_AT_ONCE):
-                part = pairs[start : start + _BLOCKS_AT_ONCE]
-                sources, targets = (np.array([getattr(c, f) for c in part], np.int32) for f in ("source", "target"))
-                self.arena.copy_blocks(group, sources, targets)
-                mx.eval(self.arena.arrays())
-        return len(copies)
+        return self._move_together() if self.idle else 0
 
     def tidy(self) -> bool:
         """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
@@ -293,14 +179,6 @@ class EngineCore:
         if self.cache.fragmentation > _FRAGMENTED:
             self.compact()
 
-    def _give_end_back(self) -> None:
-        """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
-        try:
-            self.arena.resize(self.cache.blocks)
-        except MemoryRefused:
-            self.cache.grow(self.arena.blocks)
-        mx.clear_cache()
-
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
         self.scheduler.check_invariants()
@@ -308,12 +186,7 @@ class EngineCore:
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards. Safe to call again."""
         self._forget_requests()
-        if self.disk is not None:
-            self.disk.close()
-            self.disk = None
-        for name in ("_way", "runner", "arena", "loaded"):
-            self.__dict__.pop(name, None)
-        mx.clear_cache()
+        super().release()
 
     def _forget_requests(self) -> None:
         self._in_flight.clear()
@@ -462,24 +335,6 @@ class EngineCore:
         else:
             self._fail(answer.of_request, cache_full(job, self.cache.capacity_tokens))
 
-    @property
-    def kv_bytes_in_use(self) -> int:
-        """Bytes of the blocks and tails that hold the tokens of running requests."""
-        return self.cache.bytes_in_use + (self.runner.tail_bytes if self.scheduler.rows_running else 0)
-
     def stats(self) -> EngineStats:
         """See `EngineStats`."""
         return engine_stats(self)
-
-
-def _checked_vocab_size(loaded: LoadedModel) -> int:
-    """Width of the model's logits: what its last projection really has. Raises ModelCorrupt if they are no numbers:
-    sampling would answer with the first token of the vocabulary again and again.
-    """
-    logits = loaded.model(mx.zeros((1, 1), mx.int32))
-    if mx.any(mx.isnan(logits)).item():
-        raise ModelCorrupt(
-            f"{loaded.name} computes what is no number (NaN): its weights are damaged, or its configuration is not "
-            "theirs. Download it again."
-        )
-    return int(logits.shape[-1])

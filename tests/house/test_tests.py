@@ -31,6 +31,7 @@ TESTED_WITH = {
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/kv/state/ops.py": "tests/kv/state/test_snapshots.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
+    "cortexmlx/serving/parts.py": "tests/serving/test_core.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/legal/__main__.py": "tests/metal/legal/test_judge.py",

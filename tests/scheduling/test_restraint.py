@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.scheduling.restraint import LEAST_PIECE, STEPS_TO_RELAX, Restraint
+from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.restraint import STEPS_TO_RELAX, Restraint
 
 
 def good_steps(restraint: Restraint, count: int) -> int:

@@ -14,7 +14,7 @@ from cortexmlx.kv.pins import Pins
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.meter import Measurements
+from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.stats import EngineStats, ModelInfo
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from cortexmlx.serving.meter import Meter, Moment, Timeline
+from cortexmlx.serving.observed.meter import Meter, Moment, Timeline
 from support.core_driver import Driver
 from support.tiny import tokens_of
 

@@ -1,0 +1,175 @@
+"""EngineParts: model, arena, cache, scheduler and runner of one engine, opened as its configuration says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.errors import InvalidRequest, MemoryRefused, ModelCorrupt
+from cortexmlx.execution.disk import Disk, not_stored, open_disk
+from cortexmlx.execution.way import way_of
+from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.quantized import kv_form
+from cortexmlx.kv.sizing import (
+    Load,
+    bytes_per_token,
+    default_kv_bytes,
+    reserved_bytes,
+)
+from cortexmlx.kv.spec import Counts
+from cortexmlx.machine import working_set_bytes
+from cortexmlx.models import LoadedModel, load_model
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.stats import ModelInfo
+
+Call = Callable[[Any], None]
+"""What is to be done with an engine's core between two steps."""
+
+_BLOCKS_AT_ONCE = 256
+"""How many blocks compaction copies at a time: bounds its memory."""
+
+
+class EngineParts:
+    """What an engine is made of. Only the engine's thread may use it."""
+
+    def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
+        """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
+        self.loaded = load_model(
+            config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
+        )
+        self._way = way_of(self.loaded.model, config.kv_bits, config.kv_group_size)
+        groups = self._way.groups
+        vocab_size = _checked_vocab_size(self.loaded)
+        self.config = config
+        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        context = self.loaded.context_length
+        longest = context if config.keep is None else min(context, config.keep.most)
+        reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
+        memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
+        self.disk = self._opened_disk(wake)
+        self._begin_empty(self._way.blocks(memory, load, longest))
+        self.pins = Pins(self.cache)
+        if config.keep is not None:
+            config.keep.check(context, self.cache.capacity_tokens)
+        self.backend = self._way.backend(config.attention)
+        self.runner = self._way.runner(vocab_size, self.backend)
+        if self.disk is not None:
+            self.disk.begin(self.runner)
+        self.info = ModelInfo(
+            name=self.loaded.name,
+            path=str(self.loaded.path),
+            architecture=str(self.loaded.config.get("model_type", "unknown")),
+            context_length=context,
+            vocab_size=vocab_size,
+            parameters=self.loaded.parameters,
+            weight_bytes=self.loaded.weight_bytes,
+            dtype=self.loaded.dtype,
+            kv_bytes_per_token=bytes_per_token(groups),
+            chat_template=bool(self.loaded.tokenizer.has_chat_template),
+            notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
+            adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
+            identity=hashlib.blake2b(self.loaded.identity.encode(), digest_size=16).hexdigest(),
+        )
+
+    def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
+        """The tier below, if one is asked for and can be had."""
+        config = self.config
+        if config.kv_store is None or not config.prefix_cache:
+            return None
+        return open_disk(
+            config.kv_store,
+            config.store_bytes,
+            self.loaded,
+            self._way,
+            config.block_size,
+            arrived=lambda wish, pieces: wake(lambda core: core.scheduler.arrived(wish, pieces)),
+            wake=lambda: wake(lambda core: None),
+        )
+
+    def _begin_empty(self, blocks: Counts) -> None:
+        """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
+        config, most = self.config, self._way.most_rows
+        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}" if self.disk is None else self.disk.identity
+        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, identity))
+        if self.disk is not None:
+            self.disk.attach(self.cache)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_rows=min(config.max_rows, most or config.max_rows),
+            prefill_budget=config.prefill_budget,
+            context_length=self.loaded.context_length,
+            max_request_tokens=config.max_request_tokens,
+            client_tokens=config.client_tokens,
+            token_target=config.token_target,
+            keep=config.keep,
+            pipeline=config.pipeline and self._way.pipelined,
+            share_prefixes=config.prefix_cache,
+            share_between_clients=config.share_prefixes_between_clients,
+        )
+
+    def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
+        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest where it has no use."""
+        if self._way.most_rows is not None:
+            name = self.loaded.name
+            raise InvalidRequest(
+                f"{name} runs on mlx-lm's own caches, which keep the last text alone: none can be pinned"
+            )
+        if not self.config.prefix_cache:
+            raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
+        return self.pins.add(tokens, None if self.scheduler.share_between_clients else client)
+
+    def _move_together(self) -> int:
+        """Move cached blocks together so that what is free is one run. Nothing may be running. Returns how many blocks
+        moved.
+        """
+        mx.synchronize()
+        copies = self.cache.compact()
+        for group in range(len(self.cache.groups)):
+            pairs = [c for c in copies if c.group == group]
+            for start in range(0, len(pairs), _BLOCKS_AT_ONCE):
+                part = pairs[start : start + _BLOCKS_AT_ONCE]
+                sources, targets = (np.array([getattr(c, f) for c in part], np.int32) for f in ("source", "target"))
+                self.arena.copy_blocks(group, sources, targets)
+                mx.eval(self.arena.arrays())
+        return len(copies)
+
+    def _give_end_back(self) -> None:
+        """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
+        try:
+            self.arena.resize(self.cache.blocks)
+        except MemoryRefused:
+            self.cache.grow(self.arena.blocks)
+        mx.clear_cache()
+
+    def release(self) -> None:
+        """Let go of all memory. Nothing here is of use afterwards. Safe to call again."""
+        if self.disk is not None:
+            self.disk.close()
+            self.disk = None
+        for name in ("_way", "runner", "arena", "loaded"):
+            self.__dict__.pop(name, None)
+        mx.clear_cache()
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the blocks and tails that hold the tokens of running requests."""
+        return self.cache.bytes_in_use + (self.runner.tail_bytes if self.scheduler.rows_running else 0)
+
+
+def _checked_vocab_size(loaded: LoadedModel) -> int:
+    """Width of the model's logits: what its last projection really has. Raises ModelCorrupt if they are no numbers:
+    sampling would answer with the first token of the vocabulary again and again.
+    """
+    logits = loaded.model(mx.zeros((1, 1), mx.int32))
+    if mx.any(mx.isnan(logits)).item():
+        raise ModelCorrupt(
+            f"{loaded.name} computes what is no number (NaN): its weights are damaged, or its configuration is not "
+            "theirs. Download it again."
+        )
+    return int(logits.shape[-1])
