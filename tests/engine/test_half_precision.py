@@ -103,6 +103,27 @@ def test_alone_and_in_company(name: str, dtype: str, asked: str, rounded: Rounde
         assert_nothing_lost(stats)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits", "settings"),
+    [
+        ("llama", "float16", 4, ["preempted"]),
+        *(
+            pytest.param(name, "bfloat16", 8, [*SETTINGS], marks=pytest.mark.slow)
+            for name in ("llama", "gemma2", "windowed llama")
+        ),
+    ],
+)
+def test_alone_and_in_company_with_quantized_keys_and_values(
+    name: str, dtype: str, bits: int, settings: list[str], tmp_path: Path
+) -> None:
+    folder = write_rounded(tmp_path, name, dtype, head_dim=32)[0]
+    alone = answers(Driver(folder, **{"tokens": 4096, "kv_bits": bits} | PLAIN), together=False)
+    for setting in settings:
+        driver = Driver(folder, **{"tokens": 4096, "kv_bits": bits} | SETTINGS[setting])
+        assert {array.dtype for array in driver.core.arena.arrays()} == {getattr(mx, dtype), mx.uint32}
+        assert answers(driver, together=True) == alone, setting
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_errors_are_no_larger_than_mlx_lms(name: str, dtype: str, rounded: Rounded) -> None:

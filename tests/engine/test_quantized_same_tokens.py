@@ -18,11 +18,14 @@ from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE
 from support.quantized_models import SEEDS, gap_of, greedy, loaded, rounding_caches, wide
 from support.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
+from support.stored import Stored
 from support.tiny import tokens_of
+from tests.engine.test_stale_data import Poison
 
 Judge = Callable[[Sequence[int], Sequence[int]], None]
 QUICK = [("tight", 4), ("budget 16", 8)]
 REST = [(s, b) for s in SETTINGS for b in (8, 4) if (s, b) not in QUICK]
+OTHERS = ("windowed llama", "llama4", "gpt_oss", "gemma3n", "deepseek_v3", "qwen3_next", "falcon_h1")
 EVERY = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
 
 
@@ -85,6 +88,32 @@ def test_seeded_tokens_of_several_answers(folder: Path, setting: str, bits: int)
     print(f"{setting}, {bits} bits: {ties} ties of {4 * len(LENGTHS)}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("setting", ["tight", "budget 16", "tight, not pipelined"])
+@pytest.mark.parametrize(
+    "name", ["windowed llama", "llama4", "gpt_oss", "gemma3n", "deepseek_v3", "qwen3_next", "falcon_h1"]
+)
+def test_greedy_tokens_of_other_kinds(name: str, setting: str, bits: int, tmp_path: Path) -> None:
+    other, prompts = wide(tmp_path, name), prompts_of()
+    driver = driver_of(other, setting, bits)
+    check_greedy(other, driver, prompts, driver.answers(prompts, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "name", ["windowed llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt_oss", "deepseek_v3"))]
+)
+def test_poisoned_memory_changes_no_answer(name: str, tmp_path: Path) -> None:
+    """NaN in the scales of every free block, every unwritten slot and every unused column of a tail."""
+    other, answers, poisoned = wide(tmp_path, name), [], 0
+    for poison in (False, True):
+        driver = Driver(other, tokens=144, prefill_budget=14, kv_bits=4)
+        filled = Poison(driver) if poison else None
+        answers.append(driver.answers(prompts_of()[:5], 24))
+        poisoned = filled.slots if filled else 0
+    assert answers[0] == answers[1] and poisoned > 500
+
+
 @pytest.mark.parametrize("every", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) -> None:
     driver = Driver(folder, tokens=16_384, max_rows=4, prefill_budget=64, kv_bits=8)
@@ -99,6 +128,19 @@ def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) 
             driver.core.relieve(True)
     assert len(sizes) > 3, "the arena must have changed its size"
     check_greedy(folder, driver, prompts, [driver.result(h).token_ids for h in handles])
+
+
+def test_the_next_engine_finds_codes_on_disk_and_another_number_of_bits_none(folder: Path, tmp_path: Path) -> None:
+    prompt, cached = tokens_of(90, seed=4), []
+    for bits in (8, 8, 4):
+        with Stored(folder, tmp_path, kv_bits=bits) as driver:
+            answer, found = driver.ask(prompt)
+            cached.append(found)
+            model = loaded(folder)[0]
+            wanted = greedy(model, prompt, len(answer), rounding_caches(model, bits, 32), ())
+            gap = gap_of(model, prompt, answer, wanted, bits, 32)
+            assert gap is None or gap[1] < NOISE
+    assert cached == [0, 88, 0]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
