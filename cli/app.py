@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from cortexmlx import __version__
 from cortexmlx.cli.batch import batch
 from cortexmlx.cli.bench import bench
+from cortexmlx.cli.cache import cache
 from cortexmlx.cli.chat import chat
 from cortexmlx.cli.doctor import doctor
 from cortexmlx.cli.eval import evaluate
@@ -91,6 +92,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("batch", batch, "Answer every request of a file."),
     ("eval", evaluate, "Measure the perplexity of a text."),
     ("plan", plan, "Say what fits into this machine's memory."),
+    ("cache", cache, "Show or clear what chats and batches keep on disk."),
     ("models", models, "List the models on this machine."),
     ("doctor", doctor, "Check the installation."),
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),

@@ -36,7 +36,7 @@ class Format(str, Enum):
 
 
 @options.takes_sampling(without=("presence_penalty", "frequency_penalty"))
-@options.takes_engine()
+@options.takes_engine(stored=True)
 def batch(
     positional: Annotated[
         list[str],

@@ -42,7 +42,7 @@ SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.9
 
 
 @options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
-@options.takes_engine(max_rows=1)
+@options.takes_engine(stored=True, max_rows=1)
 def chat(
     model: options.Model = None,
     model_option: options.ModelOption = None,

@@ -14,6 +14,7 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.store.folder import default_folder
 
 Model = Annotated[
     str | None,
@@ -95,6 +96,16 @@ KeepLast = Annotated[
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
 
 
+KVStore = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-store", metavar="FOLDER", help="Keep what was computed on disk, for the next run.", show_default=False
+    ),
+]
+NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep nothing on disk.")]
+KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so much of it.")]
+
+
 SAMPLING = {
     "max_tokens": MaxTokens,
     "temperature": Temperature,
@@ -122,6 +133,9 @@ ENGINE = {
 }
 """The options that make `EngineConfig`."""
 
+STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStoreBytes}
+"""Those that say what is kept on disk."""
+
 Command = Callable[..., None]
 
 
@@ -139,17 +153,26 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
     return lambda command: _expanded(command, "params", shown, make)
 
 
-def takes_engine(**fixed: Any) -> Callable[[Command], Command]:
+def takes_engine(*, stored: bool = False, **fixed: Any) -> Callable[[Command], Command]:
     """Give a command the options of `ENGINE` in the place of its parameter `config`, but for those that are `fixed`.
+    `stored` says that it has a store on disk unless that is switched off; others have one where a folder is named.
 
     The model is still to be named: see `model_name`.
     """
 
-    def make(kv_memory: str | None, **others: Any) -> EngineConfig:
-        return EngineConfig(STARTER, kv_memory=memory_size(kv_memory), **fixed, **others)
+    def make(
+        kv_memory: str | None, kv_store: str | None, kv_store_bytes: str, no_kv_store: bool = False, **others: Any
+    ) -> EngineConfig:
+        if no_kv_store and kv_store is not None:
+            raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
+        folder = kv_store or (default_folder() if stored and not no_kv_store else None)
+        limit = memory_size(kv_store_bytes, "--kv-store-bytes")
+        memory = memory_size(kv_memory)
+        return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
 
-    usual = vars(EngineConfig(STARTER))
-    shown = {name: (kind, usual[name]) for name, kind in ENGINE.items() if name not in fixed}
+    usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
+    kinds = {name: kind for name, kind in (ENGINE | STORE).items() if stored or name != "no_kv_store"}
+    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in fixed}
     return lambda command: _expanded(command, "config", shown, make)
 
 
@@ -181,14 +204,14 @@ def model_name(argument: str | None, option: str | None) -> str:
     return argument or option or STARTER
 
 
-def memory_size(text: str | None) -> int | None:
+def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
     """Bytes of a size option. Raises typer.BadParameter (wrong usage) if it is none."""
     if text is None:
         return None
     try:
         return parse_size(text)
     except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--kv-memory") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def checked(params: SamplingParams) -> SamplingParams:

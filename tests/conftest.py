@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from cortexmlx.cpu import blas
 blas.preload()
 # The judges that compute on a GPU need float32 products, which are TF32 on an M5 otherwise. MLX reads it at first use.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+# Commands keep a store on disk: those that tests run, not in the user's own folder.
+os.environ.setdefault("CORTEXMLX_KV_STORE", os.path.join(tempfile.gettempdir(), f"cortexmlx-tests-{os.getuid()}", "kv"))
 
 # A shell that runs the tests in its background lets them ignore interrupts, and their children with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cortexmlx.execution.fingerprint import fingerprint
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.transfer import copy_out, copy_out_state, fits
+from cortexmlx.execution.transfer import Shapes, copy_out, copy_out_state, shapes_of
 from cortexmlx.execution.way import Runner, Way
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish, piece_key
@@ -54,6 +54,7 @@ class Disk:
         self._store = store
         self._arrived = arrived
         self._runner: ModelRunner
+        self._shapes: dict[int, Shapes] = {}
         self._lower: LowerTier | None = None
         self._credit = 0.0
         self._looked = time.perf_counter()
@@ -62,6 +63,7 @@ class Disk:
         """The runner is there now, which has the arena and the states."""
         assert isinstance(runner, ModelRunner)
         self._runner = runner
+        self._shapes = {g: shapes_of(runner.arena, g) for g in range(len(runner.arena.groups))}
 
     def attach(self, cache: KVCache) -> None:
         """From now on this is the tier below a cache, which is empty yet."""
@@ -142,13 +144,14 @@ class Disk:
         self._store.ask(Reading(wish.pieces(), wish.choose, done))
 
     def _right(self, wish: Wish, found: dict[bytes, Record]) -> dict[bytes, Record]:
-        """What was found that has the shapes of this model's blocks."""
+        """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""
         groups = {piece_key(key, group): group for key in wish.keys for group in wish.tier.every}
-        return {
-            key: record
-            for key, record in found.items()
-            if groups[key] == STATE or fits(self._runner.arena, groups[key], record.arrays)
-        }
+
+        def fits(key: Key, record: Record) -> bool:
+            shapes = tuple((array.shape, array.dtype.str) for array in record.arrays)
+            return groups[key] == STATE or shapes == self._shapes[groups[key]]
+
+        return {key: record for key, record in found.items() if fits(key, record)}
 
 
 def open_disk(

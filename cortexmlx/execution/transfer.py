@@ -18,6 +18,9 @@ from cortexmlx.kv.lower import STATE, PieceLoad
 
 Arrays = tuple[np.ndarray, ...]
 
+Shapes = tuple[tuple[tuple[int, ...], str], ...]
+"""The shape and NumPy's dtype of each array."""
+
 _NONE, _PLAIN, _BFLOAT16 = range(3)
 """What a slot of a state has."""
 
@@ -37,14 +40,11 @@ def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
     return [tuple(copy) for copy in copies]
 
 
-def fits(arena: KVArena, group: int, arrays: Arrays) -> bool:
-    """Whether arrays can be a block of a group."""
+def shapes_of(arena: KVArena, group: int) -> Shapes:
+    """What the arrays of a block of a group look like."""
     layers = arena.groups[group].layers
-    wanted = []
-    for array in arena.slab(layers[0]) if layers else ():
-        heads, _, dim = array.shape
-        wanted.append(((len(layers), heads, arena.block_size, dim), _dtype(array)))
-    return [(array.shape, array.dtype) for array in arrays] == wanted
+    slab = [_numbers(array[:, :0]) for array in (arena.slab(layers[0]) if layers else ())]
+    return tuple(((len(layers), len(a), arena.block_size, a.shape[-1]), a.dtype.str) for a in slab)
 
 
 def load(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
@@ -90,10 +90,6 @@ def _state(arrays: Arrays) -> list[mx.array | None]:
 def _numbers(array: mx.array) -> np.ndarray:
     """An array's memory as NumPy sees it: a view, which must be gone before the next write."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-
-
-def _dtype(array: mx.array) -> np.dtype:
-    return np.asarray(mx.zeros((0,), mx.uint16 if array.dtype == mx.bfloat16 else array.dtype)).dtype
 
 
 def _array(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:

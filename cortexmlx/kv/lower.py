@@ -25,6 +25,9 @@ START_SECONDS_PER_TOKEN = 1 / 2000
 _READING_SECONDS = 0.001
 """What asking takes, however little is read."""
 
+MOST_READ = 4 << 30
+"""Bytes that are read for one prompt at once: it waits in memory beside the arena. What comes behind is computed."""
+
 _MOST_LEAVING = 1 << 16
 """Entries that wait to be stored, at most."""
 
@@ -148,6 +151,7 @@ class LowerTier:
         self.ask = ask
         self.every = (*range(len(groups)), *((STATE,) if states else ()))
         self.whole = [g for g, group in enumerate(groups) if group.spec.reach.tokens is None]
+        self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
         self._dropped = dropped
         self._leaving: dict[Entry, None] = {}
 
@@ -215,9 +219,10 @@ class LowerTier:
         seconds_per_token: float | None,
     ) -> Wish | None:
         """What a text would have from below that has its first `blocks` blocks, and `matched` tokens in all, in memory;
-        None if there is no whole block in the rest. Its last token is always computed.
+        None if there is no whole block in the rest. Its last token is always computed, and so is what lies behind
+        `MOST_READ` bytes.
         """
-        end = min(len(keys), (len(tokens) - 1) // self.block_size)
+        end = min(len(keys), (len(tokens) - 1) // self.block_size, blocks + self._most_blocks)
         if end <= blocks:
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])

@@ -11,6 +11,15 @@ SECRET = "secret"
 _SECRET_BYTES = 32
 
 
+SWITCH = "CORTEXMLX_KV_STORE"
+
+
+def default_folder() -> Path:
+    """Where the commands keep their store: what `CORTEXMLX_KV_STORE` says, else a folder in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(SWITCH) or cache / "cortexmlx" / "kv")
+
+
 def open_folder(path: Path) -> bytes:
     """Make the folder, mode 0700, if it is not there, and return its secret, which all who share it have.
 

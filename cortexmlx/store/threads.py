@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
 
-MOST_WAITING = 128 << 20
+MOST_WAITING = 64 << 20
 """Bytes of records that wait to be written, at most: more are dropped."""
 
 SEGMENT_BYTES = 32 << 20

@@ -26,7 +26,7 @@ PATIENCE = 5.0
 class FakeCore:
     """A core that counts. It has work for ever once a request has come, and answers none."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, wake: Any) -> None:
         self.idle = True
         self.steps = 0
         self.cancelled: list[int] = []
@@ -43,8 +43,9 @@ class FakeCore:
         if self.steps >= ENOUGH:
             self.enough.set()
 
-    def tidy(self) -> None:
+    def tidy(self) -> bool:
         """Nothing to tidy."""
+        return False
 
     def fail_all(self, error: Exception) -> None:
         """Nothing to fail: the worker fails the handles."""

@@ -8,7 +8,7 @@ from cortexmlx.kv.lower import Content, Found, LowerTier, Wish
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.scheduling.job import Job, JobId
 
-_MOST_AT_ONCE = 4
+_MOST_AT_ONCE = 2
 """Wishes that are being read, at most: what is read waits in memory until its prompt begins."""
 
 
@@ -22,7 +22,7 @@ class Readings:
     def __init__(self, lower: LowerTier | None) -> None:
         self._lower = lower
         self._reading: dict[JobId, Wish] = {}
-        self._asked: dict[JobId, int] = {}
+        self._asked: set[JobId] = set()
         self._found: dict[JobId, Found] = {}
 
     def __contains__(self, wish: object) -> bool:
@@ -39,14 +39,14 @@ class Readings:
                 wish.keys[blocks - wish.begin]
             ]:
                 return wish
-        if self._asked.get(job.id) == job.preemptions:
+        if job.id in self._asked:
             return None
         own = lower.wish(job.tokens, job.keys, blocks, match.tokens(lower.block_size), seconds_per_token)
         if own is None:
             return None
         if len(self._reading) >= _MOST_AT_ONCE:
             return next(iter(self._reading.values()))
-        self._asked[job.id] = job.preemptions
+        self._asked.add(job.id)
         self._reading[job.id] = own
         lower.ask(own)
         return own
@@ -72,11 +72,11 @@ class Readings:
         which nobody is to wait any more.
         """
         self._found.pop(job.id, None)
-        if job.finish_reason is not None:
-            self._asked.pop(job.id, None)
+        self._asked.discard(job.id)
         return self._reading.pop(job.id, None)
 
     def clear(self) -> None:
         """Forget all wishes."""
-        for what in (self._reading, self._asked, self._found):
-            what.clear()
+        self._reading.clear()
+        self._asked.clear()
+        self._found.clear()

@@ -1,0 +1,61 @@
+"""`cortexmlx cache`: what is kept on disk of prompts that were computed, and how to get rid of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cortexmlx.cli import options
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.store.folder import default_folder
+
+
+def cache(
+    kv_store: options.KVStore = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
+) -> None:
+    """Show what chats and batches keep on disk: keys and values of texts, by model.
+
+    A text that begins like an earlier one is read from there instead of being computed. The files are their owner's
+    alone, and hold the tokens of the texts. Other programs may go on while they are removed.
+    """
+    from cortexmlx.store.shelf import Shelf
+
+    folder = Path(kv_store).expanduser() if kv_store else default_folder()
+    if not folder.is_dir():
+        show(folder, {}, as_json)
+        return
+    try:
+        shelf = Shelf(folder, 0)
+    except OSError as error:
+        raise CortexError(f"{folder} cannot be used: {error}") from error
+    shelf.open()
+    if clear:
+        freed = shelf.clear()
+        shelf.close()
+        print(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
+        return
+    models: dict[str, tuple[int, int]] = {}
+    for segment in shelf.segments():
+        size, records = models.get(segment.model, (0, 0))
+        models[segment.model] = (size + segment.bytes, records + segment.records)
+    shelf.close()
+    show(folder, models, as_json)
+
+
+def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
+    """The folder, and bytes and blocks of each model in it."""
+    total = sum(size for size, _ in models.values())
+    if as_json:
+        each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]
+        print(json.dumps({"path": str(folder), "bytes": total, "models": each}))
+        return
+    print(f"{folder}  {format_bytes(total)}")
+    width = max(map(len, models), default=0)
+    for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
+        print(f"  {model:<{width}}  {format_bytes(size):>9}  {blocks:,} blocks")

@@ -1,0 +1,63 @@
+"""`cortexmlx cache`: what it shows, and that it removes the store's files and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.start import run
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.records import opened, record
+
+
+def test_it_says_which_models_take_how_much_and_removes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kv"
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", str(folder))
+    assert run(["cache"]) == 0
+    assert capsys.readouterr() == (f"{folder}  0 B\n", "") and not folder.exists()
+    shelf = opened(folder)
+    shelf.write("large", [record(n) for n in range(20)])
+    shelf.write("small one", [record(n) for n in range(20, 23)])
+    sizes = {line.model: line.bytes for line in shelf.segments()}
+    shelf.close()
+    assert run(["cache"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{folder}  ")
+    assert [line[:13] for line in rest] == ["  large      ", "  small one  "] and "20 blocks" in rest[0]
+    assert run(["cache", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {m["model"]: m["bytes"] for m in said["models"]} == sizes and said["bytes"] == sum(sizes.values())
+    (folder / "mine.txt").write_text("mine")
+    assert run(["cache", "--clear"]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert sorted(os.listdir(folder)) == ["index.sqlite", "mine.txt", "secret"]
+    assert run(["cache", "--kv-store", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(folder), "bytes": 0, "models": []}
+
+
+def test_a_folder_that_is_no_store_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "secret").mkdir()
+    assert run(["cache", "--kv-store", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "cannot be used" in err and len(err.splitlines()) <= 2
+
+
+def test_chat_and_batch_have_a_store_and_generate_where_one_is_named(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", str(tmp_path / "default"))
+    (tmp_path / "in").write_text("a\n")
+    lines = [f"batch fake {tmp_path / 'in'}", "generate fake -p hi"]
+    for line, usual in zip(lines, (tmp_path / "default", None), strict=True):
+        assert run(line.split()) == 0
+        assert fakes.engine.options.kv_store == usual and fakes.engine.options.kv_store_bytes == 4 * 10**9
+        assert run([*line.split(), "--kv-store", "here", "--kv-store-bytes", "1GiB"]) == 0
+        assert (fakes.engine.options.kv_store, fakes.engine.options.kv_store_bytes) == ("here", 2**30)
+    assert run([*lines[0].split(), "--no-kv-store"]) == 0 and fakes.engine.options.kv_store is None
+    assert run([*lines[0].split(), "--no-kv-store", "--kv-store", "here"]) == 2
+    assert run([*lines[0].split(), "--kv-store-bytes", "lots"]) == 2
