@@ -179,6 +179,8 @@ def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[i
     from mlx_lm.generate import generate_step, generation_stream
     from mlx_lm.models import cache as caches
 
+    for _ in generate_step(mx.array(tuple(prompt[:8])), loaded.model, max_tokens=2):
+        pass  # what is slow the first time is not its cache
     cache, file = caches.make_prompt_cache(loaded.model), str(folder / "mlx-lm.safetensors")
     for start in range(0, len(before), _PIECE):
         loaded.model(mx.array(tuple(before[start : start + _PIECE]))[None], cache=cache)

@@ -19,7 +19,7 @@ ANSWER = 32
 _FORKED = (0.25, 0.55, 0.8)
 _EDITED = (0.45, 0.7)
 _CANCELLED = (0.3, 0.65)
-_KILLED = (0.35, 0.75)
+_KILLED = (0.5, 0.9)
 """After which parts of the turns that happens."""
 
 SAMPLE = (
@@ -79,6 +79,8 @@ def make_script(
         if kills and turn in after(_KILLED):
             add(Kind.KILL, 0)
             killed += 1
+        if turn in after(_KILLED):  # what is timed is finding the conversation again, not a tool's long output
+            add(Kind.ASK, output[0])
     return acts
 
 

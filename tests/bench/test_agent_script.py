@@ -11,7 +11,7 @@ def test_a_seed_makes_one_script_with_all_that_an_agent_does() -> None:
     acts = make_script(3)
     assert acts == make_script(3) != make_script(4)
     assert Counter(act.kind for act in acts) == {
-        Kind.ASK: TURNS,
+        Kind.ASK: TURNS + 2,
         Kind.FORK: 6,
         Kind.CANCEL: 2,
         Kind.EDIT: 2,
@@ -19,6 +19,8 @@ def test_a_seed_makes_one_script_with_all_that_an_agent_does() -> None:
     }
     lengths = [act.tokens for act in acts if act.kind is Kind.ASK]
     assert min(lengths) >= OUTPUT[0] and max(lengths) == OUTPUT[1]
+    behind = [acts[place + 1] for place, act in enumerate(acts) if act.kind is Kind.KILL]
+    assert [(act.kind, act.tokens) for act in behind] == [(Kind.ASK, OUTPUT[0])] * 2
     assert make_script(3, kills=False) == [act for act in acts if act.kind is not Kind.KILL]
 
 

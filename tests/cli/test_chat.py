@@ -147,19 +147,20 @@ def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
     assert terminal.exit_code() == 0
 
 
-def test_a_chat_in_a_terminal_is_kept_and_resumed(tmp_path: Path) -> None:
-    for arguments, said in (((), None), (("--resume",), "-one: 2 messages so far")):
-        opened = Terminal("--no-history", *arguments)
-        if said is not None:
-            opened.wait_for(said)
-        opened.wait_for(">>>")
-        opened.type("one\r")
-        opened.wait_for("tok/s · TTFT")
-        opened.type("/exit\r")
-        assert opened.exit_code() == 0
-        opened.close()
-    kept = list((tmp_path / "state" / "cortexmlx" / "chats").iterdir())
-    assert len(kept) == 1 and len(Saved.read(kept[0]).messages) == 4
+def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
+    talk: Any = FakeEngine(EngineConfig("fake")).conversation()
+    talk.ask("one")
+    path = tmp_path / "state" / "cortexmlx" / "chats" / "mine.json"
+    talk.save(path)
+    opened = Terminal("--no-history", "--resume")
+    opened.wait_for("mine: 2 messages so far")
+    opened.wait_for(">>>")
+    opened.type("two\r")
+    opened.wait_for("tok/s · TTFT")
+    opened.type("/exit\r")
+    assert opened.exit_code() == 0
+    opened.close()
+    assert [len(Saved.read(kept).messages) for kept in path.parent.iterdir()] == [4]
 
 
 def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import ConversationFileError, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason
 from cortexmlx.sessions.conversation import Conversation
-from support.tiny import EOS
+from support.tiny import EOS, write_tiny
 
 BLOCK = 8
 WORDS = SamplingParams(max_tokens=21, ignore_eos=True)
@@ -261,3 +262,31 @@ def test_windows_and_recurrent_states_compute_only_what_is_new(tiny: Any, name: 
         other = talk.ask("another")
         assert other.token_ids == judge.ask("another").token_ids
         assert new_tokens(other) <= len("\n<s>user: another\n<s>assistant: ") + BLOCK
+
+
+THINKING = (
+    "{% for m in messages %}<s>{{ m['role'] }}: "
+    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}<s>assistant: {{ '<think>\n' }}"
+)
+
+
+def test_a_template_that_leaves_out_old_thoughts_is_followed_and_reuse_begins_before_them(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny(tmp_path / "model")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": THINKING}))
+    options: dict[str, Any] = {"kv_memory": "1MB", "block_size": BLOCK}
+    with Engine(model, **options) as engine, Engine(model, **options, prefix_cache=False) as uncached:
+        talks = [each.conversation(params=WORDS) for each in (engine, uncached)]
+        for talk in talks:
+            for question in ("a first question", "a second question"):
+                talk.ask(question)
+            assert str(talk.messages[-1]["content"]).startswith("<think>\n")
+            talk.edit(-1, f"{talk.messages[-1]['content']}</think>yes")
+        known = talks[0]._transcript.cuts[-2][1]
+        ours, judge = (talk.ask("a third question") for talk in talks)
+        assert ours.token_ids == judge.token_ids and ours.usage.prompt_tokens == judge.usage.prompt_tokens
+        thought = len(engine.tokenize("<think>\n"))
+        assert known - thought - BLOCK <= ours.usage.cached_tokens < known, "all up to the thoughts"
