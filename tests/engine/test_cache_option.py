@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortexmlx import Engine, SamplingParams
 from support.core_driver import Driver, assert_nothing_lost
+from support.stored import Stored
 from support.tiny import tokens_of
 
 PROMPT = tokens_of(45, seed=9)
@@ -66,6 +68,18 @@ def test_a_cancelled_one_leaves_nothing(tiny: Any) -> None:
     handle.cancel()
     driver.finish()
     assert len(driver.result(handle).token_ids) > 0 and len(driver.core.cache.prefix) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_it_neither_reads_the_disk_nor_writes_to_it(tiny: Any, tmp_path: Path, name: str) -> None:
+    with Stored(tiny(name), tmp_path) as driver:
+        driver.ask(PROMPT, cache=False)
+        driver.rest()
+        assert driver.counts.stored_blocks == 0
+        driver.ask(PROMPT)
+    with Stored(tiny(name), tmp_path) as driver:
+        assert driver.ask(PROMPT, cache=False)[1] == driver.counts.read_blocks == 0
+        assert driver.ask(PROMPT)[1] == 40
 
 
 def test_a_model_that_keeps_one_text_forgets_it(tiny: Any, unpaged: None) -> None:

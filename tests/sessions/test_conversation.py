@@ -212,6 +212,24 @@ def test_a_saved_conversation_goes_on_in_another_engine_with_the_same_tokens(
         assert there.ask("three").token_ids == judge.token_ids
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+def test_a_restart_computes_only_what_is_new_with_the_disk_tier(tiny: Any, tmp_path: Path, name: str) -> None:
+    options: dict[str, Any] = {"kv_memory": "2MB", "block_size": BLOCK, "kv_store": tmp_path / "store"}
+    with Engine(tiny(name), **options) as engine:
+        talk = engine.conversation(system="A system prompt of some length.", params=WORDS)
+        talk.ask("one")
+        last = talk.ask("two")
+        talk.save(tmp_path / "talk.json")
+        judge = talk.ask("three")
+        talk.undo()
+    with Engine(tiny(name), **options) as restarted:
+        again = restarted.conversation()
+        again.load(tmp_path / "talk.json")
+        answer = again.ask("three")
+        assert answer.token_ids == judge.token_ids
+        assert new_tokens(answer) <= answer.usage.prompt_tokens - last.usage.total_tokens + 1 + BLOCK
+
+
 def test_another_model_says_so_and_goes_on_with_the_texts(tiny: Any, engine: Engine, tmp_path: Path) -> None:
     talk = engine.conversation(params=WORDS)
     talk.ask("one")
