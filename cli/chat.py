@@ -75,7 +75,7 @@ def chat(
     resumed = None if resume is None else find(resume)
     named = options.model_name(model, model_option)
     if resumed is not None and model is None and model_option is None:
-        named = Saved.read(resumed).model.name
+        named = Saved.read(resumed).model.found_as
     config = replace(config, model=named)
     piped = not sys.stdin.isatty()
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])

@@ -192,7 +192,7 @@ class Conversation:
         functions, are left out. Raises ConversationFileError.
         """
         info = self._host.info
-        model = SavedModel(info.name, info.path, info.identity)
+        model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
         Saved(model, self.system, self._messages, self.params, self._transcript).write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:

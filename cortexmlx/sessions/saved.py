@@ -36,6 +36,11 @@ class SavedModel:
     path: str
     identity: str
 
+    @property
+    def found_as(self) -> str:
+        """How to ask for it again, from any folder: a file or a folder by its path, any other by its name."""
+        return self.path if Path(self.path).name == Path(self.name).name else self.name
+
 
 @dataclass(frozen=True)
 class Saved:

@@ -127,6 +127,19 @@ def test_who_edits_a_file_by_hand_takes_the_digest_out(tmp_path: Path) -> None:
                 Saved.read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "found"),
+    [
+        ("smollm2", "/lib/SmolLM2-135M.gguf", "smollm2"),
+        ("org/model", "/cache/models--org--model/snapshots/abc", "org/model"),
+        ("../models/mine", "/home/me/models/mine", "/home/me/models/mine"),
+        ("x.gguf", "/home/me/x.gguf", "/home/me/x.gguf"),
+    ],
+)
+def test_a_model_is_found_again_from_any_folder(name: str, path: str, found: str) -> None:
+    assert SavedModel(name, path, "f00").found_as == found
+
+
 def test_messages_are_copied_and_checked() -> None:
     given = [{"role": "user", "content": "one"}]
     kept = listed(given)
