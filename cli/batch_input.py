@@ -34,7 +34,8 @@ class Style(str, Enum):
 class BatchRequest:
     """One request of a batch.
 
-    `line` counts from 1; `id` is the user's, or the line; `raw` prompts skip the chat template.
+    `line` counts from 1; `id` is the user's, or the line; `raw` prompts skip the chat template. With `echo` the answer
+    begins with the prompt.
     """
 
     line: int
@@ -43,6 +44,7 @@ class BatchRequest:
     prompt: str | list[int] | list[Message]
     params: SamplingParams
     raw: bool = False
+    echo: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,8 @@ class BatchReader:
                 return self._request(number, identity, style, data, {"id", "prompt", "messages"}, self._raw)
             _check_envelope(data)
             body = data["body"]
-            return self._request(
-                number, identity, style, body, {"model", "prompt", "messages", "user"}, raw=style is Style.COMPLETIONS
-            )
+            expected = {"model", "prompt", "messages", "user"} | ({"echo"} if style is Style.COMPLETIONS else set())
+            return self._request(number, identity, style, body, expected, raw=style is Style.COMPLETIONS)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
 
@@ -109,7 +110,8 @@ class BatchReader:
             raise InvalidRequest(f"{refused[0]!r} is not supported")
         for key in body.keys() - expected - KNOWN - set(REFUSED):
             self.ignored[key] = self.ignored.get(key, 0) + 1
-        return BatchRequest(number, identity, style, _prompt(body, style), _params(body, style, self._defaults), raw)
+        prompt, echo = _prompt(body, style), "echo" in expected and _echo(body)
+        return BatchRequest(number, identity, style, prompt, _params(body, style, self._defaults, echo), raw, echo)
 
 
 def _decide(jsonl: bool | None, first: bytes) -> bool:
@@ -193,14 +195,27 @@ def _message(message: dict[str, Any]) -> Message:
     return {**message, "content": _checked(content) if content else content}
 
 
-def _params(body: Mapping[str, Any], style: Style, defaults: SamplingParams) -> SamplingParams:
-    """The defaults with what the line says; null means the default."""
+def _echo(body: Mapping[str, Any]) -> bool:
+    echo = body.get("echo") or False
+    if not isinstance(echo, bool):
+        raise InvalidRequest(f"echo is {echo!r}, but must be true or false")
+    if echo and not isinstance(body.get("prompt"), str):
+        raise InvalidRequest("echo needs a `prompt` that is a text")
+    return echo
+
+
+def _params(body: Mapping[str, Any], style: Style, defaults: SamplingParams, echo: bool) -> SamplingParams:
+    """The defaults with what the line says; null means the default. What is to echo has its log-probabilities, too, if
+    any were asked for.
+    """
     given = {ALIASES.get(k, k): v for k, v in body.items() if k in KNOWN and k != "top_logprobs" and v is not None}
     for name, convert in _CONVERT.items():
         if name in given:
             given[name] = convert(given[name])
     if style is Style.CHAT and "logprobs" in given:
         given["logprobs"] = (body.get("top_logprobs") or 0) if given["logprobs"] is True else None
+    if echo and given.get("logprobs") is not None:
+        given.setdefault("prompt_logprobs", given["logprobs"])
     params = replace(defaults, **given)
     params.validate()
     return params

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
+from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.request import Completion, Usage
 
 Record = dict[str, Any]
@@ -62,7 +63,7 @@ def answer_record(request: BatchRequest, answers: Sequence[Completion], model: s
         "object": "chat.completion" if request.style is Style.CHAT else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_choice(request.style, index, answer) for index, answer in enumerate(answers)],
+        "choices": [_choice(request, index, answer) for index, answer in enumerate(answers)],
         "usage": _usage(answers),
     }
     response = {"status_code": 200, "request_id": f"req_{request.line}", "body": body}
@@ -74,30 +75,45 @@ def _simple(answer: Completion) -> Record:
     record: Record = {"text": answer.text, "finish_reason": answer.finish_reason.value, "usage": usage}
     if answer.logprobs is not None:
         record["logprobs"] = [asdict(token) for token in answer.logprobs]
+    if answer.prompt_logprobs is not None and not answer.index:
+        record["prompt_logprobs"] = _of_prompt(answer.prompt_logprobs)
     return record
 
 
-def _choice(style: Style, index: int, answer: Completion) -> Record:
-    said: Record = (
-        {"message": {"role": "assistant", "content": answer.text}} if style is Style.CHAT else {"text": answer.text}
-    )
+def _choice(request: BatchRequest, index: int, answer: Completion) -> Record:
+    text = f"{request.prompt if request.echo else ''}{answer.text}"
+    said: Record = {"text": text}
+    if request.style is Style.CHAT:
+        said = {"message": {"role": "assistant", "content": text}}
+    if answer.prompt_logprobs is not None and not request.echo and not index:
+        said["prompt_logprobs"] = _of_prompt(answer.prompt_logprobs)
     return {
         "index": index,
         **said,
-        "logprobs": _logprobs(style, answer),
+        "logprobs": _logprobs(request, answer),
         "finish_reason": answer.finish_reason.value,
     }
 
 
-def _logprobs(style: Style, answer: Completion) -> Record | None:
-    """Tokens are named `token_id:N`: a token's own text is not always text."""
+def _of_prompt(told: PromptLogprobs) -> list[Record | None]:
+    return [None if token is None else asdict(token) for token in told]
+
+
+def _logprobs(request: BatchRequest, answer: Completion) -> Record | None:
+    """Tokens are named `token_id:N`: a token's own text is not always text. An echo's come first, and the first has
+    none.
+    """
     if answer.logprobs is None:
         return None
-    if style is Style.COMPLETIONS:
+    if request.style is Style.COMPLETIONS:
+        told = answer.prompt_logprobs if request.echo else None
+        echoed = () if told is None else tuple(told)
+        ids = [*(() if told is None else told.tokens), *(t.token_id for t in answer.logprobs)]
+        every = (*echoed, *answer.logprobs)
         return {
-            "tokens": [_name(t.token_id) for t in answer.logprobs],
-            "token_logprobs": [t.logprob for t in answer.logprobs],
-            "top_logprobs": [{_name(token): value for token, value in t.top} for t in answer.logprobs],
+            "tokens": [_name(token) for token in ids],
+            "token_logprobs": [None if t is None else t.logprob for t in every],
+            "top_logprobs": [None if t is None else {_name(token): value for token, value in t.top} for t in every],
         }
     content = [
         {

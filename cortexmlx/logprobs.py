@@ -25,8 +25,8 @@ class TokenLogprob:
 class PromptLogprobs(Sequence[TokenLogprob | None]):
     """What the model thinks of each token of a prompt, given those before it: None of the first.
 
-    A sequence that makes its items when they are asked for. `logprobs` `[n] float32` are the tokens' own, NaN for the
-    first; the array is not to be written.
+    A sequence that makes its items when they are asked for. `tokens` are the `n` tokens, `logprobs` `[n] float32` their
+    own, NaN for the first; the array is not to be written.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         top_ids: IntArray,
         top_logprobs: npt.NDArray[np.float32],
     ) -> None:
-        """Of `n` tokens of the prompt, with `top_ids` and `top_logprobs` `[n, k]` of the likeliest in each place."""
+        """`top_ids` and `top_logprobs` `[n, k]` are of the likeliest in each place."""
+        self.tokens = tokens
         self.logprobs = logprobs
-        self._tokens = tokens
         self._top_ids = top_ids
         self._top_logprobs = top_logprobs
 
@@ -69,4 +69,4 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         if not place:
             return None
         top = zip(self._top_ids[place].tolist(), self._top_logprobs[place].tolist(), strict=True)
-        return TokenLogprob(self._tokens[place], float(self.logprobs[place]), tuple(top))
+        return TokenLogprob(self.tokens[place], float(self.logprobs[place]), tuple(top))

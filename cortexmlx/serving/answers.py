@@ -50,7 +50,7 @@ class PromptScores:
     def listed(self) -> PromptLogprobs:
         """As far as they are known."""
         n = self._known
-        return PromptLogprobs(self._prompt, self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
+        return PromptLogprobs(self._prompt[:n], self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
 class RequestAnswers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,35 @@ def test_openai_chat_and_completions_lines() -> None:
     assert first.params == SamplingParams(max_tokens=5, logprobs=2, logit_bias={42: -100})
     assert (second.style, second.prompt, second.raw) == (Style.COMPLETIONS, "once", True)
     assert second.params == SamplingParams(max_tokens=99, logprobs=3, n=2)
+
+
+def completion(**body: Any) -> dict[str, Any]:
+    return {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "once", **body}}
+
+
+def test_an_echo_has_log_probabilities_if_the_answer_has() -> None:
+    bare, scored, chat = read(
+        completion(echo=True),
+        completion(echo=True, logprobs=2, max_tokens=0),
+        {**CHAT, "body": {"messages": [{"role": "user", "content": "hi"}], "echo": True}},
+    )
+    assert isinstance(bare, BatchRequest) and isinstance(scored, BatchRequest) and isinstance(chat, BatchRequest)
+    assert bare.echo and bare.params == DEFAULTS
+    assert scored.echo and scored.params == replace(DEFAULTS, max_tokens=0, logprobs=2, prompt_logprobs=2)
+    assert not chat.echo, "there is no such thing in a chat"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"echo": "yes"}, "echo is 'yes', but must be true or false"),
+        ({"echo": True, "prompt": [1, 2]}, "echo needs a `prompt` that is a text"),
+        ({"echo": True, "max_tokens": 0}, "max_tokens is 0, but must be an integer in 1..2147483647 (0 only with"),
+    ],
+)
+def test_an_echo_of_what_is_no_text_is_an_error(body: dict[str, Any], message: str) -> None:
+    [bad] = read(completion(**body))
+    assert isinstance(bad, BadLine) and bad.message.startswith(message)
 
 
 def test_token_ids_are_a_prompt_too() -> None:

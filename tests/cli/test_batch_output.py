@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch_output import BatchWriter, answer_record, error_record
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
 
 def answer(text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> Completion:
@@ -65,6 +68,36 @@ def test_log_probabilities_have_the_shape_of_each_endpoint() -> None:
     simple = answer_record(request(Style.SIMPLE), [answer("ab", 2, LOGPROBS)], "m")
     assert [(token["token_id"], token["logprob"]) for token in simple["logprobs"]] == [(3, -0.5), (4, -2.0)]
     assert "logprobs" not in answer_record(request(Style.SIMPLE), [answer("ab", 2)], "m")
+
+
+def test_those_of_a_prompt_stand_beside_the_first_answer_or_with_an_echo_before_it() -> None:
+    ids, own = np.array([[0, 0], [8, 1], [5, 2]], np.int32), np.array([np.nan, -1.5, -0.25], np.float32)
+    top = np.array([[0, 0], [-1.5, -2.0], [-0.25, -4.0]], np.float32)
+    told = PromptLogprobs((6, 8, 5), own, ids, top)
+    answers = [replace(answer("ab", 2, LOGPROBS), index=i, prompt_logprobs=told) for i in range(2)]
+    asked = request(Style.COMPLETIONS)
+    listed = [
+        None,
+        asdict(TokenLogprob(8, -1.5, ((8, -1.5), (1, -2.0)))),
+        asdict(TokenLogprob(5, -0.25, ((5, -0.25), (2, -4.0)))),
+    ]
+    first, second = answer_record(asked, answers, "m")["response"]["body"]["choices"]
+    assert first["prompt_logprobs"] == listed and "prompt_logprobs" not in second and first["text"] == "ab"
+    simple = answer_record(request(Style.SIMPLE), answers, "m")
+    assert simple["prompt_logprobs"] == listed and "prompt_logprobs" not in simple["others"][0]
+    for choice in answer_record(replace(asked, echo=True), answers, "m")["response"]["body"]["choices"]:
+        assert choice["text"] == "hiab" and "prompt_logprobs" not in choice
+        assert choice["logprobs"] == {
+            "tokens": ["token_id:6", "token_id:8", "token_id:5", "token_id:3", "token_id:4"],
+            "token_logprobs": [None, -1.5, -0.25, -0.5, -2.0],
+            "top_logprobs": [
+                None,
+                {"token_id:8": -1.5, "token_id:1": -2.0},
+                {"token_id:5": -0.25, "token_id:2": -4.0},
+                {"token_id:3": -0.5, "token_id:9": -1.5},
+                {},
+            ],
+        }
 
 
 def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:

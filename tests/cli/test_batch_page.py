@@ -43,7 +43,7 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
 
 
 def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None:
-    fields = {"id", "custom_id", "prompt", "messages", "method", "url", "body", "model", "user"}
+    fields = {"id", "custom_id", "prompt", "messages", "method", "url", "body", "model", "user", "echo"}
     first_cells = re.findall(r"^\| (`.*?) \|", INPUT, re.MULTILINE)
     assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == (KNOWN | fields) - {
         "top_logprobs"

@@ -21,7 +21,7 @@ ITEMS = [
 
 
 def told(count: int = 4) -> PromptLogprobs:
-    return PromptLogprobs((6, 8, 5, 7, 7, 7), OWN[:count], IDS[:count], TOP[:count])
+    return PromptLogprobs((6, 8, 5, 7)[:count], OWN[:count], IDS[:count], TOP[:count])
 
 
 def test_it_reads_like_a_list_beside_the_prompt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
+from cortexmlx.cli.start import run
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.execution import runner as runner_module
 from cortexmlx.execution.serial import runner as serial_module
@@ -247,6 +249,19 @@ def test_a_cancelled_prompt_has_those_that_were_computed(
     driver.core.cancel(nothing.id)
     assert list(driver.result(nothing).prompt_logprobs or ()) == [None]
     assert_nothing_lost(driver.core.stats())
+
+
+def test_a_batch_file_echoes_them(tiny: Any, judged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"prompt": "the cat and the hat", "echo": True, "logprobs": 0, "max_tokens": 0}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "url": "/v1/completions", "body": body}))
+    assert run(["batch", str(tiny("llama")), str(tmp_path / "in.jsonl"), "--kv-memory", "256KB"]) == 0
+    [choice] = json.loads(capsys.readouterr().out)["response"]["body"]["choices"]
+    told = choice["logprobs"]
+    tokens = [int(name.removeprefix("token_id:")) for name in told["tokens"]]
+    wanted = judge(judged("llama")[0], tokens)[np.arange(len(tokens) - 1), tokens[1:]]
+    assert choice["text"] == body["prompt"] and choice["finish_reason"] == "length"
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][1:] == [{}] * len(wanted)
+    np.testing.assert_allclose(told["token_logprobs"][1:], wanted, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(
