@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20
 """A longer file takes days, and its tokens the memory of a small model."""
 
 
-@options.takes_engine(max_rows=ROWS, prefix_cache=False)
+@options.takes_engine(max_rows=ROWS, prefix_cache=False, keep_first=None, keep_last=None)
 def evaluate(
     positional: Annotated[
         list[str],

@@ -190,6 +190,7 @@ class Engine:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         window: int | None = None,
+        cache: bool = True,
     ) -> AsCompleted:
         """The answers to many prompts as they finish: an iterator of (index of the prompt, its Completion or the
         CortexError that ended it). An error of one prompt leaves the others alone.
@@ -198,11 +199,12 @@ class Engine:
         with `window` none that lies so many behind the oldest unfinished one, which bounds what must be kept to put
         the answers in order. Closing or dropping the iterator cancels the rest, and so does whatever it raises:
         EngineClosed, InvalidRequest if there are not as many `params` as prompts, an error of the prompts' iterator.
+        `cache` as for `submit`.
         """
         _require(window is None or window >= 1, f"window is {window!r}, but must be at least 1 prompt or None")
         return AsCompleted(
             paired(prompts, params),
-            partial(self._checked, background=True),
+            partial(self._checked, background=True, cache=cache),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -235,8 +237,9 @@ class Engine:
         """
         self._worker.check_open()
         core = self._worker.core
-        size = window_size(context, min(core.scheduler.limits.longest, core.cache.capacity_tokens))
-        return measure(Text.read(text, self._tokenizer), self.as_completed, size, stride, on_window)
+        size = window_size(context, core.scheduler.limits.scored(core.cache.capacity_tokens))
+        complete = partial(self.as_completed, cache=False)
+        return measure(Text.read(text, self._tokenizer), complete, size, stride, on_window)
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""

@@ -57,6 +57,10 @@ class Limits:
                 "shorten the prompt or raise max_request_tokens"
             )
 
+    def scored(self, capacity: int) -> int:
+        """Tokens of the longest text that can be scored in a cache of `capacity`, which does not hold its last one."""
+        return min(self.longest, (capacity if self.keep is None else min(capacity, self.keep.most)) + 1)
+
     def room(self, prompt: int, capacity: int) -> int:
         """Tokens that the answer to a prompt of so many may have; the last needs no place in a cache of `capacity`."""
         most = self.longest - prompt

@@ -112,10 +112,19 @@ def test_what_cannot_be_scored_is_refused(text: Any, options: dict[str, int], me
 def test_a_window_is_no_longer_than_the_memory_holds(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="32KB", block_size=8, max_rows=4) as engine:
         found = engine.perplexity(TEXT)
-        capacity = engine.inspect(lambda core: core.cache.capacity_tokens)
-        assert found.context == capacity < 512 and found.stride == capacity // 2
-        with pytest.raises(InvalidRequest, match=rf"context is {capacity + 1}, but must be in 2..{capacity}: "):
-            engine.perplexity(TEXT, context=capacity + 1)
+        most = engine.inspect(lambda core: core.cache.capacity_tokens) + 1
+        assert found.context == most < 512 and found.stride == most // 2
+        with pytest.raises(InvalidRequest, match=rf"context is {most + 1}, but must be in 2..{most}: "):
+            engine.perplexity(TEXT, context=most + 1)
+
+
+def test_a_window_is_no_longer_than_what_a_row_keeps_and_leaves_nothing_in_the_cache(tiny: Any, judged: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, keep_first=8, keep_last=24) as engine:
+        found = engine.perplexity(TEXT)
+        assert found.context == 8 + 2 * 24 + 1
+        nll = judge(judged("llama")[0], engine.tokenize(TEXT), found.context, found.stride)
+        assert abs(found.nll - nll) / found.tokens < 1e-5
+        assert engine.stats().cached_blocks == 0
 
 
 def test_what_ends_it_early_cancels_the_rest(engine: Engine) -> None:

@@ -218,7 +218,9 @@ def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
 def test_a_row_preempted_while_its_scores_are_in_flight_has_them_computed_again(tiny: Any, judged: Any) -> None:
     driver = Driver(tiny("llama"))
     handle = driver.add(PROMPT, 5, prompt_logprobs=0)
-    driver.core._in_flight.append(driver.core._dispatch(driver.core._plan()))
+    plan = driver.core._plan()
+    assert plan is not None
+    driver.core._dispatch(plan)
     (answer,) = driver.core._answers.values()
     assert answer.job.num_scored_tokens == 1
     driver.core.scheduler._preempt(answer.job)
