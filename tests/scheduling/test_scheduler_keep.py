@@ -61,7 +61,8 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     stage.steps(40)
     assert parent.drops and child.state is RequestState.WAITING
     stage.scheduler.check_invariants()
-    stage.scheduler.max_rows = stage.scheduler._running.max_rows = 2
+    restraint = stage.scheduler.restraint
+    stage.scheduler.max_rows = restraint.most_rows = restraint.rows = 2
     stage.scheduler._running.changes += 1
     stage.steps(3)
     assert child.running and parent.running
