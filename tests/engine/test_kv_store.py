@@ -14,6 +14,7 @@ from cortexmlx.request import RequestState
 from support.core_driver import Driver
 from support.damage import DAMAGES
 from support.judge import NOISE, disagreement
+from support.quantized_models import wide
 from support.recurrent import RECURRENT
 from support.stored import Stored
 from support.tiny import tokens_of
@@ -41,6 +42,30 @@ def test_the_next_engine_computes_only_what_is_not_in_whole_blocks(
             found.append(cached)
     parts = 48 if name not in RECURRENT else 0  # no state was kept there
     assert found == [0, 88, parts, 88, 96, 72]
+
+
+@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.slow)])
+def test_quantized_blocks_come_back_and_are_nobody_elses(bits: int, tmp_path: Path) -> None:
+    """The tokens are those of an engine that quantizes and has no store; another number of bits finds nothing."""
+    model = wide(tmp_path / "models", "llama")
+    right = list(Driver(model, kv_bits=bits).answers([LONG], 10)[0])
+    with Stored(model, tmp_path / "kv", kv_bits=bits) as driver:
+        assert driver.ask(LONG) == (right, 0)
+    with Stored(model, tmp_path / "kv") as driver:
+        assert driver.ask(LONG)[1] == 0
+    with Stored(model, tmp_path / "kv", kv_bits=bits) as driver:
+        assert driver.ask(LONG) == (right, 88)
+
+
+def test_a_request_that_is_not_to_be_cached_is_not_on_disk_either(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG, cache=False)
+        driver.rest()
+        assert driver.counts.stored_blocks == 0
+        driver.ask(LONG)
+        driver.forget()
+        assert driver.ask(LONG, cache=False) == (theirs("llama", LONG, 10), 0)
+        assert driver.counts.read_blocks == 0
 
 
 def test_a_text_that_left_memory_is_read_while_others_decode(tiny: Any, theirs: Any, tmp_path: Path) -> None:
