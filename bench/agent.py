@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cortexmlx.bench.agent_script import ANSWER, OUTPUT, SAMPLE, TURNS, Act, Kind, make_script, text, tokens_per_word
 from cortexmlx.cpu import blas
@@ -33,17 +33,35 @@ SETTLE_SECONDS = 2.0
 _PIECE = 512
 
 
+class Took(NamedTuple):
+    """Seconds on the wall, and of this process's CPUs: where others use the machine, only the latter say much."""
+
+    wall: float
+    cpu: float
+
+
+class Clock:
+    """Begins when it is made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def took(self) -> Took:
+        """Since then."""
+        return Took(time.perf_counter() - self._wall, time.process_time() - self._cpu)
+
+
 @dataclass(frozen=True)
 class Record:
-    """What became of an act: the prompt's tokens, how many of them were found, the answer's, and the seconds to the
-    first of these, with what was done before it: reading the conversation's file, rendering, tokenizing.
+    """What became of an act: the prompt's tokens, how many of them were found, the answer's, and when the first of
+    these came, with what was done before it: reading the conversation's file, rendering, tokenizing.
     """
 
     kind: Kind
     prompt: tuple[int, ...]
     cached: int
     answer: tuple[int, ...]
-    first: float
+    first: Took
     killed: bool = False
 
 
@@ -60,7 +78,7 @@ class Agent:
         """Carry one out; None if nothing was answered."""
         from cortexmlx.request import SamplingParams
 
-        began, killed = time.perf_counter(), False
+        clock, killed = Clock(), False
         if self._talk is None:
             params = SamplingParams(max_tokens=ANSWER, ignore_eos=True)
             self._talk = self._engine.conversation(system="You are an agent.", params=params)
@@ -75,14 +93,14 @@ class Agent:
         talk = self._talk.fork() if act.kind is Kind.FORK else self._talk
         stop = act.answer // 2 if act.kind is Kind.CANCEL else act.answer + 1
         reply = talk.stream(said, SamplingParams(max_tokens=act.answer, ignore_eos=True))
-        first = 0.0
-        for count, event in enumerate(reply, 1):
-            if event.token_id is not None:
-                first = first or time.perf_counter() - began
+        first: Took | None = None
+        for count, _ in enumerate(reply, 1):
+            first = first or clock.took()
             if count == stop:
                 reply.cancel()
         done = reply.result()
         self._talk.save(self._file)
+        assert first is not None  # there is an event at least
         return Record(act.kind, tuple(reply.prompt), done.usage.cached_tokens, done.token_ids, first, killed)
 
 
@@ -126,7 +144,7 @@ class Process:
         if said is None:
             return None
         tokens = {name: tuple(said[name]) for name in ("prompt", "answer")}
-        return Record(**{**said, **tokens, "kind": Kind(said["kind"])})
+        return Record(**{**said, **tokens, "kind": Kind(said["kind"]), "first": Took(*said["first"])})
 
     def close(self) -> None:
         """End it."""
@@ -159,20 +177,24 @@ def ratio_of(records: Sequence[Record]) -> float:
     return sum(len(r.prompt) - r.cached for r in records) / sum(new_tokens(records))
 
 
-def first_tokens_anew(engine: Any, records: Sequence[Record]) -> list[tuple[bool, float]]:
-    """Of each record: whether its answer is the one that is computed without any cache, and its first token's time."""
+def first_tokens_anew(engine: Any, records: Sequence[Record]) -> list[tuple[bool, Took]]:
+    """Of each record: whether its answer is that without any cache, and when the first token came without."""
     from cortexmlx.request import SamplingParams
 
     anew = []
     for record in records:
         params = SamplingParams(max_tokens=len(record.answer), ignore_eos=True)
-        done = engine.generate(list(record.prompt), params, cache=False)
-        anew.append((done.token_ids == record.answer, done.timings.ttft))
+        clock = Clock()
+        events = engine.stream(list(record.prompt), params, cache=False)
+        next(events)
+        first = clock.took()
+        done = list(events)[-1].completion
+        anew.append((done.token_ids == record.answer, first))
     return anew
 
 
-def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[int], folder: Path) -> float:
-    """Seconds to mlx-lm's first token of a prompt, with the cache of the text `before` in a file: it is loaded, cut
+def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[int], folder: Path) -> Took:
+    """The time to mlx-lm's first token of a prompt, with the cache of the text `before` in a file: it is loaded, cut
     back to what both share, and the rest is computed.
     """
     import mlx.core as mx
@@ -188,7 +210,7 @@ def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[i
     caches.save_prompt_cache(file, cache)
     both = zip(before, prompt[:-1], strict=False)
     common = next((place for place, (a, b) in enumerate(both) if a != b), min(len(before), len(prompt) - 1))
-    began = time.perf_counter()
+    clock = Clock()
     cache = caches.load_prompt_cache(file)
     if caches.can_trim_prompt_cache(cache):
         caches.trim_prompt_cache(cache, len(before) - common)
@@ -197,8 +219,9 @@ def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[i
     for token, _ in generate_step(mx.array(tuple(prompt[common:])), loaded.model, max_tokens=1, prompt_cache=cache):
         int(token)
         break
+    first = clock.took()
     mx.synchronize(generation_stream)
-    return time.perf_counter() - began
+    return first
 
 
 def run(acts: Sequence[Act], actor: Any) -> Iterator[Record]:
@@ -267,11 +290,11 @@ def report(records: Sequence[Record], model: str, options: dict[str, Any], folde
         line = next(r for r in reversed(records[:place]) if r.kind is not Kind.FORK)
         before = (*line.prompt, *line.answer[:-1])
         theirs, alone = first_token_of_mlx_lm(loaded, before, record.prompt, folder), anew[place][1]
-        print(
-            f"first token after a kill: {record.first:.2f} s for {len(record.prompt):,} tokens, {record.cached:,} of "
-            f"them read; computing all {alone:.2f} s ({record.first / alone:.2f}x), mlx-lm with its cache in a file "
-            f"{theirs:.2f} s ({record.first / theirs:.2f}x)"
-        )
+        print(f"after a kill, {len(record.prompt):,} tokens, {record.cached:,} of them found:")
+        print(f"  first token         {record.first.wall:6.2f} s, {record.first.cpu:6.2f} s of CPUs")
+        for name, other in (("computing all", alone), ("mlx-lm and its file", theirs)):
+            ratios = f"{record.first.wall / other.wall:.2f}x, {record.first.cpu / other.cpu:.2f}x"
+            print(f"  {name:<20}{other.wall:6.2f} s, {other.cpu:6.2f} s of CPUs: {ratios}")
 
 
 if __name__ == "__main__":

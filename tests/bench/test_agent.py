@@ -11,7 +11,16 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.bench import agent
-from cortexmlx.bench.agent import Agent, Process, Record, first_token_of_mlx_lm, first_tokens_anew, new_tokens, run
+from cortexmlx.bench.agent import (
+    Agent,
+    Process,
+    Record,
+    Took,
+    first_token_of_mlx_lm,
+    first_tokens_anew,
+    new_tokens,
+    run,
+)
 from cortexmlx.bench.agent_script import Kind, make_script
 from support.tiny import tokens_of, write_tiny
 
@@ -19,7 +28,7 @@ SMALL: dict[str, Any] = {"turns": 8, "output": (5, 60), "answer": 9}
 
 
 def record(prompt: list[int], answer: list[int], cached: int = 0) -> Record:
-    return Record(Kind.ASK, tuple(prompt), cached, tuple(answer), 0.0)
+    return Record(Kind.ASK, tuple(prompt), cached, tuple(answer), Took(0.0, 0.0))
 
 
 def test_new_is_what_no_text_before_begins_with() -> None:
@@ -84,7 +93,7 @@ def test_mlx_lm_goes_on_from_its_file_with_the_same_token(tmp_path: Path, tiny: 
     loaded = load_model(tiny("llama"))
     before = tokens_of(40, seed=1)
     for prompt in ([*before, 7, 8, 9], [*before[:20], *tokens_of(9, seed=2)], before[:11]):
-        assert first_token_of_mlx_lm(loaded, before, prompt, tmp_path) > 0
+        assert first_token_of_mlx_lm(loaded, before, prompt, tmp_path).wall > 0
         told = seen[-1]
         next(noted(mx.array(prompt), loaded.model, max_tokens=1))
         assert told == seen[-1]
