@@ -95,9 +95,8 @@ class KVCache(SequenceTables):
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         source, own = (None, None) if match is None else self._adopt(sequence, match, loaded)
-        held = () if source is None else tuple(zip(self._pools, source.blocks, strict=True))
-        for pool, block in held:
-            pool.hold(block)
+        pairs = () if source is None else zip(self._pools, source.blocks, strict=True)
+        held = [(pool, block, pool.hold(block)) for pool, block in pairs]
         try:
             counts = (self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
             need, want = ([self._at_most(sequence, g, n) for g in range(len(self.groups))] for n in counts)
@@ -111,8 +110,8 @@ class KVCache(SequenceTables):
             if own is not None:
                 self._remove(own)
         finally:
-            for pool, block in held:
-                pool.let_go(block)
+            for pool, block, passed in held:
+                pool.let_go(block, passed)
         if source is None or match is None:
             return ()
         if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
@@ -207,15 +206,17 @@ class KVCache(SequenceTables):
                     pool.cached[block] = entry
         return entry
 
-    def release_blocks(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
-        """End a sequence and keep what it computed for others: its full blocks and its partial one."""
+    def release_blocks(
+        self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = (), passed: bool = False
+    ) -> None:
+        """End a sequence and keep what it computed for others: its full blocks and its partial one. See `free`."""
         self.register(seq, tokens, stored, keys)
         sequence = self._sequences[seq]
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
         if rest and sequence.registered == full:
             self.states.hang(sequence, self._cache(sequence, full, rest, None), full)
-        self.free(seq)
+        self.free(seq, passed)
 
     def reserve(self, seq: int, tokens: int) -> None:
         """Make room for `tokens` tokens in all, growing the last run in place or adding runs. What lies behind windows
@@ -297,14 +298,15 @@ class KVCache(SequenceTables):
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return copies_of([{old: new} for old, new in pairs])
 
-    def free(self, seq: int) -> None:
+    def free(self, seq: int, passed: bool = False) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again
-        or evicted, and any other goes back to the allocator.
+        or evicted, and any other goes back to the allocator. Those of a text that is `passed` go before the arena grows
+        and before all others; like theirs, the last of it first.
         """
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
         for pool, table in zip(self._pools, sequence.tables, strict=True):
-            pool.give_up(table.blocks)
+            pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
 
     def _forgot(self, entry: Entry) -> None:
         self.states.drop(entry.states)

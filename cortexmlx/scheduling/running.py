@@ -197,11 +197,13 @@ class RunningSet:
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that."""
+        """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that. If
+        it goes on with a part of its text, the whole is the first to be evicted.
+        """
         stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
         if self.shares(job):
-            self.cache.release_blocks(job.id, job.tokens, stored, job.keys)
+            self.cache.release_blocks(job.id, job.tokens, stored, job.keys, passed=job.must_drop)
         else:
             self.cache.free(job.id)
         self.changes += 1

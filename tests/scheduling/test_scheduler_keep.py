@@ -84,3 +84,29 @@ def test_what_was_found_of_a_prompt_is_not_what_was_found_after_a_drop() -> None
     job = stage.ask(list(range(20)), max_tokens=100)
     stage.finish()
     assert job.drops and job.cached == 0 == stage.scheduler.cached_tokens
+
+
+def test_what_a_row_has_dropped_goes_before_the_arena_grows_and_before_what_others_left() -> None:
+    stage = Stage(blocks=16, limit=200, context_length=24, keep=KeepPolicy(4, 10))
+    others = [9, 8, 7, 6] * 4
+    stage.ask(others, max_tokens=1)
+    stage.finish()
+    stage.ask([1, 2, 3], max_tokens=1000)
+    stage.finish()
+    assert stage.cache.blocks == (16,)
+    again = stage.ask(others, max_tokens=1)
+    stage.finish()
+    assert again.cached == 15
+
+
+def test_a_row_goes_on_with_the_blocks_of_its_first_tokens() -> None:
+    """They are in the same place of both texts, so nobody computes them again."""
+    stage = Stage(blocks=16, context_length=60, keep=KeepPolicy(20, 20))
+    job = stage.ask(list(range(20)), max_tokens=1000)
+    stage.steps(3)
+    first = stage.cache.block_table(job.id, 0)[:5].tolist()
+    while job.drops < 3:
+        stage.steps(1)
+        if job.running:
+            assert stage.cache.block_table(job.id, 0)[:5].tolist() == first
+    stage.finish()

@@ -23,8 +23,8 @@ class BlockPool:
 
     A block without owners is free, or one of those `cached` in an entry of the prefix cache, which the allocator still
     counts as used. The latter wait to go, the next one first: in `passed` if they were behind a running sequence's
-    window when they lost their last owner, else in `unused`; in `pinned`, which go after all others, if their key is
-    among the `pins`.
+    window when they lost their last owner, or in a text of which it keeps a part, else in `unused`; in `pinned`, which
+    go after all others, if their key is among the `pins`.
     """
 
     __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "unused")
@@ -59,15 +59,16 @@ class BlockPool:
         self.hold(block)
         table.blocks.append(block)
 
-    def hold(self, block: int) -> None:
-        """A cached block must not be evicted."""
-        for waiting in (self.passed, self.unused, self.pinned):
+    def hold(self, block: int) -> bool:
+        """A cached block must not be evicted. Returns whether it was `passed`."""
+        for waiting in (self.unused, self.pinned):
             waiting.pop(block, None)
+        return self.passed.pop(block, None) is not None
 
-    def let_go(self, block: int) -> None:
+    def let_go(self, block: int, passed: bool = False) -> None:
         """The opposite: it may be evicted, if nobody owns it, after those of which that was said before."""
         if not self.ref_counts[block]:
-            self._wait(block, self.unused)
+            self._wait(block, self.passed if passed else self.unused)
 
     def _wait(self, block: int, waiting: OrderedDict[int, Entry]) -> None:
         entry = self.cached[block]
@@ -307,7 +308,7 @@ class BlockPools:
         return dropped
 
     def _make_room(self, group: int, blocks: int) -> None:
-        """See to `blocks` free blocks in a group: evict what windows have passed, then grow towards the limit, then
+        """See to `blocks` free blocks in a group: evict what was passed, then grow towards the limit, then
         evict what is cached and unused. Raises KVCacheFull.
         """
         pool = self._pools[group]
