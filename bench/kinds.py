@@ -26,7 +26,7 @@ from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE  # noqa: E402
 
 _SHAPE = Shape(prompt=512, context=128, generate=64)
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": 4_096,
     "hidden_size": 512,
     "num_hidden_layers": 8,
@@ -119,7 +119,7 @@ def sections() -> list[Section]:
 def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> report.Report:
     """All cases for one kind. `config` replaces entries of its configuration."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
-        path = write_random_model(Path(folder), {**_COMMON, **KINDS[kind], **(config or {})})
+        path = write_random_model(Path(folder), {**COMMON, **KINDS[kind], **(config or {})})
         plan = Plan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)
         return compare_sections(plan, sections(), _SHAPE, None, DEFAULT_BLOCK_SIZE)
 

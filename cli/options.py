@@ -77,6 +77,9 @@ KVGroupSize = Annotated[
     ),
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
+PrefillBudget = Annotated[
+    int, typer.Option("--prefill-budget", metavar="N", min=1, help="Prompt tokens that a step computes at most.")
+]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
 KeepFirst = Annotated[
     int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +12,14 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.plan_text import kv_lines, line, page
 from cortexmlx.kv.quantized import quantized
-from cortexmlx.kv.sizing import bytes_per_token, format_bytes, sequence_bytes
+from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.cli.plan_figures import Plan
+    from cortexmlx.cli.plan_run import Run
 
 
 def plan(
@@ -36,14 +38,16 @@ def plan(
             "--tokens",
             metavar="N",
             min=1,
-            help="Tokens per sequence; may be repeated.",
+            help="Tokens per sequence, and what a run of those takes; may be repeated.",
             show_default=False,
         ),
     ] = None,
     kv_memory: options.KVMemory = None,
     kv_bits: options.KVBits = None,
     kv_group_size: options.KVGroupSize = None,
+    block_size: options.BlockSize = EngineConfig.block_size,
     max_rows: options.MaxRows = EngineConfig.max_rows,
+    prefill_budget: options.PrefillBudget = EngineConfig.prefill_budget,
     keep_first: options.KeepFirst = None,
     keep_last: options.KeepLast = None,
     itemsize: Annotated[
@@ -74,7 +78,9 @@ def plan(
         STARTER,
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
+        block_size=block_size,
         max_rows=max_rows,
+        prefill_budget=prefill_budget,
         keep_first=keep_first,
         keep_last=keep_last,
     )
@@ -119,8 +125,9 @@ def plan_model(
     itemsize: int | None,
     as_json: bool,
 ) -> None:
-    """The plan of a model on this machine, in an engine of such a configuration."""
+    """The plan of a model on this machine, in an engine of such a configuration, and of runs of so long sequences."""
     from cortexmlx.cli.plan_figures import make_plan, this_machine
+    from cortexmlx.cli.plan_run import plan_runs
     from cortexmlx.cli.plan_source import find
     from cortexmlx.cli.skeleton import build
     from cortexmlx.models.adapters.files import read_adapter
@@ -128,22 +135,25 @@ def plan_model(
     source = find(target)
     if adapter is not None:
         source = replace(source, adapter=read_adapter(adapter).added_bytes)
+    skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
+    machine, load = this_machine(), Load(config.max_rows, config.prefill_budget, config.block_size)
     figures = make_plan(
         source,
-        build(source.config).quantized(config.kv_bits, config.kv_group_size),
-        this_machine(),
-        max_rows=config.max_rows,
+        skeleton,
+        machine,
+        load=load,
         kv_memory=config.kv_bytes,
         keep=config.keep,
         itemsize=itemsize,
         lengths=lengths,
     )
-    print(json.dumps(json_figures(figures)) if as_json else page(figures))
+    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if itemsize is None else ()
+    print(json.dumps(json_figures(figures, runs)) if as_json else page(figures, runs))
 
 
-def json_figures(figures: Plan) -> dict[str, Any]:
+def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:
     """The figures for `--json`; layers that keep the same are one entry of `shapes`."""
-    data = asdict(figures)
+    data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
     groups = data["model"].pop("groups")
     data["model"]["shapes"] = [
         {

@@ -12,7 +12,9 @@ from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.scheduling.keep import KeepPolicy
-from cortexmlx.serving.config import EngineConfig
+
+EXPANDED = "float32, for speed on a CPU"
+"""What `weights_as` says where packed weights are not packed in memory."""
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
@@ -101,7 +103,7 @@ def make_plan(
     skeleton: Skeleton,
     machine: Machine,
     *,
-    max_rows: int,
+    load: sizing.Load,
     kv_memory: int | None = None,
     keep: KeepPolicy | None = None,
     itemsize: int | None = None,
@@ -132,7 +134,7 @@ def make_plan(
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
     weights_here += source.adapter
-    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, max_rows, kv_memory, keep, lengths))
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths))
 
 
 def _here(
@@ -141,7 +143,7 @@ def _here(
     weights: int,
     form: str,
     itemsize: int,
-    max_rows: int,
+    load: sizing.Load,
     kv_memory: int | None,
     keep: KeepPolicy | None,
     lengths: tuple[int, ...],
@@ -150,14 +152,13 @@ def _here(
     context = skeleton.context_length
     row = None if keep is None else keep.most
     per_token = sizing.bytes_per_token(groups, itemsize)
-    paged = skeleton.most_rows is None
+    paged, max_rows = skeleton.most_rows is None, load.rows
     tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
     states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
     reserved = weights + tail + logits + states
     free = max(machine.working_set - reserved, 0)
-    load = sizing.Load(max_rows, EngineConfig.prefill_budget)
     memory = kv_memory or sizing.default_kv_bytes(
         groups, load, min(context, row or context), machine.working_set, reserved, itemsize
     )
@@ -208,7 +209,7 @@ def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[in
     if not machine.on_cpu:
         return stored, "as stored"
     if float32_pays(skeleton.parameters, machine.memory):
-        return skeleton.parameters * 4, "float32, for speed on a CPU"
+        return skeleton.parameters * 4, EXPANDED
     if skeleton.widened_bytes >= skeleton.parameters * 4:
         return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"
     return skeleton.widened_bytes, "quantized as stored, the rest float32"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cortexmlx.cli.plan_figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.cli.plan_run import Run
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup
 
@@ -14,9 +15,9 @@ VALUE = 12
 WIDTH = 80
 
 
-def page(plan: Plan) -> str:
+def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
     """The whole plan, at most 80 columns wide for ordinary models."""
-    return "\n".join([*_model(plan.model), "", *_here(plan.here)])
+    return "\n".join([*_model(plan.model), "", *_here(plan.here), *_runs(runs)])
 
 
 def _model(model: ModelFigures) -> Iterator[str]:
@@ -55,6 +56,19 @@ def _here(here: MachineFigures) -> Iterator[str]:
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit at once"
     for entry in here.lengths:
         yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}"
+
+
+def _runs(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        yield ""
+        yield f"{run.rows:,} x {run.tokens:,} tokens at once, with all of the cache in use"
+        yield line("weights", format_bytes(run.weight_bytes), "")
+        yield line("arena", format_bytes(run.arena_bytes), "with two spare blocks for each kind of layer")
+        if run.states_bytes or run.snapshot_bytes:
+            yield line("states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots")
+        yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
+        yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
+        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % and 8 MiB")
 
 
 def line(label: str, value: str, remark: str) -> str:

@@ -28,8 +28,8 @@ class Skeleton:
     `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
     quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations, and
     `widened_groups` what they keep where all plain numbers are float32; `refusal` is why the engine does not run the
-    model, None if it does; `most_rows` how many requests it runs at once at most (None: as many as wanted), and `notes`
-    why, a line each.
+    model, None if it does; `model` is the outline itself, with all plain numbers float32; `most_rows` how many
+    requests it runs at once at most (None: as many as wanted), and `notes` why, a line each.
     """
 
     architecture: str
@@ -41,6 +41,7 @@ class Skeleton:
     dtype: str
     groups: tuple[LayerGroup, ...]
     widened_groups: tuple[LayerGroup, ...]
+    model: Any = None
     refusal: str | None = None
     most_rows: int | None = None
     notes: tuple[str, ...] = ()
@@ -94,6 +95,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         dtype=dtype,
         groups=groups,
         widened_groups=_caches(model, "float32")[1],
+        model=model,
         refusal=refusal,
         most_rows=way.most_rows if way is not None else None,
         notes=way.notes if way is not None else (),
@@ -190,3 +192,19 @@ def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
     state = [array for array in getattr(cache, "cache", []) if array is not None]
     if state:
         yield KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in state))
+
+
+def as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
+    """The outline in the form in which the engine has the model: on a CPU all plain numbers are float32, and packed
+    ones are `expanded` where that pays.
+    """
+    import mlx.core as mx
+
+    from cortexmlx.models.weights import expand
+
+    if not on_cpu:
+        skeleton.model.set_dtype(getattr(mx, skeleton.dtype))
+    elif expanded:
+        expand(skeleton.model)
+        skeleton.model.set_dtype(mx.float32)
+    return skeleton.model

@@ -127,6 +127,19 @@ class ModelRunner:
         if plan.kind is StepKind.FLUSH:
             self.states.carry_out(plan.states)
             return Pending(plan, None, started)
+        pending, results = self.build(plan, rows, started)
+        built = time.perf_counter()
+        mx.async_eval(results)  # type: ignore[no-untyped-call]
+        fed = self._feed.waited - fed
+        self.build_seconds += built - started - fed
+        # Handing over blocks while too much is queued: that is waiting for the device, too.
+        self.wait_seconds += time.perf_counter() - built + fed
+        return pending
+
+    def build(
+        self, plan: StepPlan, rows: Sequence[SamplingRow] | None, started: float = 0.0
+    ) -> tuple[Pending, list[mx.array]]:
+        """A step as a graph, which is not computed but for what was fed, and all that is to be evaluated of it."""
         self._plan = plan
         if plan.groups is not None:
             self._check(plan.groups)
@@ -151,16 +164,9 @@ class ModelRunner:
         else:
             pending = Pending(plan, None, started, scores)
         self._last = pending
-        built = time.perf_counter()
         results = [] if pending.sampled is None else pending.sampled.arrays()
         results += states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
-        results += [] if kept is None else [kept]
-        mx.async_eval(results)  # type: ignore[no-untyped-call]
-        fed = self._feed.waited - fed
-        self.build_seconds += built - started - fed
-        # Handing over blocks while too much is queued: that is waiting for the device, too.
-        self.wait_seconds += time.perf_counter() - built + fed
-        return pending
+        return pending, results + ([] if kept is None else [kept])
 
     def collect(self, pending: Pending) -> StepResult:
         """Wait for a step and bring its results to the host."""

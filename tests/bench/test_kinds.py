@@ -23,7 +23,7 @@ CACHES = {
 def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
     from mlx_lm.models.cache import make_prompt_cache
 
-    model_class, args_class = _get_classes(config := kinds._COMMON | kinds.KINDS[kind])
+    model_class, args_class = _get_classes(config := kinds.COMMON | kinds.KINDS[kind])
     model = model_class(args_class.from_dict(config))  # lazy: no weight is computed
     caches = make_prompt_cache(model)
     assert len(model.layers) == len(caches) == 8

@@ -13,7 +13,7 @@ from cortexmlx.cli.plan_figures import make_plan
 from cortexmlx.cli.plan_source import find
 from cortexmlx.cli.skeleton import build
 from cortexmlx.cli.start import run
-from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.kv.sizing import Load, format_bytes
 from support.adapters import write_adapter
 from support.published import DEEPSEEK_V3, QWEN3_8B
 from support.tiny import write_tiny
@@ -158,7 +158,7 @@ def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     from cortexmlx import Engine
 
     source = find("smollm2")
-    plan = make_plan(source, build(source.config), plan_figures.this_machine(), max_rows=4)
+    plan = make_plan(source, build(source.config), plan_figures.this_machine(), load=Load(4, 512))
     with Engine("smollm2", max_rows=4) as engine:
         info, stats = engine.info, engine.stats()
     assert plan.model.parameters == info.parameters
@@ -175,7 +175,7 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
 
     folder = write_tiny(tmp_path / "model", name, torch_dtype=dtype)
     source = find(str(folder))
-    plan = make_plan(source, build(source.config), plan_figures.this_machine(), max_rows=3, kv_memory=10**6)
+    plan = make_plan(source, build(source.config), plan_figures.this_machine(), load=Load(3, 512), kv_memory=10**6)
     with Engine(folder, kv_memory="1MB", max_rows=3) as engine:
         engine.generate("the state", SamplingParams(max_tokens=3))
         stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots

@@ -11,6 +11,7 @@ from cortexmlx.cli.plan_figures import Machine, make_plan
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.skeleton import build
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.kv.sizing import Load
 from cortexmlx.scheduling.keep import KeepPolicy
 from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 
@@ -21,7 +22,7 @@ def plan_of(
     config: dict[str, Any], machine: Machine = MAC, kv_bits: int | None = None, **options: Any
 ) -> plan_figures.Plan:
     skeleton = build(config).quantized(kv_bits, None)
-    return make_plan(PlanSource("it", config, None), skeleton, machine, max_rows=16, **options)
+    return make_plan(PlanSource("it", config, None), skeleton, machine, load=Load(16, 512), **options)
 
 
 def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:

@@ -10,6 +10,7 @@ from cortexmlx.cli.plan_figures import Machine, make_plan
 from cortexmlx.cli.plan_source import PlanSource
 from cortexmlx.cli.plan_text import page
 from cortexmlx.cli.skeleton import build
+from cortexmlx.kv.sizing import Load
 from support.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
 from support.tiny import CONFIGS
 
@@ -18,7 +19,7 @@ MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
 def page_of(config: dict[str, Any]) -> list[str]:
-    return page(make_plan(PlanSource("it", config, None), build(config), MAC, max_rows=16)).splitlines()
+    return page(make_plan(PlanSource("it", config, None), build(config), MAC, load=Load(16, 512))).splitlines()
 
 
 def test_the_page_of_a_model_whose_figures_are_known() -> None:

@@ -1,0 +1,194 @@
+"""The memory of a graph's evaluation: MLX's order, its reuse of memory, and how far it runs ahead.
+
+Read in MLX's source (`transforms.cpp`, `backend/cpu/eval.cpp` and `encoder.h`, 0.32): the graph becomes a tape in
+breadth-first order of at most `WIDTH` arrays, which is computed from its end; of a graph that is handed over in parts,
+each part becomes one. The thread that walks the tape allocates
+the results; another one computes them, at most ten tasks of ten calls later, and only then what they were made of is
+given back. An array that nobody else holds becomes the result of an elementwise operation on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from cortexmlx.execution.footprint.graph import Array, Graph, Operation
+from cortexmlx.execution.footprint.layout import LOOKS, Shape, dense, is_dense, look, multiplies_in_place
+
+WIDTH = 20
+"""Arrays of the tape that wait for what they are made of, at most."""
+
+AHEAD = 100
+"""Calls that the thread that allocates is ahead of the one that computes, at most."""
+
+_SLACK = 16384
+"""Bytes by which memory that is taken over may be too large."""
+
+_UPDATES = ("Scatter", "SliceUpdate", "ScatterAxis", "DynamicSliceUpdate")
+_PRODUCTS = ("Matmul", "AddMM")
+_ELEMENTWISE = frozenset(
+    (
+        *("Abs", "Add", "AsType", "Cos", "Divide", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterEqual", "Less"),
+        *("LessEqual", "Log", "Log1p", "LogAddExp", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum"),
+        *("Multiply", "Negative", "NotEqual", "Power", "Remainder", "Select", "Sigmoid", "Sign", "Sin", "Softmax"),
+        *("Sqrt", "Square", "Subtract", "Tanh"),
+    )
+)
+
+
+@dataclass(eq=False)
+class _Memory:
+    """A buffer: held by `arrays` arrays of the graph that are still needed, and by `calls` that are not computed yet.
+    `own` is False of what was there before."""
+
+    nbytes: int
+    own: bool = True
+    arrays: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class _Placed:
+    memory: _Memory
+    shape: Shape
+    strides: Shape
+    itemsize: int
+
+
+def peak_bytes(graph: Graph, updated: Collection[str] = ()) -> int:
+    """Bytes that evaluating the results takes at most, beside what is given; results and constants count. What is
+    given under the names `updated` is written in place, everything else is copied before it is changed.
+    """
+    return _Replay(graph, updated).peak
+
+
+class _Replay:
+    def __init__(self, graph: Graph, updated: Collection[str]) -> None:
+        self.live = self.peak = sum(array.nbytes for array in graph.constants)
+        self._uses = Counter(name for operation in graph.operations for name in operation.takes)
+        self._uses.update(graph.results)
+        self._updated = frozenset(updated)
+        self._placed: dict[str, _Placed] = {}
+        self._ahead: deque[tuple[int, list[_Memory]]] = deque()
+        self._calls = 0
+        for array in (*graph.given, *graph.constants):
+            self._place(array, _Memory(array.nbytes, own=False), dense(array.shape))
+        for operation in _order(graph):
+            self._compute(operation)
+
+    def _compute(self, operation: Operation) -> None:
+        takes = [self._placed[name] for name in operation.takes]
+        calls, copies = self._make(operation, takes)
+        made = {id(self._placed[array.name].memory) for array in operation.makes}
+        held = list({id(p.memory): p.memory for p in takes if id(p.memory) not in made}.values()) + copies
+        for memory in held:
+            memory.calls += 1
+        for name, place in zip(operation.takes, takes, strict=True):
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                place.memory.arrays -= 1
+        self._give_back(place.memory for place in takes)
+        self._ahead.append((calls, held))
+        self._calls += calls
+        while self._calls > AHEAD:
+            calls, held = self._ahead.popleft()
+            self._calls -= calls
+            for memory in held:
+                memory.calls -= 1
+            self._give_back(held)
+
+    def _make(self, operation: Operation, takes: list[_Placed]) -> tuple[int, list[_Memory]]:
+        """Places what an operation makes. Returns how many calls it is, and the copies it needs on the way."""
+        kind, first = operation.kind, takes[0] if takes else None
+        if kind in LOOKS and first is not None:
+            for array in operation.makes:
+                strides = look(kind, operation.settings, first.shape, first.strides, array.shape)
+                self._place(array, first.memory if strides is not None else self._new(array.nbytes), strides)
+            return 1, []
+        if kind in _UPDATES and first is not None:
+            (array,) = operation.makes
+            in_place = operation.takes[0] in self._updated or self._is_free(operation, 0, takes)
+            self._updated |= {array.name} if operation.takes[0] in self._updated else set()
+            self._place(array, first.memory if in_place else self._new(array.nbytes), None)
+            return 3, []
+        operands = takes[:2] if kind in _PRODUCTS else []
+        copied = [p for p in operands if not multiplies_in_place(p.shape, p.strides)]
+        copies = [self._new(Array("", p.shape, p.itemsize).nbytes) for p in copied]
+        for array in operation.makes:
+            taken_over = self._taken_over(operation, array, takes) if kind in _ELEMENTWISE else None
+            self._place(array, taken_over or self._new(array.nbytes), None)
+        return 2 + len(copies), copies
+
+    def _taken_over(self, operation: Operation, array: Array, takes: list[_Placed]) -> _Memory | None:
+        """The memory of what an elementwise operation takes, if its result can lie there."""
+        for index, place in enumerate(takes):
+            fits = place.shape == array.shape and place.itemsize == array.itemsize
+            fits = fits and is_dense(place.shape, place.strides) and place.memory.nbytes <= array.nbytes + _SLACK
+            if fits and self._is_free(operation, index, takes):
+                return place.memory
+        return None
+
+    def _is_free(self, operation: Operation, index: int, takes: list[_Placed]) -> bool:
+        """Whether nobody but this operation holds what it takes there."""
+        memory = takes[index].memory
+        return memory.own and memory.arrays == 1 and not memory.calls and self._uses[operation.takes[index]] == 1
+
+    def _place(self, array: Array, memory: _Memory, strides: Shape | None) -> None:
+        self._placed[array.name] = _Placed(memory, array.shape, strides or dense(array.shape), array.itemsize)
+        memory.arrays += bool(self._uses[array.name])
+
+    def _new(self, nbytes: int) -> _Memory:
+        self.live += nbytes
+        self.peak = max(self.peak, self.live)
+        return _Memory(nbytes)
+
+    def _give_back(self, memories: Iterable[_Memory]) -> None:
+        for memory in memories:
+            if memory.own and not memory.arrays and not memory.calls:
+                self.live -= memory.nbytes
+                memory.own = False
+
+
+def _order(graph: Graph) -> list[Operation]:
+    """The operations in the order in which MLX computes them."""
+    maker = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.makes}
+    needs = [[maker[name] for name in operation.takes if name in maker] for operation in graph.operations]
+    done: set[int] = set()
+    order: list[int] = []
+    for roots in (*graph.first, graph.results):
+        part = _tape(needs, [maker[name] for name in roots if name in maker], done)
+        done.update(part)
+        order += part
+    return [graph.operations[index] for index in order]
+
+
+def _tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]:
+    """What the roots need and is not done yet, in the order of one evaluation."""
+    end = -1
+    of = {end: [root for root in roots if root not in done]}
+    stack = [end]
+    while stack:
+        for need in of[stack.pop()]:
+            if need not in of:
+                of[need] = [index for index in needs[need] if index not in done]
+                stack.append(need)
+    degree = Counter(need for each in of.values() for need in each)
+    tape, place = [end], 0
+    waiting: list[tuple[int, int]] = []
+    while degree and (place < len(tape) or waiting):
+        if place < len(tape):
+            index, begin = tape[place], 0
+            place += 1
+        else:
+            index, begin = waiting.pop()
+        for each in range(begin, len(of[index])):
+            if len(tape) - place >= WIDTH:
+                waiting.append((index, each))
+                break
+            need = of[index][each]
+            degree[need] -= 1
+            if not degree[need]:
+                del degree[need]
+                tape.append(need)
+    return tape[:0:-1]

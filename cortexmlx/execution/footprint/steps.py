@@ -1,0 +1,189 @@
+"""The steps of a run that take the most memory: planned by the scheduler, traced on the model, which need not have its
+weights, and replayed.
+
+A long run's largest steps are the last piece of a long prompt beside rows that decode, and a step of a window of rows
+that are as long. Both are larger the longer the rows are, in proportion beyond some length, so that very long ones are
+reckoned from two shorter ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from cortexmlx.attention.paged import Attend
+from cortexmlx.execution.footprint.graph import Graph, trace
+from cortexmlx.execution.footprint.replay import peak_bytes
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.sampling import SamplingRow
+from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.restraint import LEAST_PIECE
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+
+_TRACED = (4096, 8192)
+"""Tokens of a row up to which steps are traced; what longer rows take is reckoned from these."""
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes that a step takes at most beside weights, arena, tail and states: one with a piece of a prompt, and one of
+    a decode window, the new tail and new states included."""
+
+    prefill: int
+    decode: int
+
+
+def step_bytes(
+    model: nn.Module, groups: tuple[LayerGroup, ...], attend: Attend, vocab_size: int, load: Load, tokens: int
+) -> StepBytes:
+    """What the largest steps take of `load.rows` rows that have `tokens` tokens each in the end.
+
+    `groups` are what the probe found in the model, which is installed. Nothing is computed; the model is as it was.
+    """
+    if tokens <= _TRACED[1]:
+        return _step_bytes(model, paged(groups), attend, vocab_size, load, tokens)
+    few, many = (_step_bytes(model, paged(groups), attend, vocab_size, load, n) for n in _TRACED)
+    beyond = (tokens - _TRACED[1]) / (_TRACED[1] - _TRACED[0])
+    prefill = many.prefill + beyond * (many.prefill - few.prefill)
+    decode = many.decode + beyond * (many.decode - few.decode)
+    return StepBytes(round(prefill), round(decode))
+
+
+def _step_bytes(
+    model: nn.Module, groups: tuple[LayerGroup, ...], attend: Attend, vocab_size: int, load: Load, tokens: int
+) -> StepBytes:
+    prefill, decode = largest_steps(groups, load, tokens)
+    runner = _Outlined(model, groups, prefill.blocks, load.block_size, vocab_size, attend)
+    return StepBytes(runner.bytes_of(prefill), runner.bytes_of(replace(decode, column=TAIL_COLUMNS - 1)))
+
+
+def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tuple[StepPlan, StepPlan]:
+    """The last piece of the last prompt while all other rows decode, and the first step of the window after it. Where
+    prompts are shorter than a step's pieces may be, several are computed together. Answers last until then. No two
+    blocks of a row are neighbours, as in an arena that has been in use for a while.
+    """
+    cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
+    scheduler = Scheduler(
+        cache, max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
+    )
+    answer = load.rows + TAIL_COLUMNS + 1
+    prompt = max(1, tokens - answer)
+    request = QueuedRequest((0,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True))
+    together = min(load.rows, -(-load.piece // prompt))
+    first = load.rows - together
+    piece = min(prompt, max(min(LEAST_PIECE, load.piece), load.piece - first))
+    for row in range(load.rows):
+        scheduler.add(JobId(row), request, frozenset())
+        if row < first:
+            scheduler.restraint.tokens = prompt + row
+            _next(scheduler)
+    if together == 1 and prompt > piece:
+        scheduler.restraint.tokens = prompt - piece + first
+        _next(scheduler)
+    scheduler.restraint.tokens = load.piece
+    plan = _next(scheduler)
+    scheduler.restraint.tokens = load.rows * prompt
+    while (window := _next(scheduler)).kind is not StepKind.DECODE:
+        pass
+    return plan, window
+
+
+def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
+    """A cache with so many free blocks, and one that is taken behind each."""
+    cache = KVCache(groups, 2 * blocks, block_size)
+    for block in range(2 * blocks):
+        cache.allocate_for(-1 - block, block_size)
+    for block in range(0, 2 * blocks, 2):
+        cache.free(-1 - block)
+    return cache
+
+
+def _next(scheduler: Scheduler) -> StepPlan:
+    """The next step, whose tokens are known at once."""
+    plan = scheduler.plan(0)
+    assert plan is not None
+    scheduler.commit(plan, [0] * len(plan.logit_segments))
+    return plan
+
+
+class _Outlined(ModelRunner):
+    """A runner on an arena of `blocks` blocks that is not there."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: tuple[LayerGroup, ...],
+        blocks: Counts,
+        block_size: int,
+        vocab_size: int,
+        attend: Attend,
+    ) -> None:
+        arena = _OutlinedArena(groups, 0, block_size)
+        arena.outline(blocks)
+        super().__init__(model, arena, vocab_size, attend)
+        self._outlined = arena
+
+    def bytes_of(self, plan: StepPlan) -> int:
+        """What the step takes beside what is there when it begins."""
+        writes = plan.kind is StepKind.MIXED
+        slabs = tree_flatten(self._outlined.slabs())
+        tail = tree_flatten({} if writes else self._outlined.tail(len(plan.segments)))
+        weights = tree_flatten(self.model.parameters())
+        rows = [SamplingRow(SamplingParams(), 0, [0], [])] * len(plan.logit_segments)
+        shapes = self._outlined.slabs()
+
+        def step(*given: mx.array) -> list[mx.array]:
+            arrays = iter(given)
+            self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
+            self._outlined.put({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
+            self._tail = {layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes}
+            return self.build(plan, rows)[1]
+
+        fed: list[tuple[mx.array, ...]] = []
+        self._feed.hand_over = fed.append
+        try:
+            graph = trace(step, *(array for _, array in (*weights, *slabs, *tail)), first=fed)
+        finally:
+            self.model.update(tree_unflatten(weights))
+            self._outlined.put(shapes)
+            self.reset()
+        return peak_bytes(graph, _names(graph, len(weights), len(slabs)))
+
+
+def _names(graph: Graph, first: int, count: int) -> list[str]:
+    return [array.name for array in graph.given[first : first + count]]
+
+
+class _OutlinedArena(KVArena):
+    """An arena of which only the shapes matter."""
+
+    def outline(self, blocks: Counts) -> None:
+        """Have so many blocks, none of which takes memory."""
+        self.blocks = blocks
+        for layer, slab in self._slabs.items():
+            slots = self.slots(self.group_of[layer])
+            self._slabs[layer] = tuple(mx.zeros((a.shape[0], slots, a.shape[2]), a.dtype) for a in slab)
+
+    def slabs(self) -> dict[int, Slab]:
+        """All slabs by layer."""
+        return dict(self._slabs)
+
+    def put(self, slabs: dict[int, Slab]) -> None:
+        """Have these slabs."""
+        self._slabs = dict(slabs)
+
+    def tail(self, rows: int) -> dict[int, Slab]:
+        """A tail of so many rows."""
+        return {
+            layer: tuple(mx.zeros((rows, a.shape[0], TAIL_COLUMNS, a.shape[2]), a.dtype) for a in slab)
+            for layer, slab in self._slabs.items()
+        }

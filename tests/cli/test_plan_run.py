@@ -1,0 +1,68 @@
+"""What a run takes at most, on the page and as JSON: its parts make the whole, and they are the engine's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.start import run
+from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.spec import paged
+from support.core_driver import Driver
+from support.tiny import write_tiny
+
+
+def runs_of(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
+    assert run(["plan", str(folder), "--json", *options]) == 0
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    return runs
+
+
+@pytest.mark.parametrize("name", ["windowed llama", "lfm2"])
+def test_what_stays_in_a_run_is_what_the_engine_has(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny(tmp_path / "model", name)
+    options = ["--kv-memory", "1MB", "--max-rows", "3", "--block-size", "16", "--prefill-budget", "64"]
+    (planned,) = runs_of(folder, capsys, "--context", "200", *options)
+    driver = Driver(folder, max_rows=3, block_size=16, prefill_budget=64)
+    way = driver.core._way
+    blocks = way.blocks(10**6, Load(3, 64, 16), 512)
+    bytes_per_block = [16 * group.bytes_per_token for group in paged(way.groups)]
+    assert planned["arena_bytes"] == sum((n + 2) * size for n, size in zip(blocks, bytes_per_block, strict=True))
+    assert planned["weight_bytes"] == driver.core.loaded.weight_bytes
+    assert (planned["states_bytes"] > 0) == (name == "lfm2")
+    assert planned["rows"] == 3
+    comes_and_goes = max(
+        planned["prefill_bytes"], planned["tail_bytes"] + planned["decode_bytes"], planned["growth_bytes"]
+    )
+    stays = sum(planned[part] for part in ("weight_bytes", "arena_bytes", "states_bytes", "snapshot_bytes"))
+    assert planned["peak_bytes"] == stays + comes_and_goes
+
+
+def test_as_many_rows_run_as_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    per_token = 2 * 2 * 2 * 8 * 4
+    options = ["--kv-memory", str(40 * 32 * per_token), "--max-rows", "6"]
+    lengths = [option for n in (100, 400, 500) for option in ("--context", str(n))]
+    assert [entry["rows"] for entry in runs_of(folder, capsys, *options, *lengths)] == [6, 3, 2]
+
+
+def test_the_page_says_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    assert run(["plan", str(folder)]) == 0
+    assert "at once, with all" not in capsys.readouterr().out, "no length, no run"
+    assert run(["plan", str(folder), "--context", "300", "--max-rows", "2"]) == 0
+    page = capsys.readouterr().out
+    assert "\n2 x 300 tokens at once, with all of the cache in use\n  weights " in page
+    assert max(map(len, page.splitlines())) <= 80
+    for part in ("arena", "prefill step", "decode step", "peak"):
+        assert f"\n  {part} " in page
+
+
+@pytest.mark.usefixtures("unpaged")
+def test_a_model_that_is_not_paged_has_no_such_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runs_of(write_tiny(tmp_path / "model", "llama"), capsys, "--context", "300") == []

@@ -1,0 +1,105 @@
+"""What the largest steps of a run take, beside what the engine takes for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from cortexmlx.attention.backends import choose_backend
+from cortexmlx.execution.footprint import steps
+from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
+from cortexmlx.execution.way import way_of
+from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.models import load_model
+from cortexmlx.scheduling.steps.plan import StepKind
+from support.core_driver import Driver
+from support.tiny import tokens_of, write_tiny
+
+GROUPS = (LayerGroup(KVSpec(2, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", window=40), (1, 2)))
+
+
+@pytest.mark.parametrize(("rows", "piece", "tokens"), [(1, 32, 200), (4, 32, 200), (16, 20, 90), (2, 24, 60)])
+def test_the_largest_steps_are_the_last_piece_beside_decoding_rows_and_a_window(
+    rows: int, piece: int, tokens: int
+) -> None:
+    prefill, decode = largest_steps(GROUPS, Load(rows, piece, 8), tokens)
+    assert prefill.kind is StepKind.MIXED and decode.kind is StepKind.DECODE
+    *single, last = prefill.segments
+    assert len(single) == rows - 1 and all(s.count == 1 for s in single)
+    assert last.count == max(piece - rows + 1, min(16, piece))
+    assert last.first + last.count == tokens - rows - TAIL_COLUMNS - 1, "the end of the prompt"
+    assert len(decode.segments) == rows and decode.column == 0
+    assert max(s.first for s in decode.segments) + TAIL_COLUMNS <= tokens
+
+
+@pytest.mark.parametrize(("rows", "piece", "tokens", "together"), [(3, 512, 200, 3), (8, 256, 125, 3), (2, 8, 3, 2)])
+def test_short_prompts_are_computed_together(rows: int, piece: int, tokens: int, together: int) -> None:
+    prefill, decode = largest_steps(GROUPS, Load(rows, piece, 8), tokens)
+    prompt = max(1, tokens - rows - TAIL_COLUMNS - 1)
+    pieces = prefill.segments[rows - together :]
+    assert sum(s.count for s in pieces) == min(max(min(16, piece), piece - (rows - together)), together * prompt)
+    assert len(decode.segments) == rows
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose steps take more than the constant by far."""
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "head_dim": 64}
+    folder = tmp_path_factory.mktemp("wide") / "wide"
+    return write_tiny(folder, "llama", **shape, vocab_size=4096, max_position_embeddings=1 << 16)
+
+
+def bytes_of(model: Any, load: Load, tokens: int) -> steps.StepBytes:
+    way = way_of(model)
+    return step_bytes(model, way.groups, choose_backend("auto").attend, 4096, load, tokens)
+
+
+def test_the_engine_takes_for_a_step_what_is_planned(wide: Path) -> None:
+    """A prompt of 1,000 tokens in pieces of 256, alone: its blocks are one run, whose keys need no copy."""
+    driver = Driver(wide, tokens=1100, max_rows=1, prefill_budget=256, block_size=32, prefix_cache=False)
+    loaded = driver.core.loaded
+    planned = bytes_of(load_model(wide).model, Load(1, 256, 32), 1000)
+    driver.add(tokens_of(980), 20)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    driver.finish()
+    took = mx.get_peak_memory() - 2 * loaded.weight_bytes - driver.core.arena.nbytes
+    del loaded
+    copies = 2 * 1000 * driver.core.info.kv_bytes_per_token
+    assert planned.prefill > 16 << 20
+    assert planned.prefill - copies - (2 << 20) <= took <= planned.prefill + (2 << 20)
+
+
+def test_planning_computes_nothing_and_leaves_the_model_as_it_was(wide: Path) -> None:
+    model = load_model(wide).model
+    before, used = dict(tree_flatten(model.parameters())), mx.get_active_memory()
+    mx.reset_peak_memory()
+    bytes_of(model, Load(4, 512, 32), 4000)
+    assert mx.get_peak_memory() - used < 16 << 20, "masks and tables are real"
+    after = dict(tree_flatten(model.parameters()))
+    assert {id(a) for a in before.values()} == {id(a) for a in after.values()}
+
+
+def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, load = load_model(wide).model, Load(2, 128, 32)
+    monkeypatch.setattr(steps, "_TRACED", (2048, 4096))
+    reckoned = bytes_of(model, load, 6000)
+    monkeypatch.setattr(steps, "_TRACED", (1024, 8192))
+    traced = bytes_of(model, load, 6000)
+    assert reckoned.prefill == pytest.approx(traced.prefill, rel=0.05)
+    assert reckoned.decode == pytest.approx(traced.decode, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "gpt_oss", "qwen3_next", "mamba2"])
+def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) -> None:
+    model = load_model(tiny(name)).model
+    groups = way_of(model).groups
+    few, many = (
+        step_bytes(model, groups, choose_backend("auto").attend, 320, Load(rows, 32, 8), 100) for rows in (1, 8)
+    )
+    assert 0 < few.decode < many.decode and few.prefill > 0
