@@ -25,7 +25,7 @@ from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.restraint import LEAST_PIECE
+from cortexmlx.scheduling.latency import LEAST_PIECE
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 
