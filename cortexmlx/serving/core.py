@@ -61,8 +61,8 @@ class EngineCore(EngineParts):
         with self.measured.busy:
             if self._first_tokens_are_there:
                 self._collect()
-            if self.disk is not None and not self._in_flight:
-                self.disk.copy_in_between(self._step_seconds)
+            if (disk := self.disk) is not None and not self._in_flight:
+                self._attempt(None, lambda: disk.copy_in_between(self._step_seconds))
             plan = self._plan()
             if plan is not None:
                 self._dispatch(plan)
@@ -171,7 +171,7 @@ class EngineCore(EngineParts):
             self._give_end_back()
         if self._at_work:
             self._look(at_work=False)
-        return self.disk is not None and self.disk.copy_while_idle()
+        return self.disk is not None and bool(self._attempt(None, self.disk.copy_while_idle))
 
     def _settle(self) -> None:
         self.runner.settle(self.cache.states.take())

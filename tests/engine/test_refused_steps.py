@@ -5,6 +5,7 @@ they would have got; one that does not fit fails by itself, and the engine goes 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,3 +188,28 @@ def test_refusals_at_random_steps(name: str, seeds: int, tiny: Any) -> None:
         refused += refusals.count
     assert refused > 3 * seeds
     assert failed <= 0.01 * len(wanted) * seeds, "who is refused three times at the same place by chance"
+
+
+@pytest.mark.parametrize("place", ["half written", pytest.param("collected", marks=pytest.mark.slow)])
+def test_what_is_pinned_or_goes_to_the_store_is_not_trusted_either(
+    place: str, tiny: Any, theirs: Any, tmp_path: Path
+) -> None:
+    """Nothing that lay beside a failed write is found again: not under a pin, nor by an engine that begins anew."""
+    asked = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)
+    wanted = [theirs("llama", prompt, 12) for prompt in PROMPTS]
+
+    def answers(engine: Engine) -> list[list[int]]:
+        handles = [engine.submit(prompt, asked) for prompt in PROMPTS]
+        return [list(handle.result(60).token_ids) for handle in handles]
+
+    settings: Any = {"kv_memory": "256KB", "block_size": 8, "max_rows": 3, "prefill_budget": 24}
+    with Engine(tiny("llama"), kv_store=tmp_path / "store", **settings) as engine:
+        engine.inspect(lambda core: core.pin(PROMPTS[2], None))
+        assert answers(engine) == wanted
+        refusals = engine.inspect(lambda core: Refusals(core, at({1: place, 9: place})))
+        for _ in range(2):
+            assert answers(engine) == wanted
+            engine.check_invariants()
+        assert refusals.count == 2
+    with Engine(tiny("llama"), kv_store=tmp_path / "store", **settings) as engine:
+        assert answers(engine) == wanted
