@@ -70,7 +70,7 @@ class Disk:
         states = cache.states.snapshots
         if states is None or states.most:
             cache.lower = self._lower = LowerTier(
-                cache.groups, cache.block_size, states is not None, self._ask, self._store.drop
+                cache.groups, cache.block_size, states is not None, self._ask, self._store.drop, self._store.may_have
             )
 
     # -- down ---------------------------------------------------------------------------------------------------------

@@ -134,7 +134,8 @@ class Found:
 
 class LowerTier:
     """What a `KVCache` tells the tier below, and asks of it by `ask`, which answers later. With `states` a text can
-    be begun only where its recurrent state is, too. `dropped` is told of pieces that left before they were stored.
+    be begun only where its recurrent state is, too. `dropped` is told of pieces that left before they were stored, and
+    what it has not (`may_have` is False) is not asked for.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class LowerTier:
         states: bool,
         ask: Callable[[Wish], None],
         dropped: Callable[[int], None] = lambda pieces: None,
+        may_have: Callable[[Key], bool] = lambda piece: True,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
@@ -153,6 +155,7 @@ class LowerTier:
         self.whole = [g for g, group in enumerate(groups) if group.spec.reach.tokens is None]
         self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
         self._dropped = dropped
+        self._may_have = may_have
         self._leaving: dict[Entry, None] = {}
 
     def front(self, group: int, place: int) -> int:
@@ -223,7 +226,7 @@ class LowerTier:
         `MOST_READ` bytes.
         """
         end = min(len(keys), (len(tokens) - 1) // self.block_size, blocks + self._most_blocks)
-        if end <= blocks:
+        if end <= blocks or not any(self._may_have(piece_key(keys[blocks], group)) for group in self.every):
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
         seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token

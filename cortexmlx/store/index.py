@@ -120,6 +120,17 @@ class Index:
                 file.execute("DELETE FROM records WHERE segment = ?", (name,))
                 file.execute("DELETE FROM segments WHERE name = ?", (name,))
 
+    def keys(self) -> list[bytes]:
+        """Those of all records."""
+        with self._lock:
+            rows = self._file.execute("SELECT key FROM records").fetchall()
+        return [key for (key,) in rows if isinstance(key, bytes) and len(key) == 16]
+
+    def version(self) -> int:
+        """Another number whenever somebody else has changed something."""
+        with self._lock:
+            return int(self._file.execute("PRAGMA data_version").fetchone()[0])
+
     def segments(self) -> list[SegmentLine]:
         """All segments, those first that were not used for the longest time."""
         question = (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cortexmlx.store.folder import open_folder
 from cortexmlx.store.index import NAME, Index, SegmentLine, throw_away
+from cortexmlx.store.known import Known
 from cortexmlx.store.record import Record, proof, restored
 from cortexmlx.store.segment import SEGMENT_NAME, Place, read_header, remove_unfinished, write_segment
 
@@ -38,6 +39,8 @@ class Shelf:
         self._broken = self._warned = False
         self._lock = threading.Lock()
         self._opened_once = threading.Event()
+        self._known: Known | None = None
+        self._version = -1
 
     def open(self) -> None:
         """Open the index, and bring it and the files to agree: it may be lost or old, and writers may have died. May
@@ -47,6 +50,7 @@ class Shelf:
             with contextlib.suppress(OSError):
                 remove_unfinished(self.path)
             self._mend()
+            self.refresh()
         finally:
             self._opened_once.set()
 
@@ -87,6 +91,8 @@ class Shelf:
                 index.add(name, model, size, places)
                 if len(index.find([place.key for place in places])) < len(places):
                     raise sqlite3.DatabaseError("what was added is not there")
+                if self._known is not None:
+                    self._known.add(place.key for place in places)
         except sqlite3.Error:
             self._mend()  # which finds the segment, too
         return len(new)
@@ -110,6 +116,17 @@ class Shelf:
                 (self.path / name).unlink()
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def may_have(self, key: bytes) -> bool:
+        """Whether a record may be there, as far as is known without looking; before it is open, any may."""
+        return self._known is None or key in self._known
+
+    def refresh(self) -> None:
+        """Learn of what other processes have written since."""
+        with contextlib.suppress(sqlite3.Error), self._used() as index:
+            version = index.version()
+            if version != self._version:
+                self._version, self._known = version, Known(index.keys())
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Where the records of some keys lie, of those that are there."""
@@ -196,7 +213,7 @@ class Shelf:
             try:
                 if self._broken:
                     throw_away(self.path)
-                self._index, self._broken = self._opened(), False
+                self._index, self._broken, self._known, self._version = self._opened(), False, None, -1
             except (OSError, sqlite3.Error) as error:
                 self.warn("has no index", error)
 

@@ -41,6 +41,13 @@ class KVStore:
         """Write records soon; False if they are dropped, since too many wait."""
         return self._writer.offer(records)
 
+    def may_have(self, key: bytes) -> bool:
+        """Whether it is worth asking for a record; one that another process has just written may not be known yet."""
+        known = self._shelf.may_have(key)
+        if not known:
+            self._reader.refresh()
+        return known
+
     def ask(self, reading: Reading) -> None:
         """Read records soon."""
         self._reader.ask(reading)

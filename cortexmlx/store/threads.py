@@ -22,6 +22,9 @@ SEGMENT_BYTES = 32 << 20
 LINGER = 0.25
 """Seconds after the last record in which more may come for the same segment."""
 
+MOST_LINGER = 1.0
+"""Seconds after the first one in which it is written, whatever comes."""
+
 _PAUSE = 60.0
 """Seconds without a write after the disk has refused one."""
 
@@ -29,6 +32,9 @@ START_RATE = 1e9
 """Bytes per second that reading is taken for before anything was read: what is read was written lately, and is in the
 system's own cache, or on a drive that is about as fast.
 """
+
+REFRESH_SECONDS = 1.0
+"""After which what other processes have written is looked for again, if somebody misses something."""
 
 _FORGETTING = 0.3
 """Weight of the newest reading in the running mean of the rate."""
@@ -104,9 +110,9 @@ class Writer:
             self._busy = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._records or self._stopping)
+            until = time.monotonic() + MOST_LINGER
             while not (self._hurry or self._stopping or self._waiting >= SEGMENT_BYTES):
-                before = len(self._records)
-                if not self._changed.wait(LINGER) or len(self._records) == before:
+                if not self._changed.wait(LINGER) or time.monotonic() >= until:
                     break
             if self._stopping:
                 return None
@@ -152,6 +158,10 @@ class Reading:
     done: Callable[[dict[bytes, Record]], None]
 
 
+_NOTHING = Reading({}, lambda there, rate: [], lambda found: None)
+"""Only looks whether there is something new."""
+
+
 class Reader:
     """Reads records, for one who asked after the other. `read` records of `read_bytes` bytes were right, `missed` ones
     were not there, or not right, and `seconds` were spent.
@@ -162,6 +172,7 @@ class Reader:
         self.rate = START_RATE
         self._shelf = shelf
         self._asked: deque[Reading] = deque()
+        self._refreshed = time.monotonic()
         self._stopping = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="cortexmlx-store-reader", daemon=True)
@@ -172,6 +183,13 @@ class Reader:
         with self._changed:
             self._asked.append(reading)
             self._changed.notify_all()
+
+    def refresh(self) -> None:
+        """Learn soon of what other processes have written, if that was not asked for within the last second."""
+        now = time.monotonic()
+        if now >= self._refreshed + REFRESH_SECONDS:
+            self._refreshed = now
+            self.ask(_NOTHING)
 
     def stop(self, seconds: float) -> None:
         """End, after the record that is just being read."""
@@ -197,6 +215,8 @@ class Reader:
 
     def _carry_out(self, reading: Reading, found: dict[bytes, Record]) -> None:
         self._shelf.wait()
+        if reading is _NOTHING:
+            self._shelf.refresh()
         places = self._shelf.find(list(reading.tokens))
         wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
         self.missed += len(reading.tokens) - len(places)

@@ -24,6 +24,19 @@ def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert len(read_all(again, [record(9)])) == 1
 
 
+def test_it_says_what_it_may_have_and_learns_what_others_wrote(tmp_path: Path) -> None:
+    shelf, other = Shelf(tmp_path, 1 << 30), opened(tmp_path)
+    assert shelf.may_have(RECORDS[0].key), "it has not looked yet"
+    shelf.open()
+    assert not shelf.may_have(RECORDS[0].key)
+    shelf.write("model", RECORDS[:1])
+    other.write("model", RECORDS[1:])
+    assert shelf.may_have(RECORDS[0].key) and not shelf.may_have(RECORDS[1].key)
+    shelf.refresh()
+    assert all(shelf.may_have(record.key) for record in RECORDS)
+    assert all(opened(tmp_path).may_have(record.key) for record in RECORDS)
+
+
 def test_a_lost_index_is_made_again_from_the_segments(tmp_path: Path) -> None:
     opened(tmp_path).write("model", RECORDS[:3])
     opened(tmp_path).write("model", RECORDS[3:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,19 @@ def test_many_records_become_few_segments(shelf: Shelf) -> None:
     assert all(writer.offer([each]) for each in RECORDS) and writer.flush(10)
     assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
     assert 1 <= len(shelf.segments()) <= 2 and len(read_all(shelf, RECORDS)) == 6
+    writer.stop(10)
+
+
+def test_what_trickles_in_without_end_is_written_all_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "LINGER", 10.0)
+    monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
+    writer = Writer(shelf, "model", lambda: None)
+    for n in range(500):
+        writer.offer([record(n)])
+        if writer.stored:
+            break
+        time.sleep(0.01)
+    assert writer.stored
     writer.stop(10)
 
 
