@@ -63,6 +63,7 @@ def test_nothing_is_computed_twice_and_the_tokens_are_those_without_a_cache(
     assert agent.ratio_of(records) <= most
 
 
+@pytest.mark.slow
 def test_in_a_tight_arena_the_tokens_are_the_same(tmp_path: Path) -> None:
     """Room for little more than the longest prompt: forks and older turns are evicted on the way."""
     model = write_tiny(tmp_path / "model", "llama", max_position_embeddings=4096)

@@ -261,7 +261,10 @@ def test_clients_share_nothing(engine: Engine) -> None:
         assert talk.ask("one").usage.cached_tokens <= most
 
 
-@pytest.mark.parametrize("name", ["windowed llama", "gemma3_text", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3_text", "lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windowed llama", "qwen3_next"))],
+)
 def test_windows_and_recurrent_states_compute_only_what_is_new(tiny: Any, name: str) -> None:
     with (
         Engine(tiny(name), kv_memory="4MB", block_size=BLOCK, max_rows=2) as engine,

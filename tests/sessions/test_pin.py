@@ -24,10 +24,10 @@ def crowd(engine: Engine, count: int = 12) -> None:
     ("name", "memory"),
     [
         ("llama", "300KB"),
-        ("windowed llama", "300KB"),
+        pytest.param("windowed llama", "300KB", marks=pytest.mark.slow),
         ("gemma3_text", "80KB"),
         ("lfm2", "300KB"),
-        ("qwen3_next", "300KB"),
+        pytest.param("qwen3_next", "300KB", marks=pytest.mark.slow),
     ],
 )
 def test_a_pinned_system_prompt_outlives_others_in_a_tight_arena(tiny: Any, name: str, memory: str) -> None:
