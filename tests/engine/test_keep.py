@@ -178,3 +178,21 @@ def test_memory_is_flat_however_long_the_answer_is(arena: int, count: int, tmp_p
     assert max(sizes) == driver.core.arena.nbytes <= arena * driver.core.info.kv_bytes_per_token * 1.2
     assert peaks[-1] < 1.01 * peaks[3], "no more than after the first drops"
     assert_nothing_lost(driver.core.stats())
+
+
+@slow
+@pytest.mark.model
+def test_the_starter_model_goes_on_with_what_it_keeps() -> None:
+    """Greedy tokens, judged by mlx-lm text by text, up to proven ties."""
+    from cortexmlx import Engine, SamplingParams
+    from cortexmlx.models import load_model
+
+    starter = load_model("smollm2")
+    prompt = starter.tokenizer.encode("Once upon a time, in a small house by the sea,")
+    with Engine("smollm2", kv_memory="16MB", max_rows=2, keep_first=FIRST, keep_last=LAST) as engine:
+        answers = engine.generate_batch([prompt, prompt * 9], SamplingParams(max_tokens=70, ignore_eos=True))
+        assert engine.stats().dropped_tokens >= 5 * LAST
+    for asked, answer in zip((prompt, prompt * 9), answers, strict=True):
+        for text, part in texts(asked, answer.token_ids):
+            wanted = mlx_lms_logits(starter.model, text, part)
+            assert (wanted.max(axis=1) - wanted[np.arange(len(part)), list(part)]).max() < NOISE
