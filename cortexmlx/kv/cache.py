@@ -307,6 +307,8 @@ class KVCache(SequenceTables):
         self.states.drop(sequence.states)
         for pool, table in zip(self._pools, sequence.tables, strict=True):
             pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
+            if passed and self.lower is not None:
+                self.lower.passed(pool.passed[block] for block in table.blocks if block in pool.passed)
 
     def _forgot(self, entry: Entry) -> None:
         self.states.drop(entry.states)

@@ -7,7 +7,7 @@ piece's key is made of the entry's, so it stands for all text from the very begi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,6 +170,11 @@ class LowerTier:
             self._leaving[entry] = None
             if len(self._leaving) > _MOST_LEAVING:
                 self._drop(self._next())
+
+    def passed(self, entries: Iterable[Entry]) -> None:
+        """The sequence that cached these goes on with another text: they are not worth storing."""
+        for entry in entries:
+            self._leaving.pop(entry, None)
 
     def leaving(self) -> Iterator[Entry]:
         """The entries that are to be stored, those first that were cached first. Whoever takes one says that it is

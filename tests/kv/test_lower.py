@@ -109,6 +109,17 @@ def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
     assert len(list(lower.leaving())) == 2 and sum(lost) == 1
 
 
+def test_a_text_that_its_row_does_not_go_on_with_is_not_stored_but_what_others_have_of_it_is() -> None:
+    lower, cache = tier(ALL), KVCache([ALL], 64, SIZE)
+    cached(lower, cache, 0, TEXT[:4])
+    for seq, tokens in ((1, TEXT[:12]), (2, TEXT[:6])):
+        keys = cache.prefix.keys(tokens)
+        cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
+        cache.append(seq, len(tokens) - cache.length(seq))
+    cache.release_blocks(1, TEXT[:12], 12, passed=True)
+    assert [entry.tokens for entry in lower.leaving()] == [tuple(TEXT[:4])]
+
+
 def test_a_state_is_a_piece_of_the_block_that_it_stands_behind() -> None:
     lower, cache = tier(ALL, states=True), KVCache([ALL], 64, SIZE, snapshots=Snapshots(4))
     cache.lower = lower
