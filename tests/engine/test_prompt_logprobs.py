@@ -158,8 +158,8 @@ def test_what_is_cached_is_computed_again_and_others_share_what_was(tiny: Any, j
 
 
 def test_it_does_not_wait_for_a_neighbour_with_the_same_beginning(tiny: Any, judged: Any) -> None:
-    """It would compute what the other has computed, all the same."""
-    driver = Driver(tiny("llama"), prefill_budget=8, tokens=1024)
+    """It would compute what the other has computed, all the same. The other's first block is not full yet."""
+    driver = Driver(tiny("llama"), prefill_budget=4, tokens=1024)
     plain = driver.add(PROMPT, 4)
     driver.step()
     handle = driver.add(PROMPT, 0, prompt_logprobs=0)

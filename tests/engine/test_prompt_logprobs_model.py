@@ -62,3 +62,16 @@ def test_the_perplexity_is_mlx_lms_on_the_same_windows() -> None:
     assert known.tokens == 1199 and known.windows == known.all_windows == 4
     print(f"perplexity {known.perplexity:.6f}, mlx-lm {np.exp(total / 1199):.6f}")
     assert abs(known.nll - total) / known.tokens < 1e-5
+
+
+@pytest.mark.slow
+def test_eight_bits_cost_less_than_half_a_percent_of_perplexity() -> None:
+    """On 4,000 tokens, in windows as long as 2,048."""
+    found = {}
+    for bits in (None, 8):
+        with Engine("smollm2", kv_memory="300MB", prefix_cache=False, max_rows=4, kv_bits=bits) as engine:
+            tokens = engine.tokenize(TEXT.read_text())[:4000]
+            found[bits] = engine.perplexity(tokens, context=2048, stride=1024)
+    print({bits: known.perplexity for bits, known in found.items()})
+    assert found[8].tokens == found[None].tokens == len(tokens) - 1 == 3999
+    assert abs(found[8].perplexity / found[None].perplexity - 1) < 0.005
