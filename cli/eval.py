@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
+WITHOUT = ("kv_store", "kv_store_bytes", "keep_first", "keep_last")
+"""A text is scored whole, and no window begins as another does."""
+
 MOST_BYTES = 64 << 20
 """A longer file takes days, and its tokens the memory of a small model."""
 
 
-@options.takes_engine(max_rows=ROWS, prefix_cache=False, keep_first=None, keep_last=None)
+@options.takes_engine(without=WITHOUT, max_rows=ROWS, prefix_cache=False)
 def evaluate(
     positional: Annotated[
         list[str],

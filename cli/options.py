@@ -156,15 +156,20 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
     return lambda command: _expanded(command, "params", shown, make)
 
 
-def takes_engine(*, stored: bool = False, **fixed: Any) -> Callable[[Command], Command]:
-    """Give a command the options of `ENGINE` in the place of its parameter `config`, but for those that are `fixed`.
-    `stored` says that it has a store on disk unless that is switched off; others have one where a folder is named.
+def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed: Any) -> Callable[[Command], Command]:
+    """Give a command the options of `ENGINE` in the place of its parameter `config`, but for those that are `fixed`
+    and those it goes `without`. `stored` says that it has a store on disk unless that is switched off; others have one
+    where a folder is named.
 
     The model is still to be named: see `model_name`.
     """
 
     def make(
-        kv_memory: str | None, kv_store: str | None, kv_store_bytes: str, no_kv_store: bool = False, **others: Any
+        kv_memory: str | None,
+        kv_store: str | None = None,
+        kv_store_bytes: str = str(EngineConfig.kv_store_bytes),
+        no_kv_store: bool = False,
+        **others: Any,
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
@@ -175,7 +180,7 @@ def takes_engine(*, stored: bool = False, **fixed: Any) -> Callable[[Command], C
 
     usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
     kinds = {name: kind for name, kind in (ENGINE | STORE).items() if stored or name != "no_kv_store"}
-    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in fixed}
+    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in fixed and name not in without}
     return lambda command: _expanded(command, "config", shown, make)
 
 
