@@ -185,7 +185,7 @@ def _here(
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         row_tokens=row,
-        lengths=tuple(_length(groups, n, row, itemsize, free, skeleton.most_rows) for n in shown),
+        lengths=tuple(_length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows) for n in shown),
     )
 
 
@@ -195,9 +195,19 @@ def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, items
 
 
 def _length(
-    groups: tuple[LayerGroup, ...], tokens: int, row: int | None, itemsize: int, free: int, most: int | None
+    groups: tuple[LayerGroup, ...],
+    tokens: int,
+    row: int | None,
+    block_size: int,
+    itemsize: int,
+    free: int,
+    most: int | None,
 ) -> Length:
-    needed = sizing.sequence_bytes(groups, tokens if row is None else min(tokens, row), itemsize)
+    kept = tokens if row is None else min(tokens, row)
+    if most is None:
+        needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
+    else:  # mlx-lm's own caches have no blocks
+        needed = sizing.sequence_bytes(groups, kept, itemsize)
     fit = free // needed if needed else 0
     return Length(tokens, needed, fit if most is None else min(fit, most))
 

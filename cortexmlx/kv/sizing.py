@@ -122,6 +122,15 @@ def row_blocks(reach: Reach, block_size: int) -> int | None:
     return (tokens - 2) // block_size + 2
 
 
+def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, itemsize: int | None = None) -> int:
+    """Bytes of a running row of `tokens` tokens: whole blocks, of a window as many as it has at most, and its state."""
+    places = -(-tokens // block_size)
+    return row_bytes(groups := tuple(groups)) + sum(
+        _per_token(group, itemsize) * block_size * min(places, row_blocks(group.spec.reach, block_size) or places)
+        for group in groups
+    )
+
+
 @dataclass(frozen=True)
 class Load:
     """What an arena must do: `rows` rows in blocks of `block_size` tokens, whose prompts are computed in pieces of at

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import (
     Load,
@@ -22,6 +23,7 @@ from cortexmlx.kv.sizing import (
     parse_size,
     row_blocks,
     row_bytes,
+    row_kv_bytes,
     sequence_bytes,
     split_memory,
     states_bytes,
@@ -214,3 +216,22 @@ def test_snapshots_of_states_get_a_quarter_of_the_memory_at_most() -> None:
     load = Load(rows=2, piece=64, block_size=8)
     without = default_kv_bytes([attention], load, 1000, 2**40, 0)
     assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 4 * 2 * 1000
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_a_running_row_takes_whole_blocks_and_of_a_window_as_many_as_a_cache_gives_it(block_size: int) -> None:
+    """A row that decodes window by window in a cache, which is asked at each step."""
+    window, tokens = 100, 700
+    groups = (LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", window), (1, 2)))
+    cache = KVCache(groups, 1_000, block_size)
+    cache.allocate_for(0, 1)
+    cache.append(0, 1)
+    most = 0
+    while cache.length(0) < tokens:
+        cache.reserve(0, min(cache.length(0) + TAIL_COLUMNS, tokens))
+        most = max(most, cache.bytes_in_use)
+        for _ in range(min(TAIL_COLUMNS, tokens - cache.length(0))):
+            cache.append(0, 1)
+    said = row_kv_bytes(groups, tokens, block_size)
+    assert said - 2 * block_size * groups[1].bytes_per_token <= most <= said
+    assert said >= sequence_bytes(groups, tokens)
