@@ -51,8 +51,8 @@ def plan_runs(
     load: sizing.Load,
     lengths: Sequence[int],
 ) -> tuple[Run, ...]:
-    """What runs of such sequences take on this machine; none of a model that is not paged, or if a cache of the default
-    size has no room.
+    """What runs of such sequences take on this machine; none of those that do not fit the cache, of a model that is not
+    paged, or if a cache of the default size has no room.
     """
     from cortexmlx.execution.way import Paged, way_of
 
@@ -64,18 +64,21 @@ def plan_runs(
     if not isinstance(way, Paged) or not memory:
         return ()
     most = max(lengths) if config.keep is None else config.keep.most
-    return tuple(plan_run(skeleton, way, here.weight_bytes, load, memory, min(tokens, most)) for tokens in lengths)
+    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, min(tokens, most)) for tokens in lengths)
+    return tuple(run for run in runs if run is not None)
 
 
-def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memory: int, tokens: int) -> Run:
-    """The run of so long sequences with a cache of `memory` bytes: as many at once as fit, of `load.rows` at most.
-    Raises InvalidRequest if the cache holds no block.
+def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memory: int, tokens: int) -> Run | None:
+    """The run of so long sequences with a cache of `memory` bytes: as many at once as fit, of `load.rows` at most; None
+    if not one does. Raises InvalidRequest if the cache holds no block.
     """
     from cortexmlx.execution.footprint.steps import step_bytes
 
     blocks = way.blocks(memory, load, skeleton.context_length)
     groups = paged(way.groups)
     rows = _rows(groups, blocks, load, tokens)
+    if not rows:
+        return None
     slabs = [_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks, strict=True)]
     arena = sum(size * len(group.layers) for group, size in zip(groups, slabs, strict=True))
     _, snapshots = sizing.split_memory(way.groups, memory, load.rows)
@@ -97,11 +100,11 @@ def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memo
 
 
 def _rows(groups: Sequence[LayerGroup], blocks: Counts, load: sizing.Load, tokens: int) -> int:
-    """How many sequences of `tokens` tokens run at once, one at least."""
+    """How many sequences of `tokens` tokens run at once."""
     needed = -(-tokens // load.block_size)
     most = [sizing.row_blocks(group.spec.reach, load.block_size) or needed for group in groups]
     fit = min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
-    return max(1, min(load.rows, fit))
+    return min(load.rows, fit)
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
