@@ -42,14 +42,21 @@ class Setting:
     tokens: int
     block_size: int = 32
     prefill_budget: int = 512
+    kv_bits: int | None = None
 
     @property
     def name(self) -> str:
         """As a row of the table begins."""
         return (
             f"{self.kind}, {self.kv_memory}, {self.max_rows} rows of {self.tokens:,}, blocks of {self.block_size}, "
-            f"pieces of {self.prefill_budget}"
+            f"pieces of {self.prefill_budget}{f', {self.kv_bits} bits' if self.kv_bits else ''}"
         )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What both the plan and the engine are told."""
+        names = ("kv_memory", "max_rows", "block_size", "prefill_budget", "kv_bits")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 SETTINGS = (
@@ -57,6 +64,7 @@ SETTINGS = (
     Setting(STARTER, "60MB", 2, 640, block_size=64, prefill_budget=256),
     Setting(STARTER, "50MB", 8, 120, block_size=16, prefill_budget=128),
     Setting("full", "30MB", 2, 1_500),
+    Setting("full", "10MB", 2, 1_500, kv_bits=8),
     Setting("full", "40MB", 16, 250, block_size=8, prefill_budget=256),
     Setting("windows", "40MB", 4, 1_000),
     Setting("experts and sinks", "40MB", 4, 800, block_size=16),
@@ -111,8 +119,8 @@ def _model(kind: str, folder: Path) -> str:
 def _plan(model: str, setting: Setting) -> dict[str, int]:
     """What the command says, in a process of its own."""
     command = [sys.executable, "-c", COMMAND, "plan", model, "--json", "--context", str(setting.tokens)]
-    for option in ("kv_memory", "max_rows", "block_size", "prefill_budget"):
-        command += [f"--{option.replace('_', '-')}", str(getattr(setting, option))]
+    for option, value in setting.options.items():
+        command += [f"--{option.replace('_', '-')}", str(value)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (run,) = json.loads(done.stdout)["runs"]
     return dict(run)
@@ -128,8 +136,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     from cortexmlx.serving.core import EngineCore
     from cortexmlx.serving.handle import RequestHandle
 
-    options = {name: getattr(setting, name) for name in ("kv_memory", "max_rows", "block_size", "prefill_budget")}
-    core = EngineCore(EngineConfig(model, token_target=None, **options))
+    core = EngineCore(EngineConfig(model, token_target=None, **setting.options))
     mx.reset_peak_memory()
     random = np.random.default_rng(0)
     handles = []
