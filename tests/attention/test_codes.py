@@ -44,9 +44,9 @@ def test_scores_and_weighted_sums(
     weights = random.dirichlet(np.ones(tokens), (rows, heads, queries)).astype(np.float32)
     codes = Codes(parts, form)
     scores, wanted = np.array(codes.scores(mx.array(q))), q.astype(np.float64) @ numbers.swapaxes(-1, -2)
-    assert scores.shape == wanted.shape and np.abs(scores - wanted).max() < 2e-4
+    assert scores.shape == wanted.shape and np.abs(scores - wanted).max() < 2e-3, "of numbers up to 200"
     sums, wanted = np.array(codes.weighted(mx.array(weights))), weights.astype(np.float64) @ numbers
-    assert sums.shape == wanted.shape and np.abs(sums - wanted).max() < 2e-5
+    assert sums.shape == wanted.shape and np.abs(sums - wanted).max() < 1e-4, "of numbers up to 15"
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
