@@ -146,6 +146,7 @@ class Shelf:
             record = restored(place.key, place.layout, data)
         except FileNotFoundError:  # another process needed the space
             self._remove([place.segment])
+            self._forget(place.key)
             return None
         except (OSError, ValueError, OverflowError, MemoryError) as error:
             self.warn("is damaged", error)
@@ -165,6 +166,8 @@ class Shelf:
     def _forget(self, key: bytes) -> None:
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             index.forget([key])
+            if index.find([key]):
+                raise sqlite3.DatabaseError("what was forgotten is still there")
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
