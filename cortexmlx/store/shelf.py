@@ -126,7 +126,9 @@ class Shelf:
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             version = index.version()
             if version != self._version:
-                self._version, self._known = version, Known(index.keys())
+                known = self._known or Known()  # which may be told of new ones meanwhile
+                known.add(index.keys())
+                self._version, self._known = version, known
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Where the records of some keys lie, of those that are there."""
