@@ -17,6 +17,7 @@ from cortexmlx.serving.config import EngineConfig
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE
 from support.logits import answers_with_logits, mlx_lms_logits
+from support.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
 from support.recurrent import RECURRENT
 from support.tiny import CONFIGS, tokens_of, write_tiny
 
@@ -69,6 +70,21 @@ def test_on_mlx_lms_own_caches_too(name: str, tiny: Any, judged: Any, unpaged: N
     ((answer, mine),) = answers_with_logits(driver, [prompt], TOKENS)
     np.testing.assert_allclose(mine, kept_logits(judged(name)[0], prompt, answer), atol=NOISE)
     assert driver.core.stats().attention_backend == "mlx-lm's own" and driver.core.stats().dropped_tokens > LAST
+
+
+@slow
+@pytest.mark.parametrize("bits", [8, 4])
+def test_with_quantized_keys_and_values(bits: int, tmp_path: Path) -> None:
+    """Judged text by text by mlx-lm on rounding caches."""
+    folder, prompt = wide(tmp_path, "llama"), tokens_of(30, seed=4)
+    driver = Driver(folder, tokens=104, kv_bits=bits, keep_first=FIRST, keep_last=LAST)
+    answer, group = driver.result_of(prompt, TOKENS).token_ids, driver.core.stats().kv_group_size
+    model = loaded(folder)[0]
+    assert group is not None and driver.core.stats().dropped_tokens > 2 * LAST
+    for text, part in texts(prompt, answer):
+        wanted = greedy(model, text, len(part), rounding_caches(model, bits, group), ())
+        gap = gap_of(model, text, part, wanted, bits, group)
+        assert gap is None or gap[1] < NOISE
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
