@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
 from cortexmlx.cli.start import run
@@ -102,6 +103,22 @@ def test_they_are_mlx_lms_where_one_request_runs_at_a_time(
     driver.finish()
     for prompt, handle in zip(prompts, handles, strict=True):
         assert_judged(judged(name)[0], prompt, driver.result(handle).prompt_logprobs, top=2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_with_quantized_keys_and_values_they_are_mlx_lms_with_its_own(bits: int, tmp_path: Path) -> None:
+    """A prompt sees what is kept of it, however it is cut. A code on the border of two may be either: so nearly all."""
+    folder = write_tiny(tmp_path / "model", head_dim=64)
+    driver = Driver(folder, prefill_budget=12, kv_bits=bits, kv_group_size=64)
+    told = scored(driver, PROMPT).prompt_logprobs
+    model = mlx_lm.load(str(folder))[0]
+    caches = [QuantizedKVCache(group_size=64, bits=bits) for _ in model.layers]
+    logits = np.array(model(mx.array([PROMPT]), cache=caches)[0].astype(mx.float32), np.float64)[:-1]
+    own = logits[np.arange(len(PROMPT) - 1), PROMPT[1:]] - np.log(np.exp(logits).sum(axis=-1))
+    plain = judge(model, PROMPT)[np.arange(len(PROMPT) - 1), PROMPT[1:]]
+    assert told is not None
+    error = np.abs(told.logprobs[1:] - own)
+    assert np.median(error) < TOLERANCE and error.max() < 0.2 * np.abs(plain - own).max()
 
 
 def test_nothing_is_generated_with_no_tokens(tiny: Any, judged: Any) -> None:
