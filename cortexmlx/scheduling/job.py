@@ -159,12 +159,17 @@ class Job:
         return len(gone)
 
     @property
+    def being_scored(self) -> bool:
+        """Tokens of its text still lack their log-probabilities."""
+        return self.num_scored_tokens < len(self.request.scored)
+
+    @property
     def num_reusable_tokens(self) -> int:
         """How many of its tokens need not be computed if they are cached: all but the last, and while its text is to be
         scored, those in front of what is to be scored next.
         """
         most = len(self.tokens) - 1
-        return most if self.num_scored_tokens >= len(self.request.scored) else min(most, self.num_scored_tokens - 1)
+        return min(most, self.num_scored_tokens - 1) if self.being_scored else most
 
     def scored_behind(self, first: int, end: int) -> range:
         """The positions of the tokens that computing the tokens `first .. end` gives their log-probabilities: each

@@ -42,6 +42,7 @@ class PromptScores:
 
     def take(self, where: range, scores: TokenScores) -> None:
         """Those of the tokens at the positions `where`, the first that are not known yet."""
+        assert where.start <= self._known, "tokens of a prompt were left out"
         place, top = slice(where.start, where.stop), self._top_ids.shape[1]
         self._logprobs[place] = scores.logprobs
         self._top_ids[place], self._top_logprobs[place] = scores.top_ids[:, :top], scores.top_logprobs[:, :top]

@@ -174,6 +174,19 @@ def test_what_is_cached_is_computed_again_and_others_share_what_was(tiny: Any, j
     driver.core.check_invariants()
 
 
+def test_what_is_on_disk_is_computed_again(tiny: Any, tmp_path: Path, judged: Any) -> None:
+    options: dict[str, Any] = {"kv_memory": "256KB", "block_size": 8, "kv_store": tmp_path}
+    prompt = tokens_of(400, seed=3)
+    with Engine(tiny("llama"), **options) as engine:
+        engine.generate(prompt, SamplingParams(max_tokens=8))
+    with Engine(tiny("llama"), **options) as engine:
+        completion = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))
+        assert completion.usage.cached_tokens == 0
+        assert_judged(judged("llama")[0], prompt, completion.prompt_logprobs)
+    with Engine(tiny("llama"), **options) as engine:
+        assert engine.generate(prompt, SamplingParams(max_tokens=1)).usage.cached_tokens > 300, "it was there"
+
+
 def test_it_does_not_wait_for_a_neighbour_with_the_same_beginning(tiny: Any, judged: Any) -> None:
     """It would compute what the other has computed, all the same. The other's first block is not full yet."""
     driver = Driver(tiny("llama"), prefill_budget=4, tokens=1024)

@@ -29,9 +29,11 @@ class Readings:
         return wish in self._reading.values()
 
     def awaited(self, job: Job, match: Match | None, seconds_per_token: float | None) -> Wish | None:
-        """The wish that a job waits for, its own or another's; None if it can begin."""
+        """The wish that a job waits for, its own or another's; None if it can begin. One whose text is to be scored
+        computes all of it.
+        """
         lower = self._lower
-        if lower is None or match is None or self.found(job, match) is not None:
+        if lower is None or match is None or job.being_scored or self.found(job, match) is not None:
             return None
         blocks = len(match.entries)
         for wish in self._reading.values():
@@ -64,6 +66,8 @@ class Readings:
 
     def found(self, job: Job, match: Match) -> Found | None:
         """What was found that a job can begin with behind a match."""
+        if job.being_scored:
+            return None
         blocks = len(match.entries)
         return next((f for f in self._found.values() if f.continues(job.tokens, job.keys, blocks)), None)
 
