@@ -187,7 +187,7 @@ def test_refusals_at_random_steps(name: str, seeds: int, tiny: Any) -> None:
         assert_nothing_lost(driver.core.stats())
         refused += refusals.count
     assert refused > 3 * seeds
-    assert failed <= 0.01 * len(wanted) * seeds, "who is refused three times at the same place by chance"
+    assert failed <= 0.03 * len(wanted) * seeds, "who is refused three times by chance, and comes no farther"
 
 
 @pytest.mark.parametrize("place", ["half written", pytest.param("collected", marks=pytest.mark.slow)])
