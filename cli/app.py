@@ -98,4 +98,5 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
 for name, command, summary in COMMANDS:
-    app.command(name, short_help=summary, cls=OptionalValue)(command)
+    kind = OptionalValue if command is chat else TyperCommand
+    app.command(name, short_help=summary, cls=kind)(command)

@@ -53,7 +53,7 @@ def test_simple_records_in_input_order_with_a_summary_on_stderr(
         },
     }
     stdout, stderr = capsys.readouterr()
-    assert stdout == "" and stderr.startswith("cortexmlx: 2 answered, 0 failed, 42 tokens in ")
+    assert stdout == "" and stderr.startswith("cortexmlx: 2 answered, 0 failed, 278 tokens in ")
 
 
 def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, source: Path, out: Path) -> None:

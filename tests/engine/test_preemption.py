@@ -17,8 +17,8 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
     resumed: list[tuple[int, int]] = []
     begin = driver.core.scheduler._running.begin
 
-    def watching(job: Job, match: Any) -> Any:
-        copies = begin(job, match)
+    def watching(job: Job, *match: Any) -> Any:
+        copies = begin(job, *match)
         if job.preemptions:
             resumed.append((driver.core.cache.length(job.id), len(job.tokens)))
         return copies

@@ -29,11 +29,11 @@ class Watched:
         forward = driver.core.runner._forward
 
         def watched(plan: Any) -> Any:
-            logits = forward(plan)
+            logits, kept = forward(plan)
             for index, segment in enumerate(plan.logit_segments):
                 if segment.live:
                     self.logits.setdefault(segment.job, []).append(np.array(logits[index]))
-            return logits
+            return logits, kept
 
         driver.core.runner._forward = watched  # type: ignore[method-assign]
 
