@@ -120,11 +120,13 @@ class Found:
         """One that it takes."""
         return self.pieces[piece_key(self.wish.keys[place - self.wish.begin], group)]
 
-    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int) -> bool:
-        """Whether it goes on where the first `blocks` blocks of a text, known by `keys`, end."""
+    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
+        """Whether it goes on where the first `blocks` blocks of a text, known by `keys`, end, and ends within the first
+        `most` tokens.
+        """
         wish, size = self.wish, self.wish.tier.block_size
         if (
-            not wish.begin <= blocks < self.end <= len(keys)
+            not wish.begin <= blocks < self.end <= min(len(keys), most // size)
             or keys[self.end - 1] != wish.keys[self.end - 1 - wish.begin]
         ):
             return False
@@ -224,13 +226,14 @@ class LowerTier:
         keys: Sequence[Key],
         blocks: int,
         matched: int,
+        most: int,
         seconds_per_token: float | None,
     ) -> Wish | None:
         """What a text would have from below that has its first `blocks` blocks, and `matched` tokens in all, in memory;
-        None if there is no whole block in the rest. Its last token is always computed, and so is what lies behind
-        `MOST_READ` bytes.
+        None if there is no whole block in the rest. What lies behind its first `most` tokens is computed in any case,
+        and so is what lies behind `MOST_READ` bytes.
         """
-        end = min(len(keys), (len(tokens) - 1) // self.block_size, blocks + self._most_blocks)
+        end = min(len(keys), most // self.block_size, blocks + self._most_blocks)
         if end <= blocks or not any(self._may_have(piece_key(keys[blocks], group)) for group in self.every):
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cortexmlx.request import RequestState
@@ -66,6 +67,29 @@ def test_a_request_that_is_not_to_be_cached_is_not_on_disk_either(tiny: Any, the
         driver.forget()
         assert driver.ask(LONG, cache=False) == (theirs("llama", LONG, 10), 0)
         assert driver.counts.read_blocks == 0
+
+
+def test_who_may_not_reuse_all_that_was_found_computes_it(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+    """A text that ends within what another one waits for, and one whose log-probabilities are asked for."""
+    whole = LONG[:88]
+    with Stored(tiny("llama"), tmp_path) as driver:
+        driver.ask(LONG)
+        driver.forget()
+        first = driver.add(LONG, 10)
+        driver.step()
+        assert driver.core.idle, "it is read"
+        second = driver.add(whole, 10, priority=9)
+        scored = driver.add(LONG, 10, prompt_logprobs=0, priority=5)
+        driver.finish()
+        cached = [driver.result(h).usage.cached_tokens for h in (first, second, scored)]
+        assert (cached[0], cached[2]) == (88, 0) and 80 <= cached[1] < 88
+        assert list(driver.result(second).token_ids) == theirs("llama", whole, 10)
+        for handle in (first, scored):
+            assert list(driver.result(handle).token_ids) == theirs("llama", LONG, 10)
+        told = driver.result(scored).prompt_logprobs
+    alone = Driver(tiny("llama")).result_of(LONG, 1, prompt_logprobs=0).prompt_logprobs
+    assert told is not None and alone is not None and told.tokens == alone.tokens
+    np.testing.assert_allclose(told.logprobs, alone.logprobs, atol=1e-4)
 
 
 def test_a_text_that_left_memory_is_read_while_others_decode(tiny: Any, theirs: Any, tmp_path: Path) -> None:

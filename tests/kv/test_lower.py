@@ -28,7 +28,7 @@ def tier(*groups: LayerGroup, states: bool = False) -> LowerTier:
 
 def wish_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> Wish:
     text = TEXT[:tokens]
-    wish = lower.wish(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, seconds)
+    wish = lower.wish(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, len(text) - 1, seconds)
     assert wish is not None
     return wish
 
@@ -70,7 +70,7 @@ def test_the_last_token_is_always_computed() -> None:
     assert len(wish_of(tier(ALL), tokens=40).keys) == 9
     assert len(wish_of(tier(ALL), tokens=41 - 4).keys) == 9
     lower = tier(ALL)
-    assert lower.wish(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, None) is None
+    assert lower.wish(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, 3, None) is None
 
 
 @pytest.mark.parametrize(("seconds", "worth"), [(0.9, False), (1.1, True)])

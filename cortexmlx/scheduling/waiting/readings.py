@@ -36,6 +36,8 @@ class Readings:
         if lower is None or match is None or job.being_scored or self.found(job, match) is not None:
             return None
         blocks = len(match.entries)
+        if (blocks + 1) * lower.block_size > job.num_reusable_tokens:
+            return None
         for wish in self._reading.values():
             if wish.begin <= blocks < wish.begin + len(wish.keys) and job.keys[blocks : blocks + 1] == [
                 wish.keys[blocks - wish.begin]
@@ -43,7 +45,8 @@ class Readings:
                 return wish
         if job.id in self._asked:
             return None
-        own = lower.wish(job.tokens, job.keys, blocks, match.tokens(lower.block_size), seconds_per_token)
+        matched = match.tokens(lower.block_size)
+        own = lower.wish(job.tokens, job.keys, blocks, matched, job.num_reusable_tokens, seconds_per_token)
         if own is None:
             return None
         if len(self._reading) >= _MOST_AT_ONCE:
@@ -65,11 +68,11 @@ class Readings:
         return True
 
     def found(self, job: Job, match: Match) -> Found | None:
-        """What was found that a job can begin with behind a match."""
+        """What was found that a job can begin with behind a match, its own or another's: no more than it may reuse."""
         if job.being_scored:
             return None
-        blocks = len(match.entries)
-        return next((f for f in self._found.values() if f.continues(job.tokens, job.keys, blocks)), None)
+        blocks, most = len(match.entries), job.num_reusable_tokens
+        return next((f for f in self._found.values() if f.continues(job.tokens, job.keys, blocks, most)), None)
 
     def release(self, job: Job) -> Wish | None:
         """A job has begun, or never will: what was found for it goes. Returns the wish that is still read for it, for
