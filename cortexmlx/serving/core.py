@@ -87,6 +87,7 @@ class EngineCore(EngineParts):
 
     def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
         """Queue a request; one that cannot run fails at once."""
+        self.cache.expect_back()
         try:
             self.scheduler.check_prompt(len(request.prompt), params=request.params)
         except CortexError as error:
@@ -138,6 +139,7 @@ class EngineCore(EngineParts):
         caller's to fail.
         """
         self._forget_requests()
+        self.cache.expect_back()
         self._begin_empty(self.cache.max_blocks)
         self.pins.move_to(self.cache)
         self.runner.forget()
@@ -174,6 +176,7 @@ class EngineCore(EngineParts):
         return self.disk is not None and bool(self._attempt(None, self.disk.copy_while_idle))
 
     def _settle(self) -> None:
+        self.cache.expect_back()
         self.runner.settle(self.cache.states.take())
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
@@ -249,7 +252,7 @@ class EngineCore(EngineParts):
             if not is_refusal(error):
                 raise
             clear_frames(error.__traceback__)  # they hold arrays
-            refused_arena, why = isinstance(error, MemoryRefused), str(error)
+            refused_arena, why = isinstance(error, MemoryRefused) and min(self.arena.blocks) > 0, str(error)
         self._go_on_with_less(plan, refused_arena, why)
         return None
 
@@ -272,7 +275,7 @@ class EngineCore(EngineParts):
             self.scheduler.fit_cache()
         else:
             self.arena.release()
-            self.cache.shrink(1)
+            self.cache.give_all_back()
         mx.clear_cache()
         if job is not None and job.refusals > 1 and running == 1:
             self._fail(self._answers[job.id].of_request, out_of_memory(job, why))

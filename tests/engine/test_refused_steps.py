@@ -14,6 +14,7 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import OutOfMemory
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.restraint import STEPS_TO_RELAX
+from cortexmlx.scheduling.steps.plan import StepPlan
 from support.core_driver import Driver, assert_nothing_lost
 from support.refusals import PLACES, SAID, Refusals
 from support.tiny import tokens_of
@@ -213,3 +214,56 @@ def test_what_is_pinned_or_goes_to_the_store_is_not_trusted_either(
         assert refusals.count == 2
     with Engine(tiny("llama"), kv_store=tmp_path / "store", **settings) as engine:
         assert answers(engine) == wanted
+
+
+@pytest.mark.parametrize(("short", "failed"), [(2, 0), (5, 1), (10_000, 4)])
+def test_an_arena_that_was_given_back_and_cannot_be_had_again_fails_only_who_waits_for_it(
+    short: int, failed: int, tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short for so many steps; then the engine goes on as before."""
+    driver, steps, short_until = Driver(tiny("llama"), tokens=4096), [0], [0]
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: steps[0] >= short_until[0])
+
+    def where(plan: StepPlan) -> str | None:
+        steps[0] += 1
+        short_until[0] = 7 + short if steps[0] == 7 else short_until[0]
+        return "half written" if steps[0] == 7 else None
+
+    Refusals(driver.core, where)
+    handles = [driver.add(p, 40) for p in PROMPTS[:4]]
+    driver.finish()
+    assert [handle.state for handle in handles].count(RequestState.FAILED) == failed
+    for prompt, handle in zip(PROMPTS, handles, strict=False):
+        if handle.state is RequestState.FAILED:
+            with pytest.raises(OutOfMemory, match=r"the system refuses .* for the KV cache"):
+                driver.result(handle)
+        else:
+            assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 40)
+    steps[0] = short_until[0]
+    assert driver.answers([PROMPTS[0]], 40) == [tuple(theirs("llama", PROMPTS[0], 40))]
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_what_was_given_back_may_be_had_again_later(tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is memory for a few blocks alone, and answers end where those are full; then there is more again."""
+    driver, most = Driver(tiny("llama"), tokens=4096), [1 << 40]
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: size < most[0])
+
+    def where(plan: StepPlan) -> str | None:
+        if plan.number != 6:
+            return None
+        most[0] = 30_000
+        return "under way"
+
+    before = driver.core.stats().total_blocks
+    Refusals(driver.core, where)
+    handles = [driver.add(p, 40) for p in PROMPTS[:4]]
+    driver.finish()
+    held = driver.core.cache.capacity_tokens
+    assert held < len(PROMPTS[5])
+    for prompt, handle in zip(PROMPTS, handles, strict=False):
+        answer = driver.result(handle).token_ids
+        assert answer == tuple(theirs("llama", prompt, 40))[: len(answer)] and len(answer) < 40
+    most[0] = 1 << 40
+    assert driver.answers([PROMPTS[5]], 40) == [tuple(theirs("llama", PROMPTS[5], 40))]
+    assert driver.core.cache.max_blocks[0] >= before > held // 8

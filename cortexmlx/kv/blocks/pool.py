@@ -163,7 +163,8 @@ class BlockPools:
     """The pools of all groups, which have `blocks` blocks now and may get `max_blocks`, and the prefix cache, whose
     entries have their blocks there.
 
-    `may_resize(blocks)` says whether the arena can follow; once it cannot, what a group has is its limit.
+    `may_resize(blocks)` says whether the arena can follow; once it cannot, what a group has is its limit. What it had
+    before all was given back it may ask for again.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class BlockPools:
         self.blocks = of_each(groups, blocks)
         limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
         self.max_blocks = tuple(map(max, self.blocks, limits))
+        self._given_back: Counts = tuple(0 for _ in groups)
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
@@ -254,6 +256,15 @@ class BlockPools:
         self.grow(blocks)
         self.shrink(blocks)
         self.max_blocks = self.blocks
+
+    def give_all_back(self) -> None:
+        """The arena has no block any more, for memory is short: have as few as can be. Nobody may have any."""
+        self._given_back = tuple(map(max, self._given_back, self.blocks))
+        self.shrink(1)
+
+    def expect_back(self) -> None:
+        """What was given back may be had again, even if the system has refused it since."""
+        self.max_blocks = tuple(map(max, self.max_blocks, self._given_back))
 
     def _count(self) -> None:
         self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)
