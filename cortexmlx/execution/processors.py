@@ -18,6 +18,7 @@ import numpy as np
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import LogitsProcessorError
+from cortexmlx.machine import is_refusal
 
 if TYPE_CHECKING:
     from cortexmlx.request import LogitsProcessor
@@ -67,7 +68,9 @@ class _Row:
         self.newer: list[mx.array] = []
 
     def processed(self, logits: mx.array) -> mx.array:
-        """`logits [1, V] float32` after all functions. Raises LogitsProcessorError."""
+        """`logits [1, V] float32` after all functions. Raises LogitsProcessorError, and what says that memory was
+        refused: that is nobody's fault, and the step begins again with less.
+        """
         for function in self.functions:
             name = getattr(function, "__qualname__", None) or type(function).__qualname__
             before = self.known.size + len(self.newer)
@@ -78,6 +81,8 @@ class _Row:
                 result = result.astype(mx.float32)
                 mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
             except Exception as error:
+                if is_refusal(error):
+                    raise
                 raise LogitsProcessorError(
                     f"logits processor {name} failed after {before} tokens: {type(error).__name__}: {error}"
                 ) from error

@@ -267,3 +267,16 @@ def test_what_was_given_back_may_be_had_again_later(tiny: Any, theirs: Any, monk
     most[0] = 1 << 40
     assert driver.answers([PROMPTS[5]], 40) == [tuple(theirs("llama", PROMPTS[5], 40))]
     assert driver.core.cache.max_blocks[0] >= before > held // 8
+
+
+def test_what_a_processor_is_refused_is_no_fault_of_its(tiny: Any) -> None:
+    def odd(tokens: Any, logits: Any) -> Any:
+        asked.append(len(tokens))
+        if len(asked) in (9, 21):
+            raise RuntimeError(SAID)
+        return logits * 1.5
+
+    asked: list[int] = []
+    driver = Driver(tiny("llama"), tokens=256, max_rows=3)
+    wanted = run(driver, 12)
+    assert run(driver, 12, logits_processors=(odd,)) == wanted and len(asked) > 21
