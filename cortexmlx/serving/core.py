@@ -158,7 +158,7 @@ class EngineCore(EngineParts):
         """Move cached blocks together so that what is free is one run, if nothing is running. Returns how many blocks
         moved.
         """
-        return self._move_together() if self.idle else 0
+        return self._attempt(None, self._move_together) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
         """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
@@ -170,7 +170,7 @@ class EngineCore(EngineParts):
         self._attempt(None, self._settle)
         self.scheduler.shrink()
         if any(count < have for count, have in zip(self.cache.blocks, self.arena.blocks, strict=True)):
-            self._give_end_back()
+            self._attempt(None, self._give_end_back)
         if self._at_work:
             self._look(at_work=False)
         return self.disk is not None and bool(self._attempt(None, self.disk.copy_while_idle))
@@ -180,7 +180,7 @@ class EngineCore(EngineParts):
         self.runner.settle(self.cache.states.take())
         self.runner.reset()
         if self.cache.fragmentation > _FRAGMENTED:
-            self.compact()
+            self._move_together()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""

@@ -280,3 +280,43 @@ def test_what_a_processor_is_refused_is_no_fault_of_its(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=256, max_rows=3)
     wanted = run(driver, 12)
     assert run(driver, 12, logits_processors=(odd,)) == wanted and len(asked) > 21
+
+
+def test_a_compaction_that_is_refused_leaves_nothing_that_cannot_be_trusted(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(tiny("llama"), tokens=512)
+    for prompt in (tokens_of(40, seed=1), PROMPTS[2]):
+        driver.answers([prompt], 12)
+    driver.core.cache.drop_cached(4)
+    with monkeypatch.context() as patch:
+
+        def refused(*args: Any) -> None:
+            raise RuntimeError(SAID)
+
+        patch.setattr(driver.core.arena, "copy_blocks", refused)
+        driver.core.compact()
+    driver.core.check_invariants()
+    assert driver.answers([PROMPTS[2]], 12) == [tuple(theirs("llama", PROMPTS[2], 12))]
+
+
+def test_an_end_of_the_arena_that_cannot_be_given_back_is_no_end(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer is refused its smaller slab, and the first its old one."""
+    driver = Driver(tiny("llama"), tokens=1024)
+    driver.answers(PROMPTS, 12)
+    made = iter([True, True])
+    with monkeypatch.context() as patch:
+        from cortexmlx.kv import arena
+
+        real = arena._resized
+
+        def resized(*args: Any) -> Any:
+            if next(made, False):
+                return real(*args)
+            raise RuntimeError(SAID)
+
+        patch.setattr(arena, "_resized", resized)
+        driver.core.relieve(True)
+    assert driver.answers(PROMPTS[:2], 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS[:2]]
