@@ -15,7 +15,8 @@ class MemoryRefused(KVCacheFull):
 
 class OutOfMemory(CortexError):
     """A step was refused memory, and once more after all that can be given back was: the request that took most of it
-    fails. Free memory, or ask for less: a shorter prompt, a smaller KV memory, smaller pieces of prompts.
+    fails. Free memory, or ask for less: a shorter prompt, a smaller KV memory, smaller pieces of prompts. Or a model
+    was refused it while it was loaded.
     """
 
 

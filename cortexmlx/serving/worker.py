@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.errors import CortexError, EngineClosed
+from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory
+from cortexmlx.machine import is_refusal
 from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.threads import Task, forked, require_mlx_threads
@@ -206,7 +207,8 @@ class Worker:
             self.core = EngineCore(self._config, lambda call: self._calls.put(call))
             self._loaded = True
         except BaseException as error:
-            self._error = error
+            refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
+            self._error = error if refused is None or isinstance(refused, CortexError) else _not_loaded(refused)
             self._closing = True
 
     def _recover(self, raised: BaseException) -> None:
@@ -309,6 +311,13 @@ def _permits() -> queue.SimpleQueue[None]:
     for _ in range(_AHEAD):
         permits.put(None)
     return permits
+
+
+def _not_loaded(refused: BaseException) -> OutOfMemory:
+    return OutOfMemory(
+        f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
+        "a smaller model or KV memory (--kv-memory)"
+    )
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import KVCacheFull
+from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import FinishReason
 from support.core_driver import Driver, assert_nothing_lost
+from support.refusals import SAID
 from support.tiny import tokens_of, write_tiny
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is not enforced there")
@@ -106,6 +107,18 @@ def test_a_first_arena_that_is_refused_is_an_error_with_the_numbers(tiny: Any, w
     error, tokens = run(BEGINNING, wide, tiny("one layer"))
     assert error.startswith("MemoryRefused: the system refuses 264 MiB"), error
     assert tokens == 12, "a smaller one can be had"
+
+
+@pytest.mark.parametrize("where", ["mlx.core.load", "cortexmlx.serving.parts._checked_vocab_size"])
+def test_a_model_that_is_refused_memory_is_not_called_damaged(
+    where: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **more: Any) -> None:
+        raise RuntimeError(SAID)
+
+    monkeypatch.setattr(where, refused)
+    with pytest.raises(OutOfMemory, match=r"while the model was loaded \(\[malloc\] Unable .*smaller model"):
+        Engine(tiny("one layer"))
 
 
 # -- what a core makes of it, with a system that refuses at will ------------------------------------------------------
