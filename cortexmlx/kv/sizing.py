@@ -159,14 +159,14 @@ def default_kv_tokens(context: int, max_rows: int) -> int:
 def default_kv_bytes(
     groups: Sequence[LayerGroup], load: Load, context: int, working_set: int, reserved: int, itemsize: int | None = None
 ) -> int:
-    """Bytes of the default cache: `default_kv_tokens`, or what is of use of those, and snapshots of the rows' states,
-    at most half of what the machine has left.
+    """Bytes of the default cache: `default_kv_tokens` in rows of whole blocks, or what is of use of those, and
+    snapshots of the rows' states, at most half of what the machine has left.
 
     `working_set` is what the device recommends to use in all; `reserved` what weights, tails and logits take of it.
     0 means that nothing is left.
     """
     room = max(working_set - reserved, 0) // 2
-    tokens = default_kv_tokens(context, load.rows)
+    tokens = default_kv_tokens(-(-context // load.block_size) * load.block_size, load.rows)
     kept = sum(_per_token(g, itemsize) * min(tokens, load.limit(g) * load.block_size) for g in groups)
     return min(kept + SNAPSHOTS_PER_ROW * load.rows * row_bytes(groups), room)
 

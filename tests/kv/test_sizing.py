@@ -107,6 +107,8 @@ def test_default_arena_takes_at_most_half_of_what_the_machine_has_left() -> None
     assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=2**34) == 4 * 32768 * 147_456
     assert default_kv_bytes(full, load, 40960, working_set=12 * 2**30, reserved=8 * 2**30) == 2 * 2**30
     assert default_kv_bytes(full, load, 40960, working_set=2**30, reserved=2**31) == 0
+    few = default_kv_bytes(full, load, 2, working_set=2**40, reserved=0)
+    assert few == 4 * load.block_size * 147_456, "rows of two tokens have whole blocks, too"
     assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=0, itemsize=1) == 2 * 32768 * 147_456
 
 
