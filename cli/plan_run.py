@@ -51,8 +51,8 @@ def plan_runs(
     load: sizing.Load,
     lengths: Sequence[int],
 ) -> tuple[Run, ...]:
-    """What runs of such sequences take on this machine; none of those that do not fit the cache, of a model that is not
-    paged, or if a cache of the default size has no room.
+    """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
+    model that is not paged, or if a cache of the default size has no room.
     """
     from cortexmlx.execution.way import Paged, way_of
 
@@ -63,8 +63,11 @@ def plan_runs(
     memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
     if not isinstance(way, Paged) or not memory:
         return ()
-    most = max(lengths) if config.keep is None else config.keep.most
-    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, min(tokens, most)) for tokens in lengths)
+    if config.keep is None:
+        fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
+    else:
+        fitting = [min(tokens, config.keep.most) for tokens in lengths]
+    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens) for tokens in fitting)
     return tuple(run for run in runs if run is not None)
 
 

@@ -17,7 +17,7 @@ WIDTH = 80
 
 def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
     """The whole plan, at most 80 columns wide for ordinary models."""
-    return "\n".join([*_model(plan.model), "", *_here(plan.here), *_runs(runs)])
+    return "\n".join([*_model(plan.model), "", *_here(plan.here, plan.model.context_length), *_runs(runs)])
 
 
 def _model(model: ModelFigures) -> Iterator[str]:
@@ -35,7 +35,7 @@ def _model(model: ModelFigures) -> Iterator[str]:
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _here(here: MachineFigures) -> Iterator[str]:
+def _here(here: MachineFigures, context: int) -> Iterator[str]:
     yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
     yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
     yield line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
@@ -55,7 +55,8 @@ def _here(here: MachineFigures) -> Iterator[str]:
     yield ""
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit at once"
     for entry in here.lengths:
-        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}"
+        beyond = "" if entry.tokens <= context or here.row_tokens is not None else "  longer than the model's context"
+        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{beyond}"
 
 
 def _runs(runs: Sequence[Run]) -> Iterator[str]:

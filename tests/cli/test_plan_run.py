@@ -63,6 +63,26 @@ def test_the_page_says_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFi
         assert f"\n  {part} " in page
 
 
+@pytest.mark.parametrize("options", [[], ["--prefill-budget", "1"], ["--max-rows", "1"]])
+def test_sequences_as_short_as_can_be_have_figures(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    one, five = runs_of(folder, capsys, "--context", "1", "--context", "5", *options)
+    assert one["tokens"] == 1 and 0 < one["peak_bytes"] < 1.01 * five["peak_bytes"]
+
+
+def test_what_the_context_has_no_room_for_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--context", "513", "--context", "512")
+    folder = write_tiny(tmp_path / "model", "llama")
+    assert [entry["tokens"] for entry in runs_of(folder, capsys, *lengths)] == [512]
+    assert run(["plan", str(folder), *lengths]) == 0
+    page = capsys.readouterr().out
+    assert page.count("longer than the model's context") == page.count("tokens at once, with all") == 1
+    (kept,) = runs_of(folder, capsys, "--context", "5000", "--keep-last", "100")
+    assert kept["tokens"] == 204 and kept["rows"] == 4, "rows of whole blocks, as many as the default is meant for"
+
+
 @pytest.mark.usefixtures("unpaged")
 def test_a_model_that_is_not_paged_has_no_such_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert runs_of(write_tiny(tmp_path / "model", "llama"), capsys, "--context", "300") == []

@@ -71,12 +71,13 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
     prompts are shorter than a step's pieces may be, several are computed together. Answers last until then. No two
     blocks of a row are neighbours, as in an arena that has been in use for a while.
     """
+    answer = load.rows + TAIL_COLUMNS + 1
+    prompt = max(1, tokens - answer)
+    tokens = prompt + answer  # of so short ones, too, that no answer would last so long
     cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
     scheduler = Scheduler(
         cache, max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
     )
-    answer = load.rows + TAIL_COLUMNS + 1
-    prompt = max(1, tokens - answer)
     request = QueuedRequest((0,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True))
     together = min(load.rows, -(-load.piece // prompt))
     first = load.rows - together
