@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def error(message: str) -> None:
 
 
 def harden_streams() -> None:
-    """Characters that the terminal's encoding lacks print as `?` instead of ending the program."""
+    """Characters that the terminal's encoding lacks print as `?` instead of ending the program. What was closed when it
+    began is empty to read, and takes what is written.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from cortexmlx.cli import console
-from cortexmlx.cli.exits import interrupts
+from cortexmlx.cli.exits import INTERRUPTED, interrupts
 
 MLX_ENVIRONMENT = {
     # Metal commits a command buffer once the buffers bound to it pass this size. Every layer binds its slabs of the
@@ -28,14 +28,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     log_to_stderr(debug)
     console.harden_streams()
-
-    from cortexmlx.cli.app import app
-
     with interrupts():
         try:
+            from cortexmlx.cli.app import app
+
             app(arguments, prog_name="cortexmlx")
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
+        except KeyboardInterrupt:  # before there was a command to interrupt
+            return INTERRUPTED
     return 0
 
 

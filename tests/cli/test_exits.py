@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,6 +54,23 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
     out, err = process.communicate(timeout=10)
     assert (start, process.returncode, err) == (b"word0", 130, b"")
     assert out.startswith(b" word1") or out == b"\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_what_is_closed_is_no_error(closed: str) -> None:
+    words = [*FAKE_COMMAND, "generate", "fake", "-p", "hi"]
+    done = subprocess.run(["sh", "-c", f"{shlex.join(words)} {closed}"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.stdout == b"") == closed.startswith(">&-")
+
+
+def test_an_interrupt_before_there_is_a_command_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "cortexmlx.cli.app", Interrupting())
+    assert run(["--version"]) == 130
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
