@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -90,11 +92,13 @@ class Text:
         """The tokens of a text, or a text that is tokens. Raises InvalidRequest for what is neither."""
         begin = _begin(tokenizer)
         if isinstance(text, str):
-            inner = text.removeprefix(tokenizer.bos_token or "") if begin else text
-            return cls(tokenizer.encode(inner, add_special_tokens=False), begin, len(inner.encode("utf-8", "replace")))
-        tokens = list(text)
-        if not all(isinstance(token, int) for token in tokens):
+            data = (text.removeprefix(tokenizer.bos_token or "") if begin else text).encode("utf-8", "replace")
+            return cls(tokenizer.encode(data.decode(), add_special_tokens=False), begin, len(data))
+        listed = isinstance(text, Iterable) and not isinstance(text, (bytes, bytearray))
+        tokens: list[Any] = list(text) if listed else [None]
+        if not all(map(_is_integer, tokens)):
             raise InvalidRequest("a text to be scored is a text or a list of token ids")
+        tokens = [int(token) for token in tokens]
         begins = bool(begin) and tuple(tokens[:1]) == begin
         return cls(tokens[1:] if begins else tokens, begin if begins else (), None)
 
@@ -121,8 +125,10 @@ def measure(
     what is known after each of them, in the order in which they end. Raises InvalidRequest, and what ends a window.
     """
     stride = context // 2 if stride is None else stride
-    if not 1 <= stride < context:
-        raise InvalidRequest(f"stride is {stride}, but must be in 1..{context - 1}, less than the context of {context}")
+    if not _is_integer(stride) or not 1 <= stride < context:
+        raise InvalidRequest(
+            f"stride is {stride!r}, but must be in 1..{context - 1}, less than the context of {context}"
+        )
     first = 0 if text.begin else 1
     count = len(text.tokens)
     if count <= first:
@@ -154,11 +160,15 @@ def measure(
 def window_size(wanted: int | None, most: int) -> int:
     """Tokens of a window, of which `most` fit. Raises InvalidRequest if those that are wanted do not."""
     context = min(DEFAULT_CONTEXT, most) if wanted is None else wanted
-    if not _LEAST <= context <= most:
+    if not _is_integer(context) or not _LEAST <= context <= most:
         raise InvalidRequest(
-            f"context is {context}, but must be in {_LEAST}..{most}: what the model and the KV memory have room for"
+            f"context is {context!r}, but must be in {_LEAST}..{most}: what the model and the KV memory have room for"
         )
     return context
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _begin(tokenizer: SharedTokenizer) -> tuple[int, ...]:

@@ -109,6 +109,22 @@ def test_what_cannot_be_scored_is_refused(text: Any, options: dict[str, int], me
     finally_nothing_lost(engine)
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [(None, {}), (5, {}), (b"abc", {}), ([True, False], {}), ([1, 2.0], {})]
+    + [("a text", {"context": wrong}) for wrong in ("16", 16.5, True)]
+    + [("a text", {"context": 16, "stride": wrong}) for wrong in ("1", 2.5, True)],
+)
+def test_what_is_of_the_wrong_kind_is_refused(text: Any, options: dict[str, Any], engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="text|context is|stride is"):
+        engine.perplexity(text, **options)
+
+
+def test_numpys_tokens_are_tokens_and_what_utf8_lacks_is_a_question_mark(engine: Engine) -> None:
+    assert engine.perplexity(np.array([65, 66, 67])).nll == engine.perplexity([65, 66, 67]).nll  # type: ignore[arg-type]
+    assert engine.perplexity("a\ud800b c").nll == engine.perplexity("a?b c").nll
+
+
 def test_a_window_is_no_longer_than_the_memory_holds(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="32KB", block_size=8, max_rows=4) as engine:
         found = engine.perplexity(TEXT)
