@@ -296,9 +296,11 @@ class Engine:
 
     @property
     def longest_request(self) -> int:
-        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory."""
+        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory. With
+        `keep_last`, whose rows go on beyond context and memory, as many as can be counted or `max_request_tokens`.
+        """
         scheduler = self._worker.core.scheduler
-        return min(scheduler.limits.longest, scheduler.cache.capacity_tokens + 1)
+        return scheduler.limits.room(0, scheduler.cache.capacity_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.

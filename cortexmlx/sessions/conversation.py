@@ -107,8 +107,8 @@ class Conversation:
 
     @property
     def context_left(self) -> int:
-        """Tokens that are left for what comes: in the model's context, and in one request of this engine."""
-        return max(0, min(self._host.longest_request, self._host.info.context_length) - self.tokens)
+        """Tokens that are left for what comes in one request of this engine, and with that in the model's context."""
+        return max(0, self._host.longest_request - self.tokens)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 

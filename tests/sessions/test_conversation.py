@@ -177,6 +177,16 @@ def test_what_is_left_is_what_the_engine_holds(tiny: Any) -> None:
         assert small.conversation().context_left == small.longest_request <= 70
 
 
+def test_a_conversation_that_goes_on_beyond_the_context_has_room_left(tiny: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, keep_last=40) as kept:
+        talk = kept.conversation(params=SamplingParams(max_tokens=60, ignore_eos=True))
+        for turn in range(6):
+            assert len(talk.ask(f"question {turn}").token_ids) == 60
+        assert talk.tokens > 512 and talk.context_left > 10**6
+    with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, keep_last=40, max_request_tokens=700) as bounded:
+        assert bounded.longest_request == 700
+
+
 def test_for_asyncio(engine: Engine) -> None:
     async def talk() -> Conversation:
         talk = engine.conversation(params=WORDS)
