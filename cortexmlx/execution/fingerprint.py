@@ -21,8 +21,8 @@ _ROWS_AT_ONCE = 128
 
 def fingerprint(loaded: LoadedModel, *others: object) -> str:
     """A name of the model as it is in memory: its weights with an adapter's, whatever file they came from, its
-    configuration, and the versions and the device that compute with it, for each rounds in its own way. `others` is
-    what else counts.
+    configuration, what else its layers hold (an adapter's scale is a plain number), and the versions and the device
+    that compute with it, for each rounds in its own way. `others` is what else counts.
 
     Of the weights it takes one number for each 256 KiB, the sum of their words, each times an odd number of its own,
     modulo 2**32: a change of one word always changes it, and others do but once in 2**32 times. It reads all weights
@@ -38,6 +38,9 @@ def fingerprint(loaded: LoadedModel, *others: object) -> str:
     for name, array in sorted(parameters, key=lambda each: each[0]):
         digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
         digest.update(_sums(array, factors))
+    for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str)}
+        digest.update(f"{name} {type(module).__name__} {sorted(plain.items())}\n".encode())
     return digest.hexdigest()
 
 

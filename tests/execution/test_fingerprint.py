@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.execution.fingerprint import fingerprint
 from cortexmlx.models import LoadedModel, load_model
+from support.adapters import write_adapter
 
 
 @pytest.fixture
@@ -25,6 +27,13 @@ def test_it_is_the_same_for_the_same_and_names_all_else(loaded: LoadedModel, tin
     turned = replace(again, config=again.config | {"rope_theta": 20000.0})
     others = [fingerprint(x, n) for x, n in ((again, 16), (turned, 8), (load_model(tiny("one layer")), 8))]
     assert len({fingerprint(loaded, 8), *others}) == 4
+
+
+def test_an_adapters_scale_counts(tiny: Any, tmp_path: Path) -> None:
+    """It is a plain number of its layers: the same matrices with another one compute other keys and values."""
+    adapters = [write_adapter(tmp_path / f"{scale:g}", tiny("llama"), scale=scale) for scale in (2.0, 20.0)]
+    one, other, again = (load_model(tiny("llama"), adapter=adapters[i]) for i in (0, 1, 0))
+    assert fingerprint(one) == fingerprint(again) != fingerprint(other)
 
 
 @pytest.mark.parametrize("bit", [1, 0x8000, 0x80000000])
