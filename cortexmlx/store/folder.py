@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 SECRET = "secret"
 _SECRET_BYTES = 32
@@ -25,12 +27,15 @@ def open_folder(path: Path) -> bytes:
 
     The secret goes into the keys and proofs of all that is stored: so files from elsewhere are not believed, and nobody
     can guess the key of another's text. Without it nothing here is of use; a new one is made if it is lost. Raises
-    OSError if the folder cannot be made or written.
+    OSError if the folder cannot be made or written, or if its secret is somebody else's, who could make files that are
+    believed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(3):
         try:
-            known = (path / SECRET).read_bytes()
+            with open_plain(path / SECRET) as file:
+                _check_owner(path / SECRET, os.fstat(file.fileno()).st_uid)
+                known = file.read(_SECRET_BYTES + 1)
             if len(known) == _SECRET_BYTES:
                 return known
             (path / SECRET).unlink(missing_ok=True)
@@ -38,6 +43,22 @@ def open_folder(path: Path) -> bytes:
             pass
         _make_secret(path)
     raise OSError(f"{path / SECRET} does not stay what it is")
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file to be read. Raises OSError for what is there without being one: a link leads elsewhere, and whoever opens
+    a pipe waits.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _check_owner(path: Path, owner: int) -> None:
+    if owner != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {owner}, not to user {os.geteuid()}, who runs this")
 
 
 def _make_secret(path: Path) -> None:

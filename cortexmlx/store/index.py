@@ -9,8 +9,10 @@ that file short kills them. What is used last goes by a count, not by a clock, w
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         path = folder / NAME
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite makes its journal with the file's own mode
+        _make(path)  # SQLite makes its journal with the file's own mode
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
@@ -141,8 +143,22 @@ class Index:
             rows = self._file.execute(question).fetchall()
         try:
             return [SegmentLine(_checked(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise sqlite3.DatabaseError(str(error)) from None
+
+
+def _make(path: Path) -> None:
+    """An empty file, mode 0600, if none is there. What is there and no file of this user's is no index."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        raise sqlite3.DatabaseError(f"{path} is a link") from None
+    status = os.fstat(descriptor)
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise sqlite3.DatabaseError(f"{path} is no file of this user's")
 
 
 def _place(row: Sequence[Any]) -> Place | None:
@@ -150,7 +166,7 @@ def _place(row: Sequence[Any]) -> Place | None:
     key, segment, begin, size, layout, proof = row
     try:
         place = Place(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
     whole = place.begin >= 0 and place.size == sum(size_of(dtype, shape) for dtype, shape in place.layout)
     return place if whole and isinstance(proof, bytes) else None

@@ -66,7 +66,7 @@ def layout_from(text: str) -> Layout:
     """The opposite. Raises ValueError if the text is none."""
     try:
         layout = tuple((str(dtype), tuple(int(n) for n in shape)) for dtype, shape in json.loads(text))
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError("that is no layout") from error
     if not layout or any(d not in DTYPES or size_of(d, s) > _MOST_BYTES or min(s, default=0) < 0 for d, s in layout):
         raise ValueError("that is no layout of a record")

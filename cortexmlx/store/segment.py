@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.store.folder import open_plain
 from cortexmlx.store.record import Layout, Record, layout_from, layout_of, layout_text, proof, size_of
 
 FORMAT = "cortexmlx-kv-1"
@@ -70,20 +71,25 @@ def read_header(folder: Path, name: str) -> tuple[str, list[Place]]:
     """The model's name of a segment and where its records lie, by its own word. Raises OSError, or ValueError if the
     file is no whole segment.
     """
-    path = folder / name
-    with path.open("rb") as file:
+    with open_plain(folder / name) as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= _MOST_HEADER:
             raise ValueError(f"{name} has no header")
-        header = json.loads(file.read(length))
+        data = file.read(length)
         total = os.fstat(file.fileno()).st_size
     try:
+        header = json.loads(data)
         about = header.pop("__metadata__")
         if about.pop("format") != FORMAT:
             raise ValueError(f"{name} has another format")
-        return str(about.pop("model")), _places(name, header, about, 8 + length, total)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        return printable(str(about.pop("model"))), _places(name, header, about, 8 + length, total)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the header of {name} is damaged") from error
+
+
+def printable(model: str) -> str:
+    """A model's name as text that any file and any terminal takes: a folder's name may be none."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in model)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cortexmlx.store.folder import open_folder
+from cortexmlx.store.folder import open_folder, open_plain
 from cortexmlx.store.index import NAME, Index, SegmentLine, throw_away
 from cortexmlx.store.known import Known
 from cortexmlx.store.record import Record, proof, restored
-from cortexmlx.store.segment import SEGMENT_NAME, Place, read_header, remove_unfinished, write_segment
+from cortexmlx.store.segment import SEGMENT_NAME, Place, printable, read_header, remove_unfinished, write_segment
 
 log = logging.getLogger("cortexmlx")
 
@@ -51,6 +51,8 @@ class Shelf:
                 remove_unfinished(self.path)
             self._mend()
             self.refresh()
+        except Exception as error:
+            self.warn("cannot be opened", error)
         finally:
             self._opened_once.set()
 
@@ -77,6 +79,7 @@ class Shelf:
         longest time goes for it. Raises OSError if the disk takes no more.
         """
         self._mend()
+        model = printable(model)
         there = self.find([record.key for record in records])
         new = [record for record in {r.key: r for r in records}.values() if record.key not in there]
         size = sum(record.nbytes for record in new)
@@ -139,7 +142,7 @@ class Shelf:
     def read(self, place: Place, tokens: Sequence[int]) -> Record | None:
         """The record that lies there, if it is really the one of these tokens; else it is forgotten."""
         try:
-            with (self.path / place.segment).open("rb") as file:
+            with open_plain(self.path / place.segment) as file:
                 if os.fstat(file.fileno()).st_size < place.begin + place.size:
                     raise ValueError("a segment is cut short")
                 data = os.pread(file.fileno(), place.size, place.begin)

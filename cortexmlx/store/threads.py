@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -237,6 +238,7 @@ class Reader:
 
 
 def _be_modest() -> None:
-    """Let everybody else go first, where the system can say so of one thread."""
+    """Let everybody else go first, where the system can say so of one thread, and lets it."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

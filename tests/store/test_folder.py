@@ -44,3 +44,21 @@ def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         open_folder(tmp_path / "file")
+
+
+def test_a_secret_of_somebody_else_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knows it can write files that pass for ours."""
+    open_folder(tmp_path)
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to user"):
+        open_folder(tmp_path)
+
+
+def test_nobody_waits_for_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / SECRET)
+    with pytest.raises(OSError, match="no file"):
+        open_folder(tmp_path)
+    (tmp_path / SECRET).unlink()
+    (tmp_path / SECRET).symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_folder(tmp_path)

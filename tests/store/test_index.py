@@ -61,6 +61,8 @@ def test_a_record_is_found_where_it_was_written_last(tmp_path: Path) -> None:
         "'{0}', 1, 287, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
         "'{0}', -1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
         "'{0}', 1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', 99999999999",
+        "'{0}', 9e999, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+        "'{0}', 1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,1e999]]]', x'00'",
         "'{0}', 'x', 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
     ],
 )
@@ -76,6 +78,31 @@ def test_a_name_that_is_no_segments_is_an_error_of_the_index(tmp_path: Path) -> 
     index.add("../escape", "model", 1, [])
     with pytest.raises(sqlite3.DatabaseError, match="no segment"):
         index.segments()
+
+
+def test_a_number_that_is_none_is_an_error_of_the_index(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute("INSERT INTO segments VALUES (?, 'm', 9e999, 1)", (segment("a"),))
+    with pytest.raises(sqlite3.DatabaseError, match="infinity"):
+        index.segments()
+
+
+def test_what_is_no_file_of_this_users_is_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link leads out of the folder, and who owns an index decides which triggers it has."""
+    (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sqlite3.DatabaseError, match="a link"):
+        Index(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    throw_away(tmp_path)
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(sqlite3.DatabaseError, match="no file"):
+        Index(tmp_path)
+    throw_away(tmp_path)
+    Index(tmp_path).close()
+    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / NAME).stat().st_uid + 1)
+    with pytest.raises(sqlite3.DatabaseError, match="this user"):
+        Index(tmp_path)
 
 
 def test_a_file_that_is_no_index_is_an_error_and_can_be_thrown_away(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -91,3 +92,35 @@ def test_what_is_no_segment_is_refused(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "x").write_bytes(header)
     with pytest.raises(ValueError, match=r"x|Expecting"):
         read_header(tmp_path, "x")
+
+
+def by_hand(model: str = '"m"', layout: str = '[["I32",[8]]]', begin: str = "0") -> bytes:
+    key = "ab" * 16
+    about = f'{{"format":"cortexmlx-kv-1","model":{model},"{key}":{json.dumps("00" * 16 + " " + layout)}}}'
+    text = f'{{"__metadata__":{about},"{key}.tokens":{{"data_offsets":[{begin},32]}}}}'.encode()
+    return len(text).to_bytes(8, "little") + text + bytes(32)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (99_999).to_bytes(8, "little") + b"[" * 99_999,
+        by_hand(begin="Infinity"),
+        by_hand(begin="NaN"),
+        by_hand(begin="-9"),
+        by_hand(begin="9" * 30),
+        by_hand(layout='[["I32",[Infinity]]]'),
+        by_hand(layout='[["I32",[-2,-4]]]'),
+    ],
+)
+def test_a_header_that_somebody_made_up_is_a_value_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x").write_bytes(by_hand())
+    assert read_header(tmp_path, "x")[0] == "m"
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(ValueError, match=r"x|layout|NaN"):
+        read_header(tmp_path, "x")
+
+
+def test_a_models_name_is_text_for_files_and_terminals(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(by_hand(model=r'"a\u001b[2J\ud800b"'))
+    assert read_header(tmp_path, "x")[0] == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}b"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx.store.index import NAME
 from cortexmlx.store.shelf import Shelf
 from support.damage import DAMAGES
 from support.records import opened, read_all, record, same
@@ -73,6 +74,35 @@ def test_damaged_files_are_misses_and_one_warning(
 ) -> None:
     found = [attack(whole, tmp_path / str(seed), seed, caplog) for seed in range(25)]
     assert 0 < sum(found) < 12 * len(found), "some of it is still there, and some is not"
+
+
+def test_pipes_and_links_in_the_place_of_files_are_misses(whole: Path, tmp_path: Path) -> None:
+    """Whoever opens a pipe waits for its writer, and all prompts would wait with him."""
+    shutil.copytree(whole, tmp_path / "kv")
+    shelf = opened(tmp_path / "kv")
+    one, other, _ = sorted((tmp_path / "kv").glob("*.safetensors"))
+    one.unlink()
+    os.mkfifo(one)
+    other.unlink()
+    other.symlink_to("/dev/zero")
+    assert check(shelf) == 4
+    shelf.close()
+    (tmp_path / "kv" / NAME).unlink()
+    assert check(opened(tmp_path / "kv")) == 4
+
+
+def test_whatever_happens_while_it_opens_it_is_open_then(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that opens it goes on to write, and those who wait for it go on."""
+    shutil.copytree(whole, tmp_path / "kv")
+    with monkeypatch.context() as patched:
+        patched.setattr("cortexmlx.store.shelf.remove_unfinished", lambda path: 1 // 0)
+        shelf = opened(tmp_path / "kv")
+    shelf.wait()
+    assert len(caplog.records) == 1
+    shelf.write("model", RECORDS)
+    assert check(shelf) == 12
 
 
 @pytest.mark.slow

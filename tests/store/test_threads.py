@@ -134,3 +134,15 @@ def test_a_reading_waits_until_the_shelf_is_open(shelf: Shelf) -> None:
     _, found = ask(reader, {RECORDS[0].key: RECORDS[0].tokens}, [RECORDS[0].key])
     assert found == {RECORDS[0].key}
     reader.stop(10)
+
+
+def test_a_writer_that_may_not_be_modest_writes(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sandbox forbids it."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.setpriority", refuse, raising=False)
+    writer = Writer(shelf, "model", lambda: None)
+    assert writer.offer(RECORDS) and writer.flush(10) and writer.stored == 6
+    writer.stop(10)
