@@ -39,6 +39,9 @@ _IDLE_SECONDS = 0.005
 _CLOSING_SECONDS = 2.0
 """For how long an engine that closes copies."""
 
+_PATIENCE = 2.0
+"""Seconds that a prompt waits for the disk though it would be computed sooner: a drive may have to wake."""
+
 _AT_ONCE = 4
 """Entries that are copied together."""
 
@@ -141,7 +144,7 @@ class Disk:
         def done(found: dict[bytes, Record]) -> None:
             self._arrived(wish, self._right(wish, found))
 
-        self._store.ask(Reading(wish.pieces(), wish.choose, done))
+        self._store.ask(Reading(wish.pieces(), wish.choose, done, max(_PATIENCE, wish.seconds)))
 
     def _right(self, wish: Wish, found: dict[bytes, Record]) -> dict[bytes, Record]:
         """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""

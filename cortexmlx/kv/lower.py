@@ -100,6 +100,11 @@ class Wish:
         computed = (end * self.tier.block_size - self.matched) * self.seconds_per_token
         return keys if end > self.begin and seconds < computed else []
 
+    @property
+    def seconds(self) -> float:
+        """What it takes to compute what is wished."""
+        return (self._last * self.tier.block_size - self.matched) * self.seconds_per_token
+
     def _has(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
         return all(piece_key(self.keys[place - self.begin], group) in there for group in groups)
 

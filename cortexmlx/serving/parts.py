@@ -53,7 +53,17 @@ class EngineParts:
         reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
         memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
-        self._begin_empty(self._way.blocks(memory, load, longest))
+        try:
+            self._assemble(self._way.blocks(memory, load, longest), vocab_size)
+        except BaseException:
+            if self.disk is not None:
+                self.disk.close()
+            raise
+
+    def _assemble(self, blocks: Counts, vocab_size: int) -> None:
+        """All that needs the model and the store to be there."""
+        config, context = self.config, self.loaded.context_length
+        self._begin_empty(blocks)
         self.pins = Pins(self.cache)
         if config.keep is not None:
             config.keep.check(context, self.cache.capacity_tokens)
@@ -70,7 +80,7 @@ class EngineParts:
             parameters=self.loaded.parameters,
             weight_bytes=self.loaded.weight_bytes,
             dtype=self.loaded.dtype,
-            kv_bytes_per_token=bytes_per_token(groups),
+            kv_bytes_per_token=bytes_per_token(self._way.groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),

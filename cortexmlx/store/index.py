@@ -66,9 +66,12 @@ class Index:
             raise
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._file.close()
+        """Close the file, or leave it to whoever is held by it."""
+        if self._lock.acquire(timeout=_BUSY_SECONDS):
+            try:
+                self._file.close()
+            finally:
+                self._lock.release()
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:

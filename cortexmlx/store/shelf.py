@@ -24,6 +24,9 @@ SPARE = 1 << 30
 """Bytes of the file system that are left to others."""
 
 
+_CLOSING_SECONDS = 0.1
+
+
 class Shelf:
     """At most `limit` bytes of records in the folder `path`, those that were used last. Any thread may use it, and any
     number of processes the same folder.
@@ -36,7 +39,7 @@ class Shelf:
         self.limit = limit
         self.secret = open_folder(path)
         self._index: Index | None = None
-        self._broken = self._warned = False
+        self._broken = self._warned = self._closed = False
         self._lock = threading.Lock()
         self._opened_once = threading.Event()
         self._known: Known | None = None
@@ -61,11 +64,18 @@ class Shelf:
         self._opened_once.wait()
 
     def close(self) -> None:
-        """Close the index."""
-        with self._lock:
-            if self._index is not None:
-                self._index.close()
-            self._index, self._broken = None, False
+        """Close the index. A thread that is just opening it closes it then."""
+        self._closed = True
+        if self._lock.acquire(timeout=_CLOSING_SECONDS):
+            try:
+                self._close_index()
+            finally:
+                self._lock.release()
+
+    def _close_index(self) -> None:
+        index, self._index, self._broken = self._index, None, False
+        if index is not None:
+            index.close()
 
     def warn(self, what: str, error: object) -> None:
         """Tell of the first trouble; who wants to know of all of it asks for the log of level DEBUG."""
@@ -212,6 +222,8 @@ class Shelf:
         """Open the index if it is not; if it is broken or lost, make it again from the segments."""
         with self._lock:
             lost = self._index is not None and not (self.path / NAME).exists()
+            if self._closed:
+                return
             if self._index is not None and not self._broken and not lost:
                 return
             if self._index is not None:
@@ -224,6 +236,8 @@ class Shelf:
                 self._index, self._broken, self._known, self._version = self._opened(), False, None, -1
             except (OSError, sqlite3.Error) as error:
                 self.warn("has no index", error)
+            if self._closed:
+                self._close_index()
 
     def _opened(self) -> Index:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -42,11 +43,13 @@ class KVStore:
         return self._writer.offer(records)
 
     def may_have(self, key: bytes) -> bool:
-        """Whether it is worth asking for a record; one that another process has just written may not be known yet."""
+        """Whether it is worth asking for a record; one that another process has just written may not be known yet, and
+        nothing is of a disk that was too slow.
+        """
         known = self._shelf.may_have(key)
         if not known:
             self._reader.refresh()
-        return known
+        return known and not self._reader.paused
 
     def ask(self, reading: Reading) -> None:
         """Read records soon."""
@@ -61,9 +64,11 @@ class KVStore:
         return self._writer.flush(seconds)
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Write what was offered, in so many seconds at most, and end both threads."""
-        self._reader.stop(seconds)
+        """Write what was offered and end both threads, in so many seconds at most: one that a disk holds ends later."""
+        until = time.monotonic() + seconds
+        self._reader.stop(0.0)
         self._writer.stop(seconds)
+        self._reader.stop(max(0.0, until - time.monotonic()))
         self._shelf.close()
 
     def stats(self) -> StoreStats:

@@ -27,7 +27,10 @@ MOST_LINGER = 1.0
 """Seconds after the first one in which it is written, whatever comes."""
 
 _PAUSE = 60.0
-"""Seconds without a write after the disk has refused one."""
+"""Seconds without a write after the disk has refused one, and without a reading after one that took too long."""
+
+_GRACE = 0.25
+"""Seconds that a record may take when the time of its reading is over."""
 
 START_RATE = 1e9
 """Bytes per second that reading is taken for before anything was read: what is read was written lately, and is in the
@@ -91,13 +94,14 @@ class Writer:
 
     def stop(self, seconds: float) -> None:
         """Write what waits, in so many seconds at most, and end."""
+        until = time.monotonic() + seconds
         self.flush(seconds)
         with self._changed:
             self._stopping = True
             self.dropped += len(self._records)
             self._records.clear()
             self._changed.notify_all()
-        self._thread.join(seconds)
+        self._thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         _be_modest()
@@ -151,15 +155,17 @@ class Writer:
 class Reading:
     """What a reader is to do: look which of the records `tokens`, each with its tokens, are there, and read those that
     `choose` wants of them, given bytes by key and the bytes that are read in a second, in its order up to the first
-    that fails. `done` is called on the reader's thread with those that are right.
+    that fails, or until `seconds` after it was asked for. `done` is called once, on a thread of the reader's, with
+    those that are right; about then at the latest, whatever the disk does.
     """
 
     tokens: Mapping[bytes, Sequence[int]]
     choose: Callable[[Mapping[bytes, int], float], Sequence[bytes]]
     done: Callable[[dict[bytes, Record]], None]
+    seconds: float
 
 
-_NOTHING = Reading({}, lambda there, rate: [], lambda found: None)
+_NOTHING = Reading({}, lambda there, rate: [], lambda found: None, 0.0)
 """Only looks whether there is something new."""
 
 
@@ -172,7 +178,9 @@ class Reader:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
         self._shelf = shelf
-        self._asked: deque[Reading] = deque()
+        self._asked: deque[tuple[Reading, threading.Timer | None, float]] = deque()
+        self._open: set[Reading] = set()
+        self._paused_until = 0.0
         self._refreshed = time.monotonic()
         self._stopping = False
         self._changed = threading.Condition()
@@ -181,9 +189,41 @@ class Reader:
 
     def ask(self, reading: Reading) -> None:
         """Read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
+        timer = None
+        if reading is not _NOTHING:
+            timer = threading.Timer(reading.seconds + _GRACE, self._give_up, (reading,))
+            timer.daemon = True
         with self._changed:
-            self._asked.append(reading)
+            if self._stopping:
+                return
+            self._open.add(reading)
+            self._asked.append((reading, timer, time.monotonic() + reading.seconds))
             self._changed.notify_all()
+        if timer is not None:
+            timer.start()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a reading took too long lately, so that nobody should wait for another one."""
+        return time.monotonic() < self._paused_until
+
+    def _give_up(self, reading: Reading) -> None:
+        with self._changed:
+            late = reading in self._open and not self._stopping
+        if late:
+            self._pause(reading)
+            self._answer(reading, {})
+
+    def _pause(self, reading: Reading) -> None:
+        self._paused_until = time.monotonic() + _PAUSE
+        self._shelf.warn("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
+
+    def _answer(self, reading: Reading, found: dict[bytes, Record]) -> None:
+        with self._changed:
+            waits = reading in self._open
+            self._open.discard(reading)
+        if waits:
+            reading.done(found)
 
     def refresh(self) -> None:
         """Learn soon of what other processes have written, if that was not asked for within the last second."""
@@ -196,8 +236,13 @@ class Reader:
         """End, after the record that is just being read."""
         with self._changed:
             self._stopping = True
+            timers = [timer for _, timer, _ in self._asked]
             self._asked.clear()
+            self._open.clear()
             self._changed.notify_all()
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -206,18 +251,22 @@ class Reader:
                 self._changed.wait_for(lambda: self._asked or self._stopping)
                 if self._stopping:
                     return
-                reading = self._asked.popleft()
+                reading, timer, until = self._asked.popleft()
             found: dict[bytes, Record] = {}
             try:
-                self._carry_out(reading, found)
+                self._carry_out(reading, until, found)
             except Exception as error:
                 self._shelf.warn("cannot be read", error)
-            reading.done(found)
+            if timer is not None:
+                timer.cancel()
+            self._answer(reading, found)
 
-    def _carry_out(self, reading: Reading, found: dict[bytes, Record]) -> None:
+    def _carry_out(self, reading: Reading, until: float, found: dict[bytes, Record]) -> None:
         self._shelf.wait()
         if reading is _NOTHING:
             self._shelf.refresh()
+        if time.monotonic() >= until:
+            return
         places = self._shelf.find(list(reading.tokens))
         wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
         self.missed += len(reading.tokens) - len(places)
@@ -228,6 +277,9 @@ class Reader:
                 self.missed += 1
                 break
             found[key] = record
+            if time.monotonic() >= until:
+                self._pause(reading)
+                break
         size = sum(places[key].size for key in found)
         self.read += len(found)
         self.read_bytes += size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution import disk as disks
 from cortexmlx.execution.disk import Disk
 from support.stored import Stored
@@ -97,3 +99,23 @@ def test_pieces_of_other_shapes_are_not_taken(tiny: Any, tmp_path: Path, monkeyp
         (shape, _), *others = driver.core.disk._shapes[0]
         monkeypatch.setitem(driver.core.disk._shapes, 0, ((shape, "<f2"), *others))
         assert driver.ask(LONG) == (right, 0)
+
+
+def test_an_engine_that_cannot_begin_leaves_no_threads(tiny: Any, tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(InvalidRequest, match="keep_last"):
+        Stored(tiny("llama"), tmp_path, keep_last=10**9)
+    assert threading.active_count() == before
+
+
+def test_a_prompt_does_not_wait_for_a_disk_that_stands_still(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        right = driver.ask(LONG)[0]
+    monkeypatch.setattr(disks, "_PATIENCE", 0.1)
+    goes_on = threading.Event()
+    monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(20), b"")[1])
+    with Stored(tiny("llama"), tmp_path) as driver:
+        assert driver.ask(LONG) == (right, 0)
+        goes_on.set()

@@ -29,7 +29,7 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
     assert other.secret == one.secret
     done, found = threading.Event(), {}
     tokens = {r.key: r.tokens for r in RECORDS}
-    other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set())))  # type: ignore[arg-type, return-value]
+    other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), 9.0))  # type: ignore[arg-type, return-value]
     assert done.wait(10) and all(same(found[r.key], r) for r in RECORDS)
     other.drop(3)
     other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.store import threads
+from cortexmlx.store.index import Index
 from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.store import KVStore
 from cortexmlx.store.threads import Reader, Reading, Writer
 from support.records import key_of, opened, read_all, record
 
@@ -90,7 +93,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 
 
 def ask(
-    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes]
+    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes], seconds: float = 9.0
 ) -> tuple[dict[bytes, int], set[bytes]]:
     done = threading.Event()
     sizes: dict[bytes, int] = {}
@@ -101,7 +104,7 @@ def ask(
         sizes.update(there)
         return wanted
 
-    reader.ask(Reading(tokens, choose, lambda records: (found.update(records), done.set())))  # type: ignore[arg-type]
+    reader.ask(Reading(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
     assert done.wait(10)
     return sizes, found
 
@@ -146,3 +149,50 @@ def test_a_writer_that_may_not_be_modest_writes(shelf: Shelf, monkeypatch: pytes
     writer = Writer(shelf, "model", lambda: None)
     assert writer.offer(RECORDS) and writer.flush(10) and writer.stored == 6
     writer.stop(10)
+
+
+def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_while(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.open()
+    shelf.write("model", RECORDS)
+    read = shelf.read
+    monkeypatch.setattr(shelf, "read", lambda *args: (time.sleep(0.1), read(*args))[1])
+    reader = Reader(shelf)
+    assert not reader.paused
+    _, found = ask(reader, {r.key: r.tokens for r in RECORDS}, [r.key for r in RECORDS], 0.15)
+    assert 0 < len(found) < 6 and reader.paused and len(caplog.records) == 1 and "slow" in caplog.text
+    reader.stop(10)
+
+
+def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither prompts, nor whoever closes the store; and who comes when it is closed is not told twice."""
+    shelf.open()
+    shelf.write("model", RECORDS)
+    goes_on = threading.Event()
+    monkeypatch.setattr(shelf, "read", lambda *_: (goes_on.wait(10), None)[1])
+    store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
+    tokens = {RECORDS[0].key: RECORDS[0].tokens}
+    for _ in range(2):
+        store.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
+    assert [told.get(timeout=5) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
+    began = time.monotonic()
+    store.close(0.1)
+    assert time.monotonic() - began < 2
+    goes_on.set()
+    store._reader._thread.join(10)
+    assert told.empty()
+
+
+def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(shelf, "_opened", lambda: (goes_on.wait(10), Index(shelf.path))[1])
+    store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
+    store.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
+    assert told.get(timeout=5) == 0
+    began = time.monotonic()
+    store.close(0.1)
+    assert time.monotonic() - began < 2
+    goes_on.set()
+    store._writer._thread.join(10)
+    assert shelf._index is None, "the thread that opened it has closed it"
