@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +32,14 @@ def state_folder() -> Path:
 
 def find(name: str) -> Path:
     """The kept chat of that name, of one that begins so, the last one, or a file. Raises InvalidRequest."""
-    kept = sorted((state_folder() / "chats").glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    written = {path: _written(path) for path in (state_folder() / "chats").glob("*.json")}
+    kept = sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
     if name == LAST and kept:
         return kept[0]
     for fits in ([p for p in kept if p.stem == name], [p for p in kept if p.stem.startswith(name)]):
         if len(fits) == 1:
             return fits[0]
-    if (path := Path(name).expanduser()).is_file():
+    if (path := Path(os.path.expanduser(name))).is_file():
         return path
     names = ", ".join(path.stem for path in kept[:_SHOWN])
     raise InvalidRequest(f"no chat {name!r} is kept: " + (f"the newest are {names}" if kept else "there are none yet"))
@@ -58,10 +58,16 @@ def name_for(question: str, day: date) -> str:
 
 @dataclass
 class Keeper:
-    """Writes a chat to its file after every turn. `path` is None until there is something to keep."""
+    """Writes a chat to its file after every turn. `path` is None until there is something to keep. Where another chat
+    has written there meanwhile, which was resumed in another terminal, this one goes on in a file of its own.
+    """
 
     path: Path | None = None
     _warned: bool = field(default=False, init=False)
+    _known: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._known = () if self.path is None else _written(self.path)
 
     def keep(self, conversation: Conversation) -> None:
         """Save the chat as it is now. A failure is said once: the chat goes on."""
@@ -69,11 +75,15 @@ class Keeper:
         if self.path is None and not messages:
             return
         if self.path is None:
-            first = next((m["content"] for m in messages if m["role"] == "user"), "")
+            first = next((m.get("content") for m in messages if m["role"] == "user"), "")
             name = name_for(first if isinstance(first, str) else "", date.today())
-            self.path = next(path for path in _paths(name) if not path.exists())
+            self.path = _free(state_folder() / "chats" / f"{name}.json")
+        elif _written(self.path) not in ((), self._known):
+            other, self.path = self.path, _free(self.path)
+            console.note(f"another chat has gone on in {other.stem}: this one is kept as {self.path.stem}")
         try:
             conversation.save(self.path)
+            self._known = _written(self.path)
         except ConversationFileError as error:
             if not self._warned:
                 console.error(f"{error}; the chat is not kept (--no-save says so)")
@@ -84,8 +94,16 @@ class Keeper:
         self.path = None
 
 
-def _paths(name: str) -> Iterator[Path]:
-    folder = state_folder() / "chats"
-    yield folder / f"{name}.json"
-    for number in count(2):
-        yield folder / f"{name}-{number}.json"
+def _free(path: Path) -> Path:
+    """This file, or the first with a number behind its name, that is not there."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
+
+
+def _written(path: Path) -> tuple[int, ...]:
+    """When a file was written, and which it is; empty if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size

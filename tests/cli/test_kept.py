@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -72,3 +73,46 @@ def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytes
     session.ask(Question("two"))
     assert capsys.readouterr().err.count("the chat is not kept (--no-save says so)") == 1
     assert len(session.conversation.messages) == 4
+
+
+def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
+    session: ChatSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In two terminals: the second to say something goes on in a file of its own, and stays there."""
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    path = session.keeper.path
+    assert path is not None
+    others = session.engine.conversation()
+    others.load(path)
+    other = replace(session, conversation=others, keeper=Keeper(path))
+    session.ask(Question("two"))
+    for text in ("three", "four"):
+        other.ask(Question(text))
+    session.ask(Question("five"))
+    said = {}
+    for file in path.parent.iterdir():
+        others.load(file)
+        said[file.stem] = [m["content"] for m in others.messages if m["role"] == "user"]
+    assert said == {path.stem: ["one", "two", "five"], f"{path.stem}-2": ["one", "three", "four"]}
+    assert capsys.readouterr().err.count(f"this one is kept as {path.stem}-2") == 1
+    path.unlink()
+    session.ask(Question("six"))
+    assert path.exists(), "who removes a chat while it goes on gets it again"
+
+
+def test_what_is_no_file_any_more_is_no_chat() -> None:
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True)
+    (folder / "gone.json").symlink_to("/nowhere/at/all")
+    (folder / "there.json").touch()
+    assert find(LAST).stem == "there"
+    with pytest.raises(InvalidRequest, match="no chat '~nobody-of-that-name/x' is kept: the newest are there"):
+        find("~nobody-of-that-name/x")
+
+
+def test_a_chat_whose_messages_have_no_text_is_kept(session: ChatSession) -> None:
+    talk = session.engine.conversation(messages=[{"role": "user"}])
+    keeper = Keeper()
+    keeper.keep(talk)
+    assert keeper.path is not None and keeper.path.stem.endswith("-chat")
