@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from cortexmlx.cli.chat_session import ChatSession, Question
 from cortexmlx.cli.kept import find
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import SamplingParams
+from cortexmlx.sessions.saved import Saved
 
 SETTINGS = (
     "max_tokens",
@@ -108,9 +110,19 @@ def _save(chat: ChatSession, argument: str, console: Console) -> None:
     if not argument:
         kept = chat.keeper.path if chat.keeper is not None else None
         raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
+    if os.path.exists(path):
+        _check_saved(path)
     chat.conversation.save(path)
     console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
+
+
+def _check_saved(path: Path) -> None:
+    """Raise InvalidRequest if a file holds something else than a conversation, which would be lost."""
+    try:
+        Saved.read(path)
+    except ConversationFileError as error:
+        raise InvalidRequest(f"{error}; /save writes over nothing but saved conversations: name another file") from None
 
 
 def _load(chat: ChatSession, argument: str, console: Console) -> None:
@@ -123,7 +135,7 @@ def _load(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _undo(chat: ChatSession, argument: str, console: Console) -> None:
-    taken = "\n".join(str(message["content"]) for message in chat.conversation.undo())
+    taken = "\n".join(str(message.get("content", "")) for message in chat.conversation.undo())
     chat.keep()
     said = f"took back: {(taken.splitlines() or [''])[0]}" if taken else "there is nothing to take back"
     console.print(f"  {said}", style="dim", markup=False)
@@ -144,7 +156,7 @@ def _edit(chat: ChatSession, argument: str, console: Console) -> Question:
 
 
 def _last_question(chat: ChatSession, without: str) -> str:
-    asked = [message["content"] for message in chat.conversation.messages if message["role"] == "user"]
+    asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
     if not asked:
         raise InvalidRequest(without)
     return str(asked[-1])

@@ -41,10 +41,7 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
     tokenized; it raises if not. Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
     """
     if isinstance(prompt, str):
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError:
-            prompt = prompt.encode("utf-8", "replace").decode("utf-8")
+        prompt = _plain(prompt)
         bos = tokenizer.bos_token
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
     listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
@@ -62,11 +59,21 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
 def render(tokenizer: Reader, messages: Sequence[Message]) -> str | list[int]:
     """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot."""
     try:
-        return tokenizer.render([plain_message(message) for message in messages])
+        rendered = tokenizer.render([plain_message(message) for message in messages])
     except CortexError:
         raise
     except Exception as error:
         raise unrendered(error) from error
+    return _plain(rendered) if isinstance(rendered, str) else rendered
+
+
+def _plain(text: str) -> str:
+    """A text without halves of characters, which have no tokens: they become question marks."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
 
 
 def _encode(

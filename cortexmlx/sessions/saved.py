@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -94,7 +95,7 @@ class Saved:
             model = SavedModel(**{name: _text(content["model"][name]) for name in ("name", "path", "identity")})
             params = _params(content["sampling"])
             transcript = None if digest is None else _transcript(content["transcript"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _foreign(path, str(error)) from error
         return cls(model, system, tuple(messages), params, transcript)
 
@@ -135,6 +136,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     """Beside its place first, and then in it in one go."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -174,7 +177,7 @@ def _transcript(saved: Mapping[str, Any]) -> Transcript:
     text, tokens, cuts = saved["text"], saved["tokens"], tuple((int(c), int(t)) for c, t in saved["cuts"])
     places = [(0, 0), *cuts, (len(text), len(tokens))]
     rising = all(a <= b for pair in pairwise(places) for a, b in zip(*pair, strict=True))
-    if not (rising and cuts and cuts[0] == (0, 0) and all(isinstance(token, int) for token in tokens)):
+    if not (rising and cuts and cuts[0] == (0, 0) and all(type(token) is int and token >= 0 for token in tokens)):
         raise ValueError("its transcript is none")
     return Transcript(text, tuple(tokens), cuts)
 

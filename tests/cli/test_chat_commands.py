@@ -79,6 +79,17 @@ def test_set_changes_one_parameter_and_checks_it(session: ChatSession, screen: C
     assert session.params.temperature == 0.7
 
 
+def test_save_writes_over_nothing_but_conversations(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    session.ask(Question("one"))
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for name in (tmp_path / "thesis.txt", tmp_path):
+        with pytest.raises(InvalidRequest, match="name another file"):
+            run_command(f"/save {name}", session, screen)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    for _ in range(2):
+        run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
+
+
 def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen: Console, tmp_path: Path) -> None:
     session.conversation.system = "Be brief."
     session.ask(Question("né"))

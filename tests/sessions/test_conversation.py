@@ -145,6 +145,13 @@ def test_a_cancelled_answer_is_kept_as_far_as_it_came_and_goes_on_there(engine: 
     assert new_tokens(talk.ask("two", WORDS)) <= len("\n<s>user: two\n<s>assistant: ") + 16 + BLOCK
 
 
+def test_half_a_character_is_a_question_mark(engine: Engine) -> None:
+    """As in a text without a template: some terminals and files have such."""
+    broken, whole = engine.conversation(params=WORDS), engine.conversation(params=WORDS)
+    assert broken.ask("a\ud800b").token_ids == whole.ask("a?b").token_ids
+    assert contents(broken)[0] == "a\ud800b" and broken.tokens == whole.tokens
+
+
 def test_answers_that_end_by_a_token_or_a_stop_string_are_remembered_as_their_text(engine: Engine) -> None:
     talk = engine.conversation()
     bias = SamplingParams(max_tokens=5, logit_bias={EOS: 100})

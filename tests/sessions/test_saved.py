@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,42 @@ def test_who_edits_a_file_by_hand_takes_the_digest_out(tmp_path: Path) -> None:
         else:
             with pytest.raises(ConversationFileError, match=says):
                 Saved.read(path)
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("sampling", {"logit_bias": None}),
+        ("sampling", {"logit_bias": [1]}),
+        ("sampling", {"logits_processors": ["x"]}),
+        ("transcript", {"cuts": [[0, 0], [INF, 1]]}),
+        ("transcript", {"tokens": [-1, 2, 3]}),
+        ("transcript", {"tokens": [True, 2, 3]}),
+        ("transcript", {"tokens": {"a": 1}}),
+    ],
+)
+def test_what_somebody_made_up_is_one_clear_error(tmp_path: Path, part: str, wrong: dict[str, Any]) -> None:
+    """With a digest that fits: anybody can make one."""
+    path = tmp_path / "talk.json"
+    TALK.write(path)
+    content = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+    del content["digest"]
+    content[part] |= wrong
+    path.write_text(json.dumps({**content, "digest": files._digest(content)}))
+    with pytest.raises(ConversationFileError, match="is not a saved conversation"):
+        Saved.read(path)
+
+
+def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:
+    """Whoever may write everywhere would make a file of a device."""
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(ConversationFileError, match="cannot be written: it is no file"):
+            TALK.write(tmp_path / name)
+    assert os.listdir(tmp_path) == ["pipe"]
 
 
 @pytest.mark.parametrize(
