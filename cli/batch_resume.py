@@ -39,7 +39,7 @@ class RunIdentity:
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the file beside the output."""
         kept = {**asdict(self), "source": self.source if self.source == "-" else str(Path(self.source).resolve())}
-        kept["adapter"] = None if self.adapter is None else str(Path(self.adapter).expanduser().resolve())
+        kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
         del kept["params"]["logits_processors"]  # functions, which no command takes
         normal: dict[str, Any] = json.loads(json.dumps(kept, default=dict))
         return normal

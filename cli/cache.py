@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def cache(
     """
     from cortexmlx.store.shelf import Shelf
 
-    folder = Path(kv_store).expanduser() if kv_store else default_folder()
+    folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not folder.is_dir():
         show(folder, {}, as_json)
         return

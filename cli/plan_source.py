@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ def find(target: str) -> PlanSource:
 
     For a hub id that is not on this machine config.json alone is fetched. Raises ModelNotFound or ModelCorrupt.
     """
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":
         name = path.resolve().parent.name if path.stem == "config" else path.stem
         return PlanSource(name, _read(path), _weights(path.parent))

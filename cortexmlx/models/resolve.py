@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -53,7 +54,7 @@ def resolve(name: str | Path) -> ModelSource:
     text = str(name)
     if not text or "\0" in text:
         raise ModelNotFound(f"{text!r} is not a model name: give a folder, a .gguf file, a hub id or {STARTER!r}.")
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     try:
         if path.is_dir():
             return ModelSource(text, SourceKind.FOLDER, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ class KVStore:
 def open_shelf(path: str | Path, limit: int) -> Shelf | None:
     """The shelf of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
     try:
-        return Shelf(Path(path).expanduser(), limit)
+        return Shelf(Path(os.path.expanduser(path)), limit)
     except OSError as error:
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", path, error)
         return None

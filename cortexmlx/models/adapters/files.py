@@ -6,6 +6,7 @@ same name with other settings (see `peft`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -62,7 +63,7 @@ def read_adapter(path: str | Path) -> Adapter:
     Raises ModelNotFound where there is none, ModelCorrupt for damaged files, ModelUnsupported for a kind of adapter
     that cannot be applied, by name.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_file() and folder.suffix == ".safetensors":
         folder = folder.parent
     if not folder.is_dir():
