@@ -20,6 +20,9 @@ MOST_WAITING = 64 << 20
 SEGMENT_BYTES = 32 << 20
 """Bytes of records after which a segment is written, however soon the next come."""
 
+_SEGMENTS = 4
+"""Segments that a store holds at least, so that one may go for another."""
+
 LINGER = 0.25
 """Seconds after the last record in which more may come for the same segment."""
 
@@ -123,8 +126,8 @@ class Writer:
                 return None
             self._busy = True
             records: list[Record] = []
-            size = 0
-            while self._records and (not records or size + self._records[0].nbytes <= SEGMENT_BYTES):
+            size, most = 0, min(SEGMENT_BYTES, self._shelf.limit // _SEGMENTS)
+            while self._records and (not records or size + self._records[0].nbytes <= most):
                 records.append(self._records.popleft())
                 size += records[-1].nbytes
             if not self._records:
@@ -133,7 +136,8 @@ class Writer:
 
     def _write(self, records: Sequence[Record]) -> None:
         try:
-            if time.monotonic() >= self._paused_until:
+            fits = sum(record.nbytes for record in records) <= self._shelf.limit
+            if fits and time.monotonic() >= self._paused_until:
                 new = self._shelf.write(self._model, records)
                 self.stored += new
                 self.stored_bytes += sum(record.nbytes for record in records) if new else 0

@@ -33,6 +33,18 @@ def test_many_records_become_few_segments(shelf: Shelf) -> None:
     writer.stop(10)
 
 
+def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
+    size = RECORDS[0].nbytes
+    shelf = Shelf(tmp_path, 6 * size)
+    writer = Writer(shelf, "model", lambda: None)
+    assert writer.offer(RECORDS) and writer.flush(10)
+    assert len(shelf.segments()) > 1 and 0 < len(read_all(shelf, RECORDS)) <= 6
+    shelf.limit = size - 1
+    assert writer.offer([record(77)]) and writer.flush(10)
+    assert (writer.stored, writer.dropped) == (6, 1)
+    writer.stop(10)
+
+
 def test_what_trickles_in_without_end_is_written_all_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "LINGER", 10.0)
     monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
