@@ -116,7 +116,7 @@ def test_what_cannot_be_scored_is_refused(text: Any, options: dict[str, int], me
     + [("a text", {"context": 16, "stride": wrong}) for wrong in ("1", 2.5, True)],
 )
 def test_what_is_of_the_wrong_kind_is_refused(text: Any, options: dict[str, Any], engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="text|context is|stride is"):
+    with pytest.raises(InvalidRequest, match=r"text|context is|stride is"):
         engine.perplexity(text, **options)
 
 
