@@ -1,9 +1,9 @@
 """The index: which record lies where, and which segment was used last. An SQLite file that processes share.
 
 It can always be made again from the segments, so whatever is wrong with it, it is thrown away, and nothing waits for
-the disk to have it. Its journal is SQLite's
-old one, with a rollback: the newer one (WAL) maps a file into memory that all processes share, and a machine that cuts
-that file short kills them. What is used last goes by a count, not by a clock, which may go back.
+the disk to have it. Its journal is SQLite's old one, with a rollback: the newer one (WAL) maps a file into memory that
+all processes share, and a machine that cuts that file short kills them. What is used last goes by a count, not by a
+clock, which may go back.
 """
 
 from __future__ import annotations
@@ -87,14 +87,8 @@ class Index:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Where the records of some keys lie, of those that are there."""
-        found: dict[bytes, Place] = {}
-        for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
-            question = f"SELECT * FROM records WHERE key IN ({','.join('?' * len(some))})"
-            with self._lock:
-                rows = self._file.execute(question, some).fetchall()
-            found.update((place.key, place) for row in rows if (place := _place(row)) is not None)
-        return found
+        with self._lock:
+            return _found(self._file, keys)
 
     def add(self, name: str, model: str, size: int, places: Sequence[Place], *, last: bool = True) -> None:
         """A segment is there now. `last`: it was written just now, and is where its records are found. Else it is an
@@ -106,6 +100,9 @@ class Index:
             rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
             verb = "REPLACE" if last else "IGNORE"
             file.executemany(f"INSERT OR {verb} INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+            keys = [p.key for p in places]
+            if last and len(_found(file, keys)) < len(keys):  # nobody else can have removed them yet
+                raise sqlite3.DatabaseError("what was added is not there")
 
     def use(self, names: Sequence[str]) -> None:
         """Segments were read, the last of them last."""
@@ -117,6 +114,8 @@ class Index:
         """Records are not there, whatever the index said."""
         with self._change() as file:
             file.executemany("DELETE FROM records WHERE key = ?", [(key,) for key in keys])
+            if _found(file, keys):  # nobody else can have written them again yet
+                raise sqlite3.DatabaseError("what was forgotten is still there")
 
     def remove(self, names: Sequence[str]) -> None:
         """Segments are gone, with their records."""
@@ -162,6 +161,15 @@ def _make(path: Path) -> None:
     os.close(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise sqlite3.DatabaseError(f"{path} is no file of this user's")
+
+
+def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Place]:
+    found: dict[bytes, Place] = {}
+    for start in range(0, len(keys), _AT_ONCE):
+        some = keys[start : start + _AT_ONCE]
+        rows = file.execute(f"SELECT * FROM records WHERE key IN ({','.join('?' * len(some))})", some).fetchall()
+        found.update((place.key, place) for row in rows if (place := _place(row)) is not None)
+    return found
 
 
 def _place(row: Sequence[Any]) -> Place | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.store.index import NAME
+from cortexmlx.store.index import NAME, Index
 from cortexmlx.store.shelf import Shelf
 from support.records import opened, read_all, record, same
 
@@ -107,6 +107,32 @@ def test_a_segment_that_another_process_removed_is_a_miss_without_a_word(
     assert other.clear() > 0
     assert shelf.read(place, RECORDS[0].tokens) is None and not caplog.records
     assert shelf.write("model", RECORDS) == 6, "and may be written again"
+
+
+@pytest.mark.parametrize("change", ["forget", "add"])
+def test_what_another_process_changes_at_once_is_no_damage(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It writes again what was forgotten, or removes what was added, before anybody looks."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.write("model", RECORDS[:1])
+    plain = getattr(Index, change)
+
+    def meet(index: Index, *args: object, **options: object) -> None:
+        plain(index, *args, **options)
+        monkeypatch.undo()
+        if change == "forget":
+            other.write("model", RECORDS[:1])
+        else:
+            other.clear()
+
+    monkeypatch.setattr(Index, change, meet)
+    if change == "forget":
+        assert one.read(one.find([RECORDS[0].key])[RECORDS[0].key], [99]) is None
+    else:
+        one.write("model", RECORDS[1:2])
+    assert len(read_all(one, RECORDS)) == (1 if change == "forget" else 0)
+    assert not caplog.records
 
 
 def test_a_disk_that_is_almost_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
