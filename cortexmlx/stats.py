@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ModelInfo:
     """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
     says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
-    adapter in it; `identity` names the weights: what is kept of one model is of no use to one with another."""
+    adapter in it; `identity` names the content of the files that it was read from, wherever they lie.
+    """
 
     name: str
     path: str

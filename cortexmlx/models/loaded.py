@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+_READ = {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
+"""How the files of a model's folder end."""
+
+_WHOLE = 32 << 20
+"""Bytes up to which a file is looked at as a whole; of a larger one `_PIECES` of `_PIECE` bytes all over it."""
+
+_PIECES, _PIECE = 32, 4096
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,33 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     adapter: Path | None = None
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """What keys and values depend on beside the tokens: those of the model with an adapter are others."""
-        return str(self.path) if self.adapter is None else f"{self.path}\0{self.adapter.resolve()}"
+        """A name of what it was read from, weights, configuration, tokenizer and adapter, wherever that lies: what is
+        kept of it is of no use to a model with another. Of large files it is a sample.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for path in (self.path, self.adapter):
+            digest.update(b"%d" % (path is None))
+            for file in _files(path) if path is not None else ():
+                with suppress(OSError):  # it is gone since the model was loaded
+                    _add(digest, file)
+        return digest.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix in _READ and file.is_file())
+
+
+def _add(digest: Any, path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(b"\0%d\0" % size)
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            digest.update(file.read())
+            return
+        for number in range(_PIECES):
+            file.seek((size - _PIECE) * number // (_PIECES - 1))
+            digest.update(file.read(_PIECE))

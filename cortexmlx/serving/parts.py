@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +83,7 @@ class EngineParts:
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
             notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
-            identity=hashlib.blake2b(self.loaded.identity.encode(), digest_size=16).hexdigest(),
+            identity=self.loaded.identity,
         )
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:

@@ -275,5 +275,5 @@ def _without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 def _other_model(path: Path, saved: SavedModel, info: ModelInfo) -> str:
     if saved.name == info.name:
-        return f"{path} was saved with other weights of {saved.name} ({saved.path}): its texts are computed anew"
+        return f"{path} was saved with another {saved.name} ({saved.path}): its texts are computed anew"
     return f"{path} was saved with {saved.name} and goes on with {info.name}: its texts are computed anew"

@@ -36,6 +36,27 @@ def test_a_folder_computes_what_mlx_lm_computes(tmp_path: Path, quantize: bool) 
     assert np.abs(logits(widened.model) - logits(wanted)).max() < 1e-4
 
 
+def test_its_identity_is_its_content_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "m")
+    known = [load_model(folder).identity]
+    assert load_model(folder.rename(tmp_path / "n")).identity == known[0]
+    monkeypatch.setattr("cortexmlx.models.loaded._WHOLE", 1 << 16)
+    for third in range(3):
+        known.append(load_model(tmp_path / "n").identity)
+        file = tmp_path / "n" / "model.safetensors"
+        assert file.stat().st_size > 1 << 16, "it is looked at in pieces"
+        data = bytearray(file.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        size = (len(data) - begin) // 3
+        for place in range(begin + third * size // 4 * 4, begin + (third + 1) * size, 4):
+            data[place] ^= 1
+        file.write_bytes(data)
+    known.append(load_model(tmp_path / "n").identity)
+    (tmp_path / "n" / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 20000.0}))
+    known.append(load_model(tmp_path / "n").identity)
+    assert len(set(known[1:])) == 5 and known[0] != known[1], known
+
+
 def test_the_loaded_folder_says_what_it_is(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     loaded = load_model(str(folder))

@@ -260,6 +260,34 @@ def test_another_model_says_so_and_goes_on_with_the_texts(tiny: Any, engine: Eng
         assert there.ask("two").token_ids == judge.token_ids
 
 
+def test_a_model_is_the_same_wherever_it_lies_and_another_if_its_tokenizer_is(tmp_path: Path) -> None:
+    """Both models have the same weights; in the other's tokenizer each byte is what its neighbour is in the first's."""
+    first, moved = write_tiny(tmp_path / "model"), tmp_path / "moved"
+    options: dict[str, Any] = {"kv_memory": "1MB", "block_size": BLOCK}
+    with Engine(first, **options) as engine:
+        talk = engine.conversation(params=WORDS)
+        talk.ask("one")
+        talk.save(tmp_path / "talk.json")
+        judge = talk.ask("two")
+    first.rename(moved)
+    with Engine(moved, **options) as engine:
+        there = engine.conversation()
+        there.load(tmp_path / "talk.json")
+        assert there.notes == () and there.ask("two").token_ids == judge.token_ids
+    tokenizer = json.loads((moved / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    words = {token: word for word, token in vocab.items()}
+    vocab.update({words[token]: token ^ 1 for token in range(256)})
+    (moved / "tokenizer.json").write_text(json.dumps(tokenizer))
+    moved.rename(first)
+    with Engine(first, **options) as engine:
+        there = engine.conversation()
+        there.load(tmp_path / "talk.json")
+        assert "was saved with another" in there.notes[0]
+        judge = engine.conversation(messages=there.messages).ask("two", WORDS)
+        assert there.ask("two").token_ids == judge.token_ids
+
+
 def test_a_file_that_cannot_be_read_changes_nothing(engine: Engine, tmp_path: Path) -> None:
     talk = engine.conversation(params=WORDS)
     talk.ask("one")
