@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from cortexmlx.host.folders import cache_folder
+
 SECRET = "secret"
 _SECRET_BYTES = 32
 
@@ -18,8 +20,7 @@ SWITCH = "CORTEXMLX_KV_STORE"
 
 def default_folder() -> Path:
     """Where the commands keep their store: what `CORTEXMLX_KV_STORE` says, else a folder in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get(SWITCH) or cache / "cortexmlx" / "kv")
+    return Path(os.environ.get(SWITCH) or cache_folder() / "kv")
 
 
 def open_folder(path: Path) -> bytes:

@@ -13,6 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError, ToolchainMissing
+from cortexmlx.host import folders
 
 COMMAND = "python -m cortexmlx.metal.agx --build"
 _TIMEOUT = 300.0
@@ -100,9 +101,7 @@ def cache_folder() -> Path:
     for name in ("build.sh", "edits.py"):
         digest.update((files("cortexmlx.metal.agx") / name).read_bytes())
     base = os.environ.get("CORTEXMLX_AGX_CACHE")
-    if base is None:
-        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cortexmlx" / "agx")
-    return Path(base) / digest.hexdigest()[:12]
+    return Path(folders.cache_folder() / "agx" if base is None else base) / digest.hexdigest()[:12]
 
 
 def find_compiler() -> Compiler | None:

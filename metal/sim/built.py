@@ -6,12 +6,12 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
+from cortexmlx.host import folders
 
 from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, Build, find_compiler, kernel_flags
 
@@ -49,11 +49,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 def cache_folder() -> Path:
     """Where built kernels are kept: `$CORTEXMLX_SIM_CACHE`, or the user's cache folder."""
-    if override := os.environ.get("CORTEXMLX_SIM_CACHE"):
-        return Path(override)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "cortexmlx" / "sim"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cortexmlx" / "sim"
+    return Path(os.environ.get("CORTEXMLX_SIM_CACHE") or folders.cache_folder() / "sim")
 
 
 def content_key(*parts: str) -> str:

@@ -1,0 +1,38 @@
+"""The user's cache folder, on each system."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.host.folders import cache_folder
+from cortexmlx.metal.agx import compiler
+from cortexmlx.metal.sim import built
+from cortexmlx.store.folder import default_folder
+
+
+@pytest.mark.parametrize(
+    ("system", "variable", "wanted"),
+    [
+        ("linux", None, "home/.cache/cortexmlx"),
+        ("darwin", None, "home/Library/Caches/cortexmlx"),
+        ("darwin", "", "home/Library/Caches/cortexmlx"),
+        ("darwin", "elsewhere", "elsewhere/cortexmlx"),
+        ("linux", "elsewhere", "elsewhere/cortexmlx"),
+    ],
+)
+def test_all_caches_lie_where_the_system_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, variable: str | None, wanted: str
+) -> None:
+    for name in ("CORTEXMLX_KV_STORE", "CORTEXMLX_SIM_CACHE", "CORTEXMLX_AGX_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "platform", system)
+    if variable is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", variable and str(tmp_path / variable))
+    assert cache_folder() == tmp_path / wanted
+    assert default_folder() == tmp_path / wanted / "kv"
+    assert built.cache_folder() == tmp_path / wanted / "sim"
+    assert compiler.cache_folder().parent == tmp_path / wanted / "agx"
