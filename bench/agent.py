@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,12 +231,11 @@ def run(acts: Sequence[Act], actor: Any) -> Iterator[Record]:
             yield record
 
 
-@contextmanager
-def _model(name: str | None, folder: Path) -> Iterator[str]:
+def _model(name: str | None, folder: Path) -> str:
     """The model that was asked for, or random weights whose every token has a text."""
     from cortexmlx.bench.random_model import write_random_model
 
-    yield name or str(write_random_model(folder, {"vocab_size": 257}))
+    return name or str(write_random_model(folder, {"vocab_size": 257}))
 
 
 def main() -> None:
@@ -257,7 +255,8 @@ def main() -> None:
     if asked.serve:
         serve(json.loads(asked.serve))
         return
-    with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as name, _model(asked.model, Path(name)) as model:
+    with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as name:
+        model = _model(asked.model, Path(name))
         engine = {"block_size": asked.block_size, "kv_memory": asked.kv_memory}
         stored = {} if asked.kv_store is None else {"kv_store": asked.kv_store}
         settings = {"model": model, "file": str(Path(name) / "talk.json"), "engine": {**engine, **stored}}
@@ -278,7 +277,7 @@ def report(records: Sequence[Record], model: str, options: dict[str, Any], folde
     new, prompts = sum(new_tokens(records)), sum(len(r.prompt) for r in records)
     computed = sum(len(r.prompt) - r.cached for r in records)
     print(f"{len(records)} answers to {prompts:,} prompt tokens, {new:,} of them new, {computed:,} computed")
-    print(f"computed over new: {computed / new:.3f} (blocks of {options['block_size']} tokens)")
+    print(f"computed over new: {ratio_of(records):.3f} (blocks of {options['block_size']} tokens)")
     chosen = [place for place, record in enumerate(records) if record.killed or not few]
     with Engine(model, **options) as engine:
         anew = dict(zip(chosen, first_tokens_anew(engine, [records[p] for p in chosen]), strict=True))

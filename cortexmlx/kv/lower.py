@@ -167,7 +167,7 @@ class LowerTier:
 
     def front(self, group: int, place: int) -> int:
         """The place of the first block that the first token of a place sees."""
-        return self.groups[group].spec.reach.oldest(place * self.block_size) // self.block_size
+        return self.groups[group].spec.reach.first_block(place * self.block_size, self.block_size)
 
     # -- down ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ SHARE = 0.5
 
 @dataclass(frozen=True)
 class Chain:
-    """What a pin holds: the keys of the whole blocks of a text, of each group those that its next token sees."""
+    """What a pin holds: the keys of the whole blocks of a text, of each group those that its last token sees: a
+    prompt that ends there computes that one again.
+    """
 
     keys: tuple[Key, ...]
     of_groups: tuple[tuple[Key, ...], ...]
@@ -50,8 +52,8 @@ class Pins:
         keys = tuple(self._cache.prefix.keys(tokens, salt))
         if not keys:
             raise InvalidRequest(f"a pin holds whole blocks of {size} tokens, and this has {len(tokens)} tokens")
-        reaches = (group.spec.reach for group in self._cache.groups)
-        fronts = (reach.oldest(len(keys) * size - 1) // size for reach in reaches)
+        last = len(keys) * size - 1
+        fronts = (group.spec.reach.first_block(last, size) for group in self._cache.groups)
         chain = Chain(keys, tuple(keys[front:] for front in fronts))
         self._check(chain)
         number = next(self._numbers)

@@ -30,3 +30,7 @@ class Reach:
             return position - position % self.tokens
         beyond = position - (self.tokens - 1)
         return beyond * (beyond > 0)
+
+    def first_block(self, position: int, block_size: int) -> int:
+        """The place in a row of the block that has the oldest token which a query at `position` sees."""
+        return self.oldest(position) // block_size

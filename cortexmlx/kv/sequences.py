@@ -96,4 +96,4 @@ class SequenceTables(BlockPools):
 
     def _front(self, group: int, position: int) -> int:
         """The place of the first block that a query at a position sees."""
-        return self.groups[group].spec.reach.oldest(position) // self.block_size
+        return self.groups[group].spec.reach.first_block(position, self.block_size)

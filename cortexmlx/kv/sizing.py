@@ -97,17 +97,15 @@ def _per_token(group: LayerGroup, itemsize: int | None) -> int:
     return group.spec.bytes_of(size) * len(group.layers)
 
 
-def logits_bytes(rows: int, vocab_size: int, itemsize: int = 4) -> int:
+def logits_bytes(rows: int, vocab_size: int) -> int:
     """Bytes of one step's logits: `[rows, vocab_size]`, in float32 where they are sampled."""
-    return rows * vocab_size * itemsize
+    return rows * vocab_size * 4
 
 
-def reserved_bytes(
-    groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int, itemsize: int | None = None
-) -> int:
+def reserved_bytes(groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int) -> int:
     """Bytes that are not the cache's: weights, and the tails, states and logits of `rows` rows."""
     groups = tuple(groups)
-    return weights + tail_bytes(groups, rows, itemsize) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+    return weights + tail_bytes(groups, rows) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
 
 
 def row_blocks(reach: Reach, block_size: int) -> int | None:

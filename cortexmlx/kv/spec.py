@@ -72,11 +72,6 @@ class KVSpec:
         return ITEMSIZE[self.dtype]
 
     @property
-    def numbers_per_token(self) -> int:
-        """How many numbers one layer keeps for one token: `(Dk + Dv) * kv_heads`, or `Dk * kv_heads`."""
-        return sum(self.dims) * self.kv_heads
-
-    @property
     def bytes_per_token(self) -> int:
         """Bytes one layer keeps for one token."""
         return self.bytes_of(self.itemsize)

@@ -174,8 +174,8 @@ _NOTHING = Reading({}, lambda there, rate: [], lambda found: None, 0.0)
 
 
 class Reader:
-    """Reads records, for one who asked after the other. `read` records of `read_bytes` bytes were right, `missed` ones
-    were not there, or not right, and `seconds` were spent.
+    """Reads records, for one who asked after the other, at about `rate` bytes a second. `read` records of `read_bytes`
+    bytes were right, `missed` ones were not there, or not right.
     """
 
     def __init__(self, shelf: Shelf) -> None:

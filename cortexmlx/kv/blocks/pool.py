@@ -334,11 +334,7 @@ class BlockPools:
             while allocator.free_blocks < blocks and self._evict(group):
                 pass
         if allocator.free_blocks < blocks:
-            raise KVCacheFull(
-                f"the KV cache is full: {blocks} more blocks of {self.block_size} tokens are needed, "
-                f"{allocator.free_blocks} of {allocator.total_blocks} are free; "
-                "raise the KV memory (--kv-memory) or run fewer requests at once"
-            )
+            raise pool.full(blocks, self.block_size)
 
     def _grow_by(self, group: int, least: int) -> None:
         """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
