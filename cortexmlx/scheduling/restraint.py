@@ -11,8 +11,8 @@ STEPS_TO_RELAX = 64
 class Restraint:
     """At most `most_rows` rows and `most_tokens` prompt tokens; `rows` and `tokens` of them now.
 
-    What was refused may be there again later, when another app has ended: after
-    `STEPS_TO_RELAX` good steps both are doubled, until nothing is held back.
+    What was refused may be there again later, when another app has ended: after `STEPS_TO_RELAX` good steps both are
+    doubled, until nothing is held back.
     """
 
     def __init__(self, most_rows: int, most_tokens: int) -> None:

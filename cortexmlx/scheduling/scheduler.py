@@ -42,8 +42,8 @@ class Scheduler:
     its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
     have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see `Claims`.
     `keep` lets rows go on beyond the context without the tokens between (None: they keep all). `pipeline` False plans a
-    step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
-    that ended without a new token, because the system refused memory for the cache.
+    step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs that ended without a new
+    token, because the system refused memory for the cache. `arrived` is told of what was read from the tier below.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 Read in MLX's source (`transforms.cpp`, `backend/cpu/eval.cpp` and `encoder.h`, 0.32): the graph becomes a tape in
 breadth-first order of at most `WIDTH` arrays, which is computed from its end; of a graph that is handed over in parts,
-each part becomes one. The thread that walks the tape allocates
-the results; another one computes them, at most ten tasks of ten calls later, and only then what they were made of is
-given back. An array that nobody else holds becomes the result of an elementwise operation on it.
+each part becomes one. The thread that walks the tape allocates the results; another one computes them, at most ten
+tasks of ten calls later, and only then what they were made of is given back. An array that nobody else holds becomes
+the result of an elementwise operation on it.
 """
 
 from __future__ import annotations

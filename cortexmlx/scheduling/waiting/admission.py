@@ -17,6 +17,7 @@ from cortexmlx.scheduling.waiting.lines import Lines
 from cortexmlx.scheduling.waiting.readings import Readings
 
 _NEVER = -1
+"""In the place of `RunningSet.changes` when nobody could begin: nobody can until that or the queue changes."""
 
 _LOOKED_AT = 128
 """How many of one client are asked in a step whether they can begin: bounds its work. Who cannot is held, so that the
@@ -52,9 +53,7 @@ class Admission:
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
         self._count = 0
-        self._nobody_at = (
-            _NEVER  # `running.changes` when nobody could begin: nobody can until that or the queue changes
-        )
+        self._nobody_at = _NEVER
 
     def __len__(self) -> int:
         """How many wait."""
