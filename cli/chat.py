@@ -18,13 +18,14 @@ from cortexmlx import __version__
 from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.exits import leave_now
-from cortexmlx.cli.kept import Keeper, find
+from cortexmlx.cli.kept import Keeper, find, whereabouts
 from cortexmlx.cli.text import clean, gather_prompt
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import Saved
+from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ def chat(
             show_default=False,
         ),
     ] = None,
-    no_save: Annotated[bool, typer.Option("--no-save", help="Do not keep the chat.")] = False,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing of the chat on disk.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
     config: EngineConfig,
 ) -> None:
@@ -70,13 +71,17 @@ def chat(
     --repetition-penalty 1 is greedy.
 
     A chat in a terminal is kept after every turn, in a file of the state folder that only you can read. --resume goes
-    on with it: with its model, its system prompt and its settings, where the command line does not say otherwise.
+    on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The
+    lines that are typed are remembered there, too; keys and values go to the cache folder, those of a piped question
+    as well. --no-save keeps none of the three.
     """
     resumed = None if resume is None else find(resume)
     named = options.model_name(model, model_option)
     if resumed is not None and model is None and model_option is None:
         named = Saved.read(resumed).model.found_as
     config = replace(config, model=named)
+    if no_save and config.kv_store == default_folder():  # one that is named is wanted
+        config = replace(config, kv_store=None)
     piped = not sys.stdin.isatty()
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])
     if piped and not first:
@@ -85,7 +90,7 @@ def chat(
     keeper = None if no_save or (piped and resumed is None) else Keeper(resumed)
     with engines.open_engine(config) as engine, interrupts() as presses:
         conversation = begin(engine, params, system, resumed)
-        talk(engine, conversation, keeper, presses, first=first, once=piped, remember=not no_history)
+        talk(engine, conversation, keeper, presses, first=first, once=piped, remember=not (no_history or no_save))
 
 
 def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: Path | None) -> Conversation:
@@ -122,7 +127,8 @@ def talk(
             raise KeyboardInterrupt
         return
     if pretty:
-        banner(engine, screen)
+        store = engine.stats().kv_store
+        banner(engine, screen, whereabouts(keeper, None if store is None else store.path))
         if conversation.messages and keeper is not None and keeper.path is not None:
             said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far\n"
             screen.print(said, style="dim", markup=False)
@@ -209,8 +215,8 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
     return TerminalInput(completions(), history_path() if remember else None)
 
 
-def banner(engine: Engine, screen: Console) -> None:
-    """Which model, how much context and KV memory, on what."""
+def banner(engine: Engine, screen: Console, on_disk: str) -> None:
+    """Which model, how much context and KV memory, on what, and what stays on disk."""
     from rich.markup import escape
 
     from cortexmlx.cli.device import device_line
@@ -229,6 +235,7 @@ def banner(engine: Engine, screen: Console) -> None:
     screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention[/dim]")
     for remark in info.notes:
         screen.print(remark, style="dim", markup=False)
+    screen.print(on_disk, style="dim", markup=False)
     screen.print("[dim]/help lists the commands, Ctrl-D leaves[/dim]\n")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli import console
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
@@ -70,7 +71,9 @@ class Keeper:
         self._known = () if self.path is None else _written(self.path)
 
     def keep(self, conversation: Conversation) -> None:
-        """Save the chat as it is now. A failure is said once: the chat goes on."""
+        """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
+        said once: the chat goes on.
+        """
         messages = conversation.messages
         if self.path is None and not messages:
             return
@@ -92,6 +95,22 @@ class Keeper:
     def begin_anew(self) -> None:
         """What comes is another chat, in a file of its own."""
         self.path = None
+
+
+def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
+    """What of a chat stays on disk, and where: the chat with the lines that are typed, and its keys and values."""
+    parts = [] if keeper is None else [f"the chat in {_short(keeper.path or state_folder())}"]
+    if store is not None:
+        parts.append(f"keys and values in {_short(Path(store))}")
+    if not parts:
+        return "nothing of this chat stays on disk"
+    without = "nothing" if store is None or Path(store) == default_folder() else "no chat"
+    return f"on disk: {', '.join(parts)}" + ("" if keeper is None else f"; --no-save: {without}")
+
+
+def _short(path: Path) -> str:
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _free(path: Path) -> Path:

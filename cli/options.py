@@ -102,11 +102,16 @@ Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="aut
 KVStore = Annotated[
     str | None,
     typer.Option(
-        "--kv-store", metavar="FOLDER", help="Keep what was computed on disk, for the next run.", show_default=False
+        "--kv-store",
+        metavar="FOLDER",
+        help="Where the keys and values of texts are kept for later runs.",
+        show_default=False,
     ),
 ]
-NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep nothing on disk.")]
-KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so much of it.")]
+NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and values on disk.")]
+KVStoreBytes = Annotated[
+    str, typer.Option("--kv-store-bytes", metavar="SIZE", help="Bytes that are kept there at most.")
+]
 
 
 SAMPLING = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import time
@@ -147,6 +148,30 @@ def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
     assert terminal.exit_code() == 0
 
 
+def test_a_chat_says_what_stays_on_disk_and_with_no_save_nothing_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", "/kv")
+    for options, said in (
+        ((), f"on disk: the chat in {tmp_path}/state/cortexmlx, keys and values in /kv; --no-save: nothing"),
+        (("--no-kv-store",), f"on disk: the chat in {tmp_path}/state/cortexmlx; --no-save: nothing"),
+        (("--no-save", "--kv-store", "/mine"), "on disk: keys and values in /mine"),
+        (("--no-save",), "nothing of this chat stays on disk"),
+    ):
+        opened = Terminal(*options)
+        shown = opened.wait_for("/help lists")
+        assert said.replace(" ", "") in "".join(shown.split()), options
+        opened.wait_for(">>>")
+        opened.type("one\r")
+        opened.wait_for("tok/s · TTFT")
+        opened.type("/exit\r")
+        assert opened.exit_code() == 0
+        opened.close()
+        if options == ("--no-save",):
+            assert not (tmp_path / "state").exists(), "not even what was typed"
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+
+
 def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
     talk: Any = FakeEngine(EngineConfig("fake")).conversation()
     talk.ask("one")
@@ -165,15 +190,15 @@ def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
 
 def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
-    banner(engine, Console(width=200))
+    banner(engine, Console(width=200), "on disk: [it]")
     shown = capsys.readouterr().out
-    assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\n" in shown
+    assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\non disk: [it]\n" in shown
     assert "KV memory up to 2 GiB in blocks of 32 tokens" in shown
     recurrent: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(kv_bytes_per_token=0))
-    banner(recurrent, Console(width=200))
+    banner(recurrent, Console(width=200), "")
     assert "context 8,192 tokens · tokens take no KV memory\n" in capsys.readouterr().out
     selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
-    banner(selective, Console(width=200))
+    banner(selective, Console(width=200), "")
     assert "context 8,192 tokens, then the first 9 and newest 4,000 · KV memory" in capsys.readouterr().out
 
 

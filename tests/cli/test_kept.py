@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.chat_session import ChatSession, Question
-from cortexmlx.cli.kept import LAST, Keeper, find, name_for, state_folder
+from cortexmlx.cli.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
 from cortexmlx.errors import InvalidRequest
 
 DAY = date(2026, 11, 22)
@@ -116,3 +116,16 @@ def test_a_chat_whose_messages_have_no_text_is_kept(session: ChatSession) -> Non
     keeper = Keeper()
     keeper.keep(talk)
     assert keeper.path is not None and keeper.path.stem.endswith("-chat")
+
+
+def test_it_is_said_what_stays_on_disk_and_how_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path.home()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", str(home / "kv"))
+    chat, kv = "the chat in ~/state/cortexmlx", "keys and values in"
+    assert whereabouts(Keeper(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
+    assert whereabouts(Keeper(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
+    assert whereabouts(Keeper(), None) == f"on disk: {chat}; --no-save: nothing"
+    assert whereabouts(Keeper(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
+    assert whereabouts(None, "/kv") == f"on disk: {kv} /kv"
+    assert whereabouts(None, None) == "nothing of this chat stays on disk"

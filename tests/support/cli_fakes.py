@@ -26,7 +26,7 @@ from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.stats import EngineStats, Latency, Moment
+from cortexmlx.stats import EngineStats, Latency, Moment, StoreStats
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
 
@@ -107,7 +107,9 @@ class FakeEngine:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "attention_notes": (), "block_map": "##..", "sequences": ()}
-        values |= {"total_blocks": 4}
+        values |= {"total_blocks": 4, "kv_store": None}
+        if self.options.kv_store is not None:
+            values["kv_store"] = StoreStats(str(self.options.kv_store), 10**9, 0, 0, 0, 0, 0, 0)
         if (keep := self.options.keep) is not None:
             values |= {"keep_first": keep.first, "keep_last": keep.last, "dropped_tokens": 1234}
         latency = Latency(3, 0.5, 0.25, 1.5, 2.0)
