@@ -12,7 +12,7 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.store.folder import default_folder
+from cortexmlx.store.folder import SECRET, default_folder
 
 
 def cache(
@@ -28,7 +28,7 @@ def cache(
     from cortexmlx.store.shelf import Shelf
 
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
-    if not folder.is_dir():
+    if not is_store(folder):
         show(folder, {}, as_json)
         return
     try:
@@ -47,6 +47,21 @@ def cache(
         models[segment.model] = (size + segment.bytes, records + segment.records)
     shelf.close()
     show(folder, models, as_json)
+
+
+def is_store(folder: Path) -> bool:
+    """Whether something of a store is in the folder: looking into any other is to leave nothing there."""
+    from cortexmlx.store.index import NAME
+    from cortexmlx.store.segment import SEGMENT_NAME
+
+    try:
+        return any(name in (SECRET, NAME) or SEGMENT_NAME.fullmatch(name) for name in os.listdir(folder))
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise CortexError(f"{folder} is no folder") from None
+    except OSError as error:
+        raise CortexError(f"{folder} cannot be used: {error}") from error
 
 
 def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:

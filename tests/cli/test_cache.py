@@ -47,6 +47,18 @@ def test_a_folder_that_is_no_store_is_an_error_of_one_line(tmp_path: Path, capsy
     assert out == "" and "cannot be used" in err and len(err.splitlines()) <= 2
 
 
+def test_looking_into_a_folder_that_is_no_store_leaves_nothing_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").write_text("mine")
+    for more in ([], ["--clear"], ["--json"]):
+        assert run(["cache", "--kv-store", str(tmp_path), *more]) == 0
+        assert os.listdir(tmp_path) == ["model.safetensors"], more
+    capsys.readouterr()
+    assert run(["cache", "--kv-store", str(tmp_path / "model.safetensors")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'model.safetensors'} is no folder\n"
+
+
 def test_chat_and_batch_have_a_store_and_generate_where_one_is_named(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
