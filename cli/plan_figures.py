@@ -165,7 +165,7 @@ def _here(
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
     tokens = _tokens(arena, groups, load, itemsize) if per_token else 0
     if keep is not None:
-        keep.check(context, tokens or context)
+        keep.check(context, tokens // load.block_size * load.block_size if tokens else context)
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
         memory_bytes=machine.memory,

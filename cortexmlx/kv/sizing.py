@@ -164,7 +164,8 @@ def default_kv_bytes(
     0 means that nothing is left.
     """
     room = max(working_set - reserved, 0) // 2
-    tokens = default_kv_tokens(-(-context // load.block_size) * load.block_size, load.rows)
+    blocks = -(-context // load.block_size)  # a row's last block is a whole one
+    tokens = default_kv_tokens(blocks * load.block_size, load.rows)
     kept = sum(_per_token(g, itemsize) * min(tokens, load.limit(g) * load.block_size) for g in groups)
     return min(kept + SNAPSHOTS_PER_ROW * load.rows * row_bytes(groups), room)
 

@@ -76,7 +76,7 @@ def test_a_row_that_keeps_a_part_takes_no_more_however_long_its_text_is() -> Non
     assert kept.row_tokens == 8096 and whole.here.row_tokens is None
     assert kept.lengths[0] == whole.here.lengths[0] and kept.lengths[1].bytes == 8096 * 147_456
     assert kept.arena_bytes == 4 * 8096 * 147_456, "four rows of what they can have"
-    with pytest.raises(InvalidRequest, match="the KV cache holds 7281: make keep_last at most 3592"):
+    with pytest.raises(InvalidRequest, match="the KV cache holds 7264: make keep_last at most 3584"):
         plan_of(QWEN3_8B, keep=KeepPolicy(96, 4000), kv_memory=2**30)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.core import EngineCore
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE
 from support.logits import answers_with_logits, mlx_lms_logits
@@ -61,6 +62,14 @@ def test_the_logits_are_mlx_lms_for_the_tokens_that_are_kept(name: str, tiny: An
         np.testing.assert_allclose(mine, wanted, atol=NOISE * max(1.0, float(np.abs(wanted).max()) / 10))
     assert len(texts(prompts[0], range(TOKENS))) > 3, "this test must drop again and again"
     assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("keep_last", [11, 60])
+def test_what_is_kept_fits_the_usual_memory_of_one_row(name: str, keep_last: int, tiny: Any) -> None:
+    core = EngineCore(EngineConfig(str(tiny(name)), max_rows=1, keep_first=FIRST, keep_last=keep_last))
+    assert core.stats().keep_last == keep_last
+    core.release()
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("mamba", marks=slow), pytest.param("gemma2", marks=slow)])
