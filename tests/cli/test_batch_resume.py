@@ -135,3 +135,15 @@ def test_wherever_a_file_is_torn_whole_records_stay(tmp_path_factory: pytest.Tem
     done = resume(output, IDENTITY, retry_errors=False)
     whole = [n for n in range(6) if sum(map(len, lines[: n + 1])) <= at]
     assert sorted(done) == whole and output.read_bytes() == b"".join(lines[n] for n in whole)
+
+
+def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a\nb\n")
+    line = ["batch", "fake", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert run(line) == 0
+    answers = (tmp_path / "out").read_bytes()
+    for place in range(1, len(line) + 1):
+        for options in (["--resume"], ["--resume", "--retry-errors"]):
+            if place != 4:  # between -o and its value
+                assert run([*line[:place], *options, *line[place:]]) == 0, place
+                assert (tmp_path / "out").read_bytes() == answers
