@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
+from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.request import Completion, Usage
 
@@ -25,24 +27,35 @@ class BatchWriter:
     """
 
     def __init__(self, path: Path | None, *, append: bool = False) -> None:
+        self._path = path
         self._file = sys.stdout if path is None else path.open("a" if append else "w", encoding="utf-8")
-        self._sync = path is not None
         self.written = 0
         self.failed = 0
 
     def write(self, record: Record) -> None:
-        """One line, safely on disk when this returns."""
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._file.flush()
-        if self._sync:
-            os.fsync(self._file.fileno())
+        """One line, safely on disk when this returns. Raises CortexError if the file takes no more."""
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        if self._path is None:
+            self._file.write(line)
+            self._file.flush()
+        else:
+            try:
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise CortexError(
+                    f"{self._path} cannot be written: {error.strerror or error}; what it holds stays, and with "
+                    "--resume the rest is asked"
+                ) from error
         self.written += 1
         self.failed += bool(record.get("error"))
 
     def close(self) -> None:
         """Close the file; stdout stays open."""
-        if self._sync:
-            self._file.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):  # what a full disk did not take, as was said
+                self._file.close()
 
 
 def error_record(item: BatchRequest | BadLine, message: str, code: str = "invalid_request") -> Record:

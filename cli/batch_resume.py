@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.keep import KeepPolicy
 
@@ -52,7 +52,11 @@ def identity_path(output: Path) -> Path:
 
 def start(output: Path, run: RunIdentity) -> None:
     """A new run: remember what it is."""
-    identity_path(output).write_text(json.dumps(run.as_json()) + "\n", encoding="utf-8")
+    path = identity_path(output)
+    try:
+        path.write_text(json.dumps(run.as_json()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CortexError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def resume(output: Path, run: RunIdentity, *, retry_errors: bool) -> Counter[Identity]:

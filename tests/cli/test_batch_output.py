@@ -12,6 +12,8 @@ import pytest
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch_output import BatchWriter, answer_record, error_record
+from cortexmlx.cli.batch_resume import RunIdentity, start
+from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
@@ -137,3 +139,14 @@ def test_stdout_stays_open(capsys: pytest.CaptureFixture[str]) -> None:
     writer.close()
     print("more")
     assert capsys.readouterr().out == '{"id": 1}\nmore\n'
+
+
+def test_a_full_disk_is_said_with_the_files_name_and_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/dev/full")
+    writer = BatchWriter(tmp_path / "out")
+    with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
+        writer.write({"id": 1})
+    writer.close()
+    (tmp_path / "new.run").symlink_to("/dev/full")
+    with pytest.raises(CortexError, match=r"new\.run cannot be written: No space left on device"):
+        start(tmp_path / "new", RunIdentity("fake", "-", None, False, SamplingParams()))
