@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from cortexmlx.cli.console import is_terminal
 from cortexmlx.cli.markdown import Line, MarkdownStream
 from cortexmlx.cli.thinking import ThinkSplitter
 
@@ -78,7 +79,11 @@ class MarkdownView:
         self._first = 0.0
         self._due = 0.0
         self._live = Live(
-            get_renderable=self._status, console=console, transient=True, refresh_per_second=8, redirect_stderr=False
+            get_renderable=self._status,
+            console=console,
+            transient=True,
+            refresh_per_second=8,
+            redirect_stderr=is_terminal(sys.stderr),  # a warning goes above the status, not into it
         )
 
     def __enter__(self) -> MarkdownView:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from cortexmlx.cli import console
 from cortexmlx.cli.exits import INTERRUPTED, interrupts
@@ -40,6 +41,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class ToStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at the time: while an answer is on the screen, that is a place above its status."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 class OneLine(logging.Formatter):
     """A log record as one line, without the traceback that it may carry."""
 
@@ -50,7 +60,7 @@ class OneLine(logging.Formatter):
 
 def log_to_stderr(debug: bool) -> None:
     """Warnings as single lines; with `debug` with their tracebacks, and all that cortexmlx itself has to say."""
-    handler = logging.StreamHandler()
+    handler = ToStderr()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("cortexmlx").setLevel(logging.DEBUG if debug else logging.WARNING)

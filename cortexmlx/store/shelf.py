@@ -77,10 +77,10 @@ class Shelf:
         if index is not None:
             index.close()
 
-    def warn(self, what: str, error: object) -> None:
+    def warn(self, what: str, error: object, then: str = "what it had is computed anew") -> None:
         """Tell of the first trouble; who wants to know of all of it asks for the log of level DEBUG."""
         level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
-        log.log(level, "the KV store %s %s (%s); what it had is computed anew", self.path, what, error)
+        log.log(level, "the KV store %s %s (%s); %s", self.path, what, error, then)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Shelf:
             return 0
         self._make_room(size)
         if shutil.disk_usage(self.path).free < size + SPARE:
-            raise OSError(errno.ENOSPC, "no space is to spare")
+            raise OSError(errno.ENOSPC, f"{SPARE >> 30} GiB of the file system are left to others")
         name, size, places = write_segment(self.path, self.secret, model, new)
         try:
             with self._used() as index:

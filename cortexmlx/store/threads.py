@@ -146,7 +146,7 @@ class Writer:
         except Exception as error:
             self.dropped += len(records)
             self._paused_until = time.monotonic() + _PAUSE
-            self._shelf.warn("cannot be written", error)
+            self._shelf.warn("cannot be written", error, "what is new is not kept there")
         with self._changed:
             self._waiting -= sum(record.nbytes for record in records)
             tell = self._refused and self._waiting <= MOST_WAITING // 2

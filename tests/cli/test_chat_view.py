@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cortexmlx.cli.chat_view import MarkdownView, RawView
+from cortexmlx.cli.start import log_to_stderr
 
 
 def viewed(pieces: list[str], *, thinking: bool = False, terminal: bool = False) -> str:
@@ -42,6 +44,28 @@ def test_the_whole_answer_is_there_however_it_was_cut(sizes: list[int]) -> None:
         at += size
     words = viewed(pieces).split()
     assert words == ["so", "be", "it", "Hello", "there", "•", "one", "•", "two"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_warning_goes_above_the_figures_or_to_a_file(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stderr(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    monkeypatch.setenv("TERM", "xterm")
+    before, stderr = logging.getLogger().handlers[:], Stderr()
+    monkeypatch.setattr("sys.stderr", stderr)
+    screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    try:
+        log_to_stderr(debug=False)
+        with MarkdownView(screen, prompt_tokens=3, context=100, thinking=False) as view:
+            view.feed("Hello")
+            logging.getLogger("cortexmlx").warning("the [disk] is full")
+    finally:
+        logging.getLogger().handlers[:] = before
+    assert isinstance(screen.file, io.StringIO)
+    said = "cortexmlx: the [disk] is full\n"
+    assert (said in screen.file.getvalue(), stderr.getvalue()) == ((True, "") if terminal else (False, said))
 
 
 def test_what_could_have_become_a_tag_is_text_in_the_end() -> None:
