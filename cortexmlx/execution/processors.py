@@ -11,6 +11,7 @@ request's functions are called in their order, on the logits that its bias and p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from traceback import format_exception
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -47,7 +48,7 @@ class LogitsProcessors:
             try:
                 processed = row.processed(logits[index : index + 1])
             except LogitsProcessorError as error:
-                failures[index] = error
+                failures[index] = _without_frames(error)
                 continue
             parts += [logits[end:index], processed]
             end = index + 1
@@ -88,6 +89,23 @@ class _Row:
                 ) from error
             logits = result
         return logits
+
+
+def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
+    """The error with its traceback as a note: frames hold the step, its arrays and the model, and would for as long as
+    the caller keeps the error.
+    """
+    assert error.__cause__ is not None
+    error.add_note("".join(format_exception(error.__cause__)).rstrip())
+    rest: list[BaseException | None] = [error]
+    seen = set()
+    while rest:
+        each = rest.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            rest += [each.__cause__, each.__context__]
+    return error
 
 
 def _check(result: object, shape: tuple[int, ...]) -> None:

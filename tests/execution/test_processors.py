@@ -4,6 +4,7 @@ called with, and how often; and that one which fails takes nobody with it.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -284,6 +285,20 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: nothing, "nothing failed after 20 tokens: TypeError: .* but returned NoneType"),
     "late": (of_another_thread, "foreign failed after 25 tokens: RuntimeError: There is no Stream"),
 }
+
+
+def test_an_error_that_is_kept_says_where_it_was_raised_and_holds_nothing_of_the_step(tiny: Any) -> None:
+    gc.collect()
+    before = mx.get_active_memory()
+    driver = Driver(tiny("llama"))
+    bad = driver.add(tokens_of(20, seed=1), TOKENS, logits_processors=[raising])
+    driver.finish()
+    with pytest.raises(LogitsProcessorError) as caught:
+        driver.result(bad)
+    assert "in raising\n    raise" in caught.value.__notes__[0]
+    driver.core.release()
+    gc.collect()
+    assert mx.get_active_memory() - before < 1024
 
 
 @pytest.mark.parametrize("pipeline", [True, False])
