@@ -108,6 +108,7 @@ class Disk:
         except Exception as error:  # a step that failed has left arrays that cannot be had
             log.debug("not all of the cache was stored: %r", error)
         self._store.close()
+        self.__dict__.pop("_runner", None)  # and the model with it
 
     def stats(self) -> StoreStats:
         """See `StoreStats`."""

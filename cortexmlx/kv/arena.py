@@ -201,6 +201,10 @@ class KVArena:
             self._slabs[layer] = tuple(mx.zeros((a.shape[0], 0, a.shape[2]), a.dtype) for a in slab)
         self.blocks = (0,) * len(self.groups)
 
+    def close(self) -> None:
+        """Give all bytes back, for good."""
+        self._slabs.clear()
+
     def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
         """Give every slab the slots of so many blocks, if it has not, keeping what lies in the first of them."""
         for layer, slab in self._slabs.items():

@@ -161,6 +161,8 @@ class EngineParts:
         if self.disk is not None:
             self.disk.close()
             self.disk = None
+        if "arena" in self.__dict__:  # who keeps a closed engine keeps its books, which know the arena
+            self.arena.close()
         for name in ("_way", "runner", "arena", "loaded"):
             self.__dict__.pop(name, None)
         mx.clear_cache()

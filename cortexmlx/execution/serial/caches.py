@@ -99,6 +99,11 @@ class OwnCaches:
         """Forget the sequence."""
         self.rewind(0)
 
+    def close(self) -> None:
+        """Forget the model, too. Nothing here is of use afterwards."""
+        self.__dict__.pop("_model", None)
+        self._caches = []
+
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Nothing lies in blocks."""
 
