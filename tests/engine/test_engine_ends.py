@@ -175,6 +175,16 @@ def test_a_closed_engine_that_is_kept_keeps_neither_weights_nor_cache(
     assert handle.state is RequestState.FINISHED and engine.info.architecture == "qwen3_5"
 
 
+@pytest.mark.parametrize("asked", [{"keep_last": 9999}, {"kv_bits": 8}])
+def test_the_error_of_an_engine_that_cannot_begin_keeps_no_weights(asked: dict[str, Any], tiny: Any) -> None:
+    gc.collect()
+    before = mx.get_active_memory()
+    with pytest.raises(CortexError) as caught:
+        Engine(tiny("llama"), kv_memory="1MB", **asked)
+    gc.collect()
+    assert mx.get_active_memory() - before < 1024, caught.value
+
+
 def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> None:
     engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
     dropped, worker = weakref.ref(engine), engine._worker
