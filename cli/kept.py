@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli import console
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.host.folders import home_folder
 from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _SHOWN = 5
 
 def state_folder() -> Path:
     """What programs keep between runs, by the XDG convention."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(state) / "cortexmlx"
 
 
@@ -109,7 +110,7 @@ def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
 
 
 def _short(path: Path) -> str:
-    home = Path.home()
+    home = home_folder()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 

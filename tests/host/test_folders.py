@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,3 +37,13 @@ def test_all_caches_lie_where_the_system_has_them(
     assert default_folder() == tmp_path / wanted / "kv"
     assert built.cache_folder() == tmp_path / wanted / "sim"
     assert compiler.cache_folder().parent == tmp_path / wanted / "agx"
+
+
+def test_who_has_no_home_has_caches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CORTEXMLX_KV_STORE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_folder().is_absolute() and f"cortexmlx-{os.geteuid()}" in default_folder().parts
