@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -14,6 +15,9 @@ from cortexmlx.host.folders import cache_folder
 SECRET = "secret"
 _SECRET_BYTES = 32
 
+_OURS = re.compile(r"secret|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
+_TAKEN = {SECRET, "index.sqlite"}
+"""Names that other programs give, too."""
 
 SWITCH = "CORTEXMLX_KV_STORE"
 
@@ -28,8 +32,8 @@ def open_folder(path: Path) -> bytes:
 
     The secret goes into the keys and proofs of all that is stored: so files from elsewhere are not believed, and nobody
     can guess the key of another's text. Without it nothing here is of use; a new one is made if it is lost. Raises
-    OSError if the folder cannot be made or written, or if its secret is somebody else's, who could make files that are
-    believed.
+    OSError if the folder cannot be made or written, if its secret is somebody else's, who could make files that are
+    believed, or if it has files of a store's names that belong to something else.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(3):
@@ -39,9 +43,10 @@ def open_folder(path: Path) -> bytes:
                 known = file.read(_SECRET_BYTES + 1)
             if len(known) == _SECRET_BYTES:
                 return known
+            _check_ours(path)
             (path / SECRET).unlink(missing_ok=True)
         except FileNotFoundError:
-            pass
+            _check_ours(path)
         _make_secret(path)
     raise OSError(f"{path / SECRET} does not stay what it is")
 
@@ -55,6 +60,18 @@ def open_plain(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(f"{path} is no file")
     return os.fdopen(descriptor, "rb")
+
+
+def _check_ours(path: Path) -> None:
+    """Of a folder without a secret. Raises OSError if a file of a store's name lies there among other things: it may be
+    theirs, and would be written over.
+    """
+    names = set(os.listdir(path))
+    others = sorted(name for name in names if not _OURS.fullmatch(name))
+    if others and (taken := names & _TAKEN):
+        raise OSError(
+            f"it holds other things, such as {others[0]}, and {min(taken)} may be theirs: use a folder of its own"
+        )
 
 
 def _check_owner(path: Path, owner: int) -> None:

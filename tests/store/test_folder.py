@@ -62,3 +62,15 @@ def test_nobody_waits_for_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / SECRET).symlink_to("/dev/zero")
     with pytest.raises(OSError, match="symbolic link"):
         open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", [SECRET, "index.sqlite"])
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    """Whoever names the folder of another program loses nothing there."""
+    (tmp_path / name).write_text("what another program keeps here")
+    (tmp_path / "app.toml").write_text("")
+    with pytest.raises(OSError, match=f"such as app.toml, and {name} may be theirs"):
+        open_folder(tmp_path)
+    assert (tmp_path / name).read_text() == "what another program keeps here"
+    (tmp_path / name).unlink()
+    assert len(open_folder(tmp_path)) == 32
