@@ -150,16 +150,21 @@ class Index:
 
 
 def _make(path: Path) -> None:
-    """An empty file, mode 0600, if none is there. What is there and no file of this user's is no index."""
+    """An empty file, mode 0600, if none is there. What is there and no file of this user's is no index, and no journal,
+    which SQLite believes: it writes what that says, and removes the file that it names.
+    """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EMLINK):
             raise
         raise sqlite3.DatabaseError(f"{path} is a link") from None
-    status = os.fstat(descriptor)
+    there = [os.fstat(descriptor)]
     os.close(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+    for ending in ("-journal", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            there.append(os.lstat(f"{path}{ending}"))
+    if not all(stat.S_ISREG(each.st_mode) and each.st_uid == os.geteuid() for each in there):
         raise sqlite3.DatabaseError(f"{path} is no file of this user's")
 
 

@@ -100,6 +100,11 @@ def test_what_is_no_file_of_this_users_is_no_index(tmp_path: Path, monkeypatch: 
         Index(tmp_path)
     throw_away(tmp_path)
     Index(tmp_path).close()
+    (tmp_path / f"{NAME}-journal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sqlite3.DatabaseError, match="no file"):
+        Index(tmp_path)
+    throw_away(tmp_path)
+    Index(tmp_path).close()
     monkeypatch.setattr("os.geteuid", lambda: (tmp_path / NAME).stat().st_uid + 1)
     with pytest.raises(sqlite3.DatabaseError, match="this user"):
         Index(tmp_path)
