@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch_input import BadLine, BatchRequest, Style
+from cortexmlx.cli.text import to_json
 from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.request import Completion, Usage
@@ -34,7 +34,7 @@ class BatchWriter:
 
     def write(self, record: Record) -> None:
         """One line, safely on disk when this returns. Raises CortexError if the file takes no more."""
-        line = json.dumps(record, ensure_ascii=False) + "\n"
+        line = to_json(record) + "\n"
         if self._path is None:
             self._file.write(line)
             self._file.flush()

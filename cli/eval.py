@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import typer
 from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.exits import INTERRUPTED
+from cortexmlx.cli.text import to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.serving.config import EngineConfig
@@ -82,7 +82,7 @@ def evaluate(
         except KeyboardInterrupt:
             interrupted = True
     for found in known:
-        print(json.dumps(record(found)) if as_json else page(found))
+        print(to_json(record(found)) if as_json else page(found))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.text import clean, gather_prompt
+from cortexmlx.cli.text import clean, gather_prompt, to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -51,7 +50,7 @@ def generate(
         handle = engine.submit(as_prompt(engine, text, system, raw), params)
         completion = collect(handle) if as_json else stream(handle)
     if as_json:
-        print(json.dumps(record(completion), ensure_ascii=False))
+        print(to_json(record(completion)))
     elif console.is_terminal(sys.stderr):
         console.note(summary(completion))
     if completion.finish_reason is FinishReason.CANCELLED:

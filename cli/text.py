@@ -1,11 +1,14 @@
-"""Prompts as they really arrive: from arguments and pipes, with bytes that are no text."""
+"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and results as JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import select
 import stat
 import sys
+from typing import Any
 
 from cortexmlx.cli import console
 
@@ -49,3 +52,19 @@ def gather_prompt(arguments: list[str]) -> str:
     if "-" not in arguments and stdin_is_piped():
         parts.insert(0, read_stdin())
     return "\n\n".join(part for part in parts if part)
+
+
+def to_json(record: Any) -> str:
+    """A result as JSON, which has no word for infinity (of a token that a model never writes) but null."""
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

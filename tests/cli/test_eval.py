@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
+from cortexmlx import Engine, Perplexity
 from cortexmlx.cli import eval as command
 from cortexmlx.cli.start import run
 
@@ -115,3 +115,13 @@ def test_an_interrupt_gives_what_is_known_so_far(
     assert run(["eval", str(tiny("llama")), str(file), *OPTIONS]) == 130
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" so far") and lines[4].startswith("windows         5 of ")
+
+
+def test_a_text_that_a_model_never_writes_is_still_json(
+    tiny: Any, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopeless = Perplexity(math.inf, 10, 1, 1, 16, 8, 10, 1.0, 11, 40)
+    monkeypatch.setattr(Engine, "perplexity", lambda *_, on_window, **options: on_window(hopeless))
+    assert run(["eval", str(tiny("llama")), str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (told["perplexity"], told["nll"], told["tokens"]) == (None, None, 10)

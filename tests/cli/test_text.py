@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cortexmlx.cli.start import run
+from cortexmlx.cli.text import to_json
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
 
 
@@ -44,3 +45,8 @@ def test_nul_and_broken_utf8_become_replacement_characters_with_a_note(
         "cortexmlx: 3 x NUL or broken UTF-8 in stdin, replaced by �\n"
         "cortexmlx: 1 x NUL or broken UTF-8 in the prompt, replaced by �\n"
     )
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    record = {"perplexity": float("inf"), "top": [(3, -float("inf")), (4, -1.5)], "text": "é", "one": float("nan")}
+    assert to_json(record) == '{"perplexity": null, "top": [[3, null], [4, -1.5]], "text": "é", "one": null}'
