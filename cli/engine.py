@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli import console
+from cortexmlx.cli.exits import leave_now
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 @contextmanager
 def open_engine(config: EngineConfig) -> Iterator[Engine]:
     """Load the model with a progress bar on stderr, and close the engine when the command is done with it."""
-    with loading(str(config.model)) as on_progress:
-        from cortexmlx.engine import Engine
+    try:
+        with loading(str(config.model)) as on_progress:
+            from cortexmlx.engine import Engine
 
-        engine = Engine(**vars(replace(config, on_progress=on_progress)))
+            engine = Engine(**vars(replace(config, on_progress=on_progress)))
+    except KeyboardInterrupt:  # nothing has begun that could be lost, and the engine's thread would load to the end
+        leave_now()
     with engine:
         yield engine
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 import typer
 
@@ -75,7 +76,7 @@ def interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def leave_now() -> None:
+def leave_now() -> NoReturn:
     """End the process without waiting for anything, with the terminal's cursor visible."""
     console.show_cursor()
     os._exit(INTERRUPTED)

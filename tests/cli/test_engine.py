@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +31,24 @@ def test_an_engine_is_there_for_a_command_and_closed_after_it(
     with pytest.raises(EngineClosed):
         engine.generate("a")
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, threading, time\n"
+        "from cortexmlx.serving import parts\n"
+        "def slow(*args, **options):\n"
+        "    print('loading', flush=True)\n"
+        "    time.sleep(60)\n"
+        "parts.load_model = slow\n"
+        "from cortexmlx.cli.start import run\n"
+        "sys.exit(run(['generate', 'm', '-p', 'hi']))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        assert process.stderr is not None and process.stderr.read() == b""
 
 
 def test_a_terminal_sees_what_is_loaded_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
