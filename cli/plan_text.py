@@ -53,7 +53,7 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
         remark = f"{here.snapshots:,} states of beginnings that can be used again"
         yield line("snapshots", format_bytes(here.snapshot_bytes), remark)
     yield ""
-    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit at once"
+    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into what is left for KV"
     for entry in here.lengths:
         beyond = "" if entry.tokens <= context or here.row_tokens is not None else "  longer than the model's context"
         yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{beyond}"

@@ -31,7 +31,7 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         "",
     ]
     assert lines[4] == "On this machine: 48 GiB, 36 GiB of it for models"
-    table = lines[lines.index("     tokens   KV memory  sequences that fit at once") + 1 :]
+    table = lines[lines.index("     tokens   KV memory  sequences that fit into what is left for KV") + 1 :]
     assert [line.split()[0] for line in table] == ["4,096", "16,384", "40,960"]
     assert table[0].split()[1:3] == ["576", "MiB"]
     assert max(map(len, lines)) <= 80
