@@ -116,7 +116,7 @@ class _Problem:
         return np.stack(out)
 
 
-@pytest.fixture(autouse=True, params=["by codes", "gathered"])
+@pytest.fixture(params=["by codes", "gathered"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as on a CPU, and as on a GPU."""
     monkeypatch.setattr("cortexmlx.attention.reference.multiplies_codes", lambda: request.param == "by codes")
@@ -125,6 +125,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("bits", "of"), [(8, 64), (8, 32), (4, 64), (4, 32)])
 @pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.usefixtures("way")
 def test_rows_tails_and_pieces_are_attention_over_what_codes_stand_for(
     dtype: str, bits: int, of: int, window: int | None
 ) -> None:
@@ -137,6 +138,7 @@ def test_rows_tails_and_pieces_are_attention_over_what_codes_stand_for(
             assert difference < TOLERANCE[dtype]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_lone_row_in_a_run_is_what_its_codes_stand_for(dtype: str) -> None:
     """Of plain numbers such a row is read as a view of its run."""
@@ -167,6 +169,7 @@ def test_a_step_of_codes_and_one_of_numbers_have_variants_of_their_own() -> None
         assert np.abs(got - problem.wanted(None)).max() < TOLERANCE["float32"]
 
 
+@pytest.mark.usefixtures("way")
 def test_no_slab_is_dequantized_for_single_tokens() -> None:
     """The step's memory does not grow with the slab."""
     problem = _Problem(Quantization(8, 64), "float32", None, run=False)

@@ -8,8 +8,9 @@ Where each product rounds in the same way whatever lies beside it, as on MLX's C
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,16 @@ ASKED: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3},
 }
 
+DTYPES = ("float16", "bfloat16")
+QUICK = ("penalties llama float16", "penalties gemma2 bfloat16")
+
 Rounded = Callable[[str, str], tuple[Path, Path]]
+
+
+def quick(*of: Iterable[str]) -> list[Any]:
+    """All cases; only those that a line of QUICK ends with are not slow."""
+    cases = [(case, any(line.endswith(" ".join(case)) for line in QUICK)) for case in product(*of)]
+    return [case if fast else pytest.param(*case, marks=pytest.mark.slow) for case, fast in cases]
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +97,8 @@ def answers(driver: Driver, together: bool, **params: Any) -> list[Any]:
     return [(each.token_ids, each.logprobs) for each in done]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("asked", [a if a == "penalties" else pytest.param(a, marks=pytest.mark.slow) for a in ASKED])
-def test_alone_and_in_company(name: str, dtype: str, asked: str, rounded: Rounded) -> None:
+@pytest.mark.parametrize(("asked", "name", "dtype"), quick(ASKED, MODELS, DTYPES))
+def test_alone_and_in_company(asked: str, name: str, dtype: str, rounded: Rounded) -> None:
     folder = rounded(name, dtype)[0]
     alone = answers(driver_of(folder, dtype, **PLAIN), together=False, **ASKED[asked])
     for setting, config in SETTINGS.items():
@@ -124,8 +132,7 @@ def test_alone_and_in_company_with_quantized_keys_and_values(
         assert answers(driver, together=True) == alone, setting
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), quick(MODELS, DTYPES))
 def test_errors_are_no_larger_than_mlx_lms(name: str, dtype: str, rounded: Rounded) -> None:
     """Against the same rounded weights in float32. Without windows the tokens are mlx-lm's own; its rotating caches
     add up a window in another order than that of the tokens.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -197,3 +198,9 @@ class PinnedTexts(RuleBasedStateMachine):
 
 
 TestPinnedTexts = PinnedTexts.TestCase
+TestPinnedTexts.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.slow
+class TestPinnedTextsAtLength(PinnedTexts.TestCase):
+    settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
