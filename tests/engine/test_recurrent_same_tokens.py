@@ -9,12 +9,10 @@ import pytest
 from support.core_driver import Driver, assert_nothing_lost
 from support.judge import NOISE, disagreement
 from support.recurrent import RECURRENT
+from support.same_tokens import TIGHT, prompts_of
 from support.tiny import tokens_of
 
-LENGTHS = (3, 17, 32, 9, 26, 40, 8, 21)
 TOKENS = 24
-TIGHT = 112
-"""Tokens of an arena in which most of the rows lose their blocks again and again."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix cache": {},
@@ -36,12 +34,6 @@ CASES = [
     for name in MODELS
     for setting in SETTINGS
 ]
-
-
-def prompts_of() -> list[list[int]]:
-    """Some begin alike, so that there is something to share."""
-    common = tokens_of(24, seed=77)
-    return [[*common[: n // 2], *tokens_of(n - n // 2, seed=n)] for n in LENGTHS]
 
 
 def driver_of(model: Any, tokens: int = 4096, snapshots: int = 32, **config: Any) -> Driver:

@@ -113,8 +113,8 @@ def test_alone(tiny: Any, judge: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        ("llama", {}),
-        ("llama", {"tokens": TIGHT}),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        pytest.param("llama", {"tokens": TIGHT}, marks=pytest.mark.slow),
         ("gemma3_text", {"tokens": TIGHT, "prefix_cache": False}),
     ],
     ids=["roomy", "tight", "tight with windows"],

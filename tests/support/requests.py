@@ -29,9 +29,14 @@ def add(
 
 
 def job_of(
-    number: int, prompt: Sequence[int], max_tokens: int = 40, keep: KeepPolicy | None = None, **params: Any
+    number: int,
+    prompt: Sequence[int],
+    max_tokens: int = 40,
+    keep: KeepPolicy | None = None,
+    client: str | None = None,
+    **params: Any,
 ) -> Job:
     """A job that no scheduler knows."""
-    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **params))
+    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **params), client=client)
     arrival = float(number)
     return Job(JobId(number), request, frozenset(), max_tokens, arrival, number=number, keys=[], keep=keep)

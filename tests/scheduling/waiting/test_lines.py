@@ -5,18 +5,12 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cortexmlx.request import QueuedRequest, SamplingParams
-from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.waiting.lines import Lines
+from support.requests import job_of
 
 
-def job_of(number: int, client: str | None, priority: int = 0) -> Job:
-    params = SamplingParams(priority=priority)
-    request = QueuedRequest((1,), params, client=client)
-    return Job(JobId(number), request, frozenset(), 10, arrival=float(number), number=number, keys=[])
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), churn=st.booleans())
 def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn: bool) -> None:
     lines, model, gone = Lines(), list[Job](), list[Job]()
@@ -29,7 +23,8 @@ def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn:
             lines.add(job := gone.pop())
             model.append(job)
         else:
-            job = job_of(number, data.draw(st.sampled_from([None, "a", "b", "c"])), data.draw(st.integers(-2, 2)))
+            client, priority = data.draw(st.sampled_from([None, "a", "b", "c"])), data.draw(st.integers(-2, 2))
+            job = job_of(number, [1], client=client, priority=priority)
             lines.add(job)
             model.append(job)
         passed = {job.client for job in model if data.draw(st.booleans())} if data.draw(st.booleans()) else set()
