@@ -19,12 +19,12 @@ _OURS = re.compile(r"secret|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfin
 _TAKEN = {SECRET, "index.sqlite"}
 """Names that other programs give, too."""
 
-SWITCH = "CORTEXMLX_KV_STORE"
+_ELSEWHERE = "CORTEXMLX_KV_STORE"
 
 
 def default_folder() -> Path:
     """Where the commands keep their store: what `CORTEXMLX_KV_STORE` says, else a folder in the user's cache."""
-    return Path(os.environ.get(SWITCH) or cache_folder() / "kv")
+    return Path(os.environ.get(_ELSEWHERE) or cache_folder() / "kv")
 
 
 def open_folder(path: Path) -> bytes:
