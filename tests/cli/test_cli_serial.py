@@ -43,7 +43,7 @@ def test_a_chat_begins_with_the_reason_and_goes_on_where_its_last_turn_ended(
 ) -> None:
     with Engine(tiny("llama"), kv_memory="512KB") as engine:
         screen = Console(file=io.StringIO(), width=200)
-        banner(engine, screen)
+        banner(engine, screen, "")
         first_lines = screen.file.getvalue()  # type: ignore[attr-defined]
         assert "one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so" in first_lines
         assert "mlx-lm's own attention" in first_lines
