@@ -162,6 +162,9 @@ class Shelf:
             self._forget(place.key)
             return None
         except (OSError, ValueError, OverflowError, MemoryError) as error:
+            if _passes(error):
+                self.warn("cannot be read now", error)
+                return None
             self.warn("is damaged", error)
             self._forget(place.key)
             return None
@@ -275,6 +278,8 @@ class Shelf:
         return files
 
 
+_NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE}
+
 _NOT_THE_INDEX = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -290,6 +295,11 @@ def _in_the_way(error: sqlite3.Error) -> bool:
     """Whether it is others, or the disk, or that the shelf was closed, and not the index itself."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in _NOT_THE_INDEX or isinstance(error, sqlite3.ProgrammingError)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it is the process or the machine that has not enough of something, and not the file."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NOT_THE_FILE)
 
 
 def _modified(path: Path) -> float:

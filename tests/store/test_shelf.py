@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -163,3 +164,18 @@ def test_a_folder_that_is_taken_away_is_misses_and_one_warning(
         shelf.write("model", RECORDS)
     shelf.write("model", RECORDS) if (tmp_path / "store").exists() else None
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) <= 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_what_cannot_be_read_just_now_is_a_miss_and_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    shelf = opened(tmp_path)
+    shelf.write("a model", [record(1)])
+    with monkeypatch.context() as patched:
+        patched.setattr("cortexmlx.store.shelf.open_plain", refuse)
+        assert read_all(shelf, [record(1)]) == {}
+    assert len(read_all(shelf, [record(1)])) == 1
