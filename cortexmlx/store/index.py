@@ -54,7 +54,8 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         path = folder / NAME
-        _make(path)  # SQLite makes its journal with the file's own mode
+        self._path = path
+        self._own = _make(path)  # SQLite makes its journal with the file's own mode
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
@@ -72,6 +73,15 @@ class Index:
                 self._file.close()
             finally:
                 self._lock.release()
+
+    @property
+    def lost(self) -> bool:
+        """Whether its file is not in the folder any more: it was removed, or another process made a new one."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self._own
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
@@ -149,9 +159,9 @@ class Index:
             raise sqlite3.DatabaseError(str(error)) from None
 
 
-def _make(path: Path) -> None:
+def _make(path: Path) -> tuple[int, int]:
     """An empty file, mode 0600, if none is there. What is there and no file of this user's is no index, and no journal,
-    which SQLite believes: it writes what that says, and removes the file that it names.
+    which SQLite believes: it writes what that says, and removes the file that it names. Returns which file it is.
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -166,6 +176,7 @@ def _make(path: Path) -> None:
             there.append(os.lstat(f"{path}{ending}"))
     if not all(stat.S_ISREG(each.st_mode) and each.st_uid == os.geteuid() for each in there):
         raise sqlite3.DatabaseError(f"{path} is no file of this user's")
+    return there[0].st_dev, there[0].st_ino
 
 
 def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Place]:

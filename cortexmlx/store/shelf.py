@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cortexmlx.store.folder import open_folder, open_plain
-from cortexmlx.store.index import NAME, Index, SegmentLine, throw_away
+from cortexmlx.store.index import Index, SegmentLine, throw_away
 from cortexmlx.store.known import Known
 from cortexmlx.store.record import Record, proof, restored
 from cortexmlx.store.segment import SEGMENT_NAME, Place, printable, read_header, remove_unfinished, write_segment
@@ -220,7 +220,7 @@ class Shelf:
     def _mend(self) -> None:
         """Open the index if it is not; if it is broken or lost, make it again from the segments."""
         with self._lock:
-            lost = self._index is not None and not (self.path / NAME).exists()
+            lost = self._index is not None and self._index.lost
             if self._closed:
                 return
             if self._index is not None and not self._broken and not lost:

@@ -53,6 +53,17 @@ def test_an_index_that_is_lost_at_work_is_made_again_with_the_next_write(tmp_pat
     assert len(read_all(shelf, RECORDS)) == 6 == len(read_all(opened(tmp_path), RECORDS))
 
 
+def test_an_index_that_another_process_made_again_is_everybodys(tmp_path: Path) -> None:
+    """Who goes on with the old one, which has no name any more, would store for himself alone."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.write("model", [record(1)])
+    (tmp_path / NAME).unlink()
+    other.write("model", [record(2)])
+    one.write("model", [record(3)])
+    for shelf in (one, other):
+        assert len(read_all(shelf, [record(n) for n in (1, 2, 3)])) == 3
+
+
 def test_segments_that_were_not_used_for_the_longest_time_go_first(tmp_path: Path) -> None:
     shelf = opened(tmp_path)
     for each in RECORDS[:3]:
