@@ -217,8 +217,7 @@ class EngineCore(EngineParts):
         """The next step. Answers that begin in it are told, and those that the system refused memory end here."""
         with self.measured.planning:
             plan = self.scheduler.plan(len(self._in_flight))
-        while self.scheduler.ended:
-            self._end_for_memory(self.scheduler.ended.pop())
+        self._end_for_memory()
         now = time.perf_counter()
         for segment in plan.segments if plan is not None and plan.groups is not None else ():
             answer = self._answers.get(segment.job)
@@ -252,7 +251,8 @@ class EngineCore(EngineParts):
             if not is_refusal(error):
                 raise
             clear_frames(error.__traceback__)  # they hold arrays
-            refused_arena, why = isinstance(error, MemoryRefused) and min(self.arena.blocks) > 0, str(error)
+            stays = min(self.arena.blocks) > 0 and not self.cache.grows_back
+            refused_arena, why = isinstance(error, MemoryRefused) and stays, str(error)
         self._go_on_with_less(plan, refused_arena, why)
         return None
 
@@ -273,6 +273,7 @@ class EngineCore(EngineParts):
         if refused_arena:
             self.cache.stay(self.arena.blocks)
             self.scheduler.fit_cache()
+            self._end_for_memory()
         else:
             self.arena.release()
             self.cache.give_all_back()
@@ -328,15 +329,17 @@ class EngineCore(EngineParts):
             del self._requests[answer.of_request.handle.id]
             self.measured.requests_finished += 1
 
-    def _end_for_memory(self, job: Job) -> None:
-        """An answer has all that the cache may hold; or not even its prompt fits, and the request fails."""
-        answer = self._answers.get(job.id)
-        if answer is None:
-            return  # it failed with another answer
-        if job.generated:
-            self._finish(answer, FinishReason.LENGTH)
-        else:
-            self._fail(answer.of_request, cache_full(job, self.cache.capacity_tokens))
+    def _end_for_memory(self) -> None:
+        """Answers that have all that the cache may hold end; where not even the prompt fits, the request fails."""
+        while self.scheduler.ended:
+            job = self.scheduler.ended.pop()
+            answer = self._answers.get(job.id)
+            if answer is None:
+                continue  # it failed with another answer
+            if job.generated:
+                self._finish(answer, FinishReason.LENGTH)
+            else:
+                self._fail(answer.of_request, cache_full(job, self.cache.capacity_tokens))
 
     def stats(self) -> EngineStats:
         """See `EngineStats`."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import OutOfMemory
+from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.restraint import STEPS_TO_RELAX
 from cortexmlx.scheduling.steps.plan import StepPlan
@@ -267,6 +267,47 @@ def test_what_was_given_back_may_be_had_again_later(tiny: Any, theirs: Any, monk
     most[0] = 1 << 40
     assert driver.answers([PROMPTS[5]], 40) == [tuple(theirs("llama", PROMPTS[5], 40))]
     assert driver.core.cache.max_blocks[0] >= before > held // 8
+
+
+def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arena that a refusal took is refused once itself, at each of its sizes, when nobody could know before."""
+    for at_size in range(5):
+        driver = Driver(tiny("llama"), tokens=1024, max_rows=4, prefill_budget=64)
+        Refusals(driver.core, at({4: "under way"}))
+        bring, sizes = driver.core.arena._bring_slabs_to, []
+
+        def refused(blocks: Any, bring: Any = bring, sizes: Any = sizes, at_size: int = at_size) -> None:
+            sizes.append(blocks)
+            if len(sizes) == at_size + 1:
+                raise RuntimeError(SAID)
+            bring(blocks)
+
+        monkeypatch.setattr(driver.core.arena, "_bring_slabs_to", refused)
+        assert driver.answers(PROMPTS, 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS]
+        assert driver.core.cache.capacity_tokens == 1024
+
+
+def test_a_request_that_no_longer_fits_has_an_end_also_if_it_was_the_only_one(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arena is refused in the step that would have begun with it: nobody plans after that."""
+    driver = Driver(tiny("llama"), tokens=1024, prefill_budget=512)
+    driver.core.relieve(True)
+
+    def refused(blocks: Any) -> None:
+        raise RuntimeError(SAID)
+
+    with monkeypatch.context() as patch:
+        calls = iter([refused])
+        bring = driver.core.arena._bring_slabs_to
+        patch.setattr(driver.core.arena, "_bring_slabs_to", lambda blocks: next(calls, bring)(blocks))
+        handle = driver.add(tokens_of(200), 5)
+        driver.finish()
+    with pytest.raises(KVCacheFull, match="the prompt has 200 tokens"):
+        driver.result(handle)
+    driver.core.check_invariants()
 
 
 def test_what_a_processor_is_refused_is_no_fault_of_its(tiny: Any) -> None:

@@ -262,6 +262,11 @@ class BlockPools:
         self._given_back = tuple(map(max, self._given_back, self.blocks))
         self.shrink(1)
 
+    @property
+    def grows_back(self) -> bool:
+        """It has no more blocks than were given back, so that the arena had as many before."""
+        return all(have <= given for have, given in zip(self.blocks, self._given_back, strict=True))
+
     def expect_back(self) -> None:
         """What was given back may be had again, even if the system has refused it since."""
         self.max_blocks = tuple(map(max, self.max_blocks, self._given_back))
