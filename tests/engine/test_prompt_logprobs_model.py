@@ -31,13 +31,14 @@ def judge(model: Any, tokens: list[int]) -> np.ndarray:
     return np.concatenate(known)
 
 
-def test_they_are_mlx_lms() -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(TOKENS, marks=pytest.mark.slow)])
+def test_they_are_mlx_lms(count: int) -> None:
     from cortexmlx.models import load_model
 
-    with Engine("smollm2", kv_memory="256MB") as engine:
-        tokens = engine.tokenize(TEXT.read_text())[:TOKENS]
+    with Engine("smollm2", kv_memory="256MB", prefill_budget=128) as engine:
+        tokens = engine.tokenize(TEXT.read_text())[:count]
         asked = SamplingParams(max_tokens=0, prompt_logprobs=2)
-        prompts = [tokens, tokens[300:500], tokens[700:701], tokens[900:]]
+        prompts = [tokens, tokens[count // 4 : count // 4 + 50], tokens[70:71], tokens[count * 3 // 4 :]]
         answers = [c.prompt_logprobs for c in engine.generate_batch(prompts, asked)]
     model = load_model("smollm2").model
     for prompt, told in zip(prompts, answers, strict=True):
@@ -48,6 +49,7 @@ def test_they_are_mlx_lms() -> None:
             assert error < 1e-4
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_mlx_lms_on_the_same_windows() -> None:
     """512 tokens behind each other in windows of 512 with 256 new ones each, and a last one with fewer."""
     from cortexmlx.models import load_model

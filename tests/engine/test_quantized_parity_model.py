@@ -30,25 +30,26 @@ def starter() -> Iterator[Any]:
     yield load_model("smollm2")
 
 
-def check(starter: Any, bits: int, lengths: Sequence[int]) -> None:
+def check(starter: Any, bits: int, lengths: Sequence[int], count: int = TOKENS) -> None:
     prompts = [prompt_of(starter.tokenizer, n, i) for i, n in enumerate(lengths)]
     driver = Driver("smollm2", tokens=4096, block_size=16, prefill_budget=48, kv_bits=bits)
     assert driver.core.stats().kv_group_size == 64
-    answers = driver.answers(prompts, TOKENS)
+    answers = driver.answers(prompts, count)
     assert_nothing_lost(driver.core.stats())
     ties = 0
     for prompt, mine in zip(prompts, answers, strict=True):
-        wanted = greedy(starter.model, prompt, TOKENS, quantized_caches(starter.model, bits, 64), ())
+        wanted = greedy(starter.model, prompt, count, quantized_caches(starter.model, bits, 64), ())
         gap = gap_of(starter.model, prompt, mine, wanted, bits, 64)
         ties += gap is not None
         assert gap is None or gap[1] < NOISE, f"prompt of {len(prompt)}: differs at {gap[0]} by {gap[1]:.2g}"
     print(f"{bits} bits: {ties} ties of {len(prompts)} prompts")
-    assert ties <= len(prompts) * (1 / 3 if bits == 8 else 2 / 3), "an equal answer must not be an accident"
+    most = len(prompts) * (1 / 3 if bits == 8 else 2 / 3)
+    assert ties <= max(1, most), "an equal answer must not be an accident"
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_two_prompts(starter: Any, bits: int) -> None:
-    check(starter, bits, LENGTHS[:2])
+    check(starter, bits, LENGTHS[:2], 16)
 
 
 @pytest.mark.slow
