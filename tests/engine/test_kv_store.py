@@ -119,12 +119,13 @@ def test_new_prompts_that_come_together_begin_together(tiny: Any, tmp_path: Path
     with Stored(tiny("llama"), tmp_path, prefill_budget=512) as driver:
         driver.ask(LONG)
         driver.forget()
+        missed = driver.counts.missed_blocks  # LONG, if it came before the store was open
         handles = [driver.add(tokens_of(40, seed=s), 10) for s in range(4)]
         driver.step()
         assert driver.core.scheduler.rows_running == 4
         driver.finish()
         assert all(len(driver.result(handle).token_ids) == 10 for handle in handles)
-        assert driver.counts.missed_blocks == 0
+        assert driver.counts.missed_blocks == missed
 
 
 def test_clients_do_not_find_each_others_texts_on_disk(tiny: Any, tmp_path: Path) -> None:
