@@ -91,6 +91,15 @@ class Pins:
             self._snapshots[number] = entry.states[max(entry.states)]
             snapshots.pin(self._snapshots[number])
 
+    def settle_again(self) -> None:
+        """Texts whose states had to go were computed again since, perhaps."""
+        snapshots = self._cache.states.snapshots
+        if snapshots is not None and self._chains:
+            there = snapshots.all()
+            for number in self._chains:
+                if self._snapshots.get(number) not in there:
+                    self.settle(number)
+
     def remove(self, number: int) -> None:
         """Let go of a pin; nothing happens if there is none."""
         chain = self._chains.pop(number, None)

@@ -88,6 +88,7 @@ class EngineCore(EngineParts):
     def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
         """Queue a request; one that cannot run fails at once."""
         self.cache.expect_back()
+        self.pins.settle_again()
         try:
             self.scheduler.check_prompt(len(request.prompt), params=request.params)
         except CortexError as error:

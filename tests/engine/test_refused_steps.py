@@ -361,3 +361,16 @@ def test_an_end_of_the_arena_that_cannot_be_given_back_is_no_end(
         patch.setattr(arena, "_resized", resized)
         driver.core.relieve(True)
     assert driver.answers(PROMPTS[:2], 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS[:2]]
+
+
+def test_a_pinned_text_whose_state_had_to_go_is_kept_again_when_it_was_computed_again(tiny: Any) -> None:
+    driver, text = Driver(tiny("lfm2"), tokens=2048, snapshots=4), tokens_of(64, seed=1)
+    number, count = driver.core.pin(text, None)
+    driver.answers([[*text, 1]], 1)
+    driver.core.pins.settle(number)
+    Refusals(driver.core, at({0: "under way"}))
+    driver.answers([PROMPTS[1]], 4)
+    driver.answers([[*text, 1]], 1)
+    for seed in range(8):
+        driver.answers([tokens_of(30, seed=seed)], 3)
+    assert driver.result_of([*text, 1, 2], 2).usage.cached_tokens == count
