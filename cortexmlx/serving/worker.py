@@ -34,6 +34,9 @@ _CALLS_SHARE = 0.05
 _CALLS_SECONDS = 0.0002
 """And no less than this, in seconds."""
 
+_TOGETHER_SECONDS = 0.05
+"""So long it takes what is asked for when nothing runs: whose prompts come together, share the first step."""
+
 _AHEAD = 64
 """Submissions that the engine's thread has not seen yet, at most: who comes then waits until it has taken one."""
 
@@ -254,7 +257,7 @@ class Worker:
             if call is None:
                 return False
             if idle:
-                until = time.perf_counter() + wait
+                until = time.perf_counter() + max(wait, _TOGETHER_SECONDS)
             call(self.core)
         return True
 

@@ -293,8 +293,8 @@ def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
 
 
 def test_what_is_submitted_while_the_core_is_looked_at_begins_together(tiny: Any) -> None:
-    with Engine(tiny("llama"), kv_memory="1MB", max_rows=4) as engine:
-        prompts = [tokens_of(5, seed=i) for i in range(4)]
+    with Engine(tiny("llama"), kv_memory="1MB", max_rows=32) as engine:
+        prompts = [tokens_of(5, seed=i) for i in range(32)]
         told: list[tuple[int, str]] = []
 
         def listen(event: TokenEvent) -> None:
@@ -303,10 +303,10 @@ def test_what_is_submitted_while_the_core_is_looked_at_begins_together(tiny: Any
 
         before = engine.stats().steps
         handles = engine.inspect(lambda core: [engine.submit(p, SamplingParams(1), listener=listen) for p in prompts])
-        assert [len(h.result().token_ids) for h in handles] == [1] * 4
+        assert [len(h.result().token_ids) for h in handles] == [1] * 32
         assert engine.stats().steps - before == 1
         assert engine.inspect(lambda core: core.info) == engine.info
         engine_thread = engine.inspect(lambda core: threading.current_thread().name)
-        assert told == [(i, engine_thread) for i in range(4)]
+        assert told == [(i, engine_thread) for i in range(32)]
     with pytest.raises(EngineClosed):
         engine.inspect(lambda core: None)
