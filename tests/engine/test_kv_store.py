@@ -203,7 +203,9 @@ def test_what_is_preempted_and_evicted_comes_back_right(name: str, tiny: Any, th
     prompts = [tokens_of(70, seed=s) for s in range(4)]
     with Stored(tiny(name), tmp_path, tokens=200) as driver:
         for _ in range(2):
-            assert [list(a) for a in driver.answers(prompts, 20)] == [theirs(name, p, 20) for p in prompts]
+            assert [list(a) for a in driver.answers(prompts, 20, ignore_eos=False)] == [
+                theirs(name, p, 20) for p in prompts
+            ]
             driver.rest()
             driver.core.check_invariants()
         assert driver.counts.read_blocks > 10
