@@ -1,4 +1,4 @@
-"""The command line: `cortexmlx chat | generate | batch | bench | plan | cache | models | doctor`.
+"""The command line: `cortexmlx chat | generate | batch | eval | plan | cache | models | doctor | bench`.
 
 Nothing here imports mlx until a model is really needed, so that `--help` answers at once.
 """

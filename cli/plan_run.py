@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from cortexmlx.execution.way import Way
     from cortexmlx.serving.config import EngineConfig
 
-FIRST_TOKENS = 2048
-"""Tokens that the arena holds before it grows, each time to twice the size at most."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -111,10 +108,12 @@ def _rows(groups: Sequence[LayerGroup], blocks: Counts, load: sizing.Load, token
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
-    """The blocks of each group before the arena had its last size; none if that was its first."""
+    """The blocks of each group before the arena had its last size; none if that was its first. Each time it grows to
+    twice the size at most.
+    """
     sizes = []
     for count in blocks:
-        size = -(-FIRST_TOKENS // block_size)
+        size = sizing.first_blocks(count, block_size)
         while 2 * size < count:
             size *= 2
         sizes.append(size if size < count else 0)

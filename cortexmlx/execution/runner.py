@@ -27,7 +27,7 @@ from cortexmlx.execution.transfer import load
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.state.ops import StateOps
-from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, StepKind, StepPlan
 
 
@@ -274,9 +274,8 @@ class ModelRunner:
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the blocks that a fork or a match begins with. Nothing may be in flight."""
         for group in range(len(self.arena.groups)):
-            pairs = [c for c in copies if c.group == group]
-            if pairs:
-                sources, targets = (np.array([getattr(c, f) for c in pairs], np.int32) for f in ("source", "target"))
+            sources, targets = in_group(copies, group)
+            if len(sources):
                 self.arena.copy_blocks(group, sources, targets)
         mx.eval(self.arena.arrays())
 

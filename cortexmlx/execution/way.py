@@ -26,6 +26,7 @@ from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
     bytes_per_token,
+    first_blocks,
     format_bytes,
     row_bytes,
     sequence_bytes,
@@ -36,9 +37,6 @@ from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.scheduling.steps.plan import StepPlan
-
-_FIRST_TOKENS = 2048
-"""Tokens that the arena holds before it grows: small enough to be there at once."""
 
 
 class Arena(Protocol):
@@ -138,7 +136,7 @@ class Paged:
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[KVArena, KVCache]:
         size = prefix.block_size
-        first = [min(count, -(-_FIRST_TOKENS // size)) for count in blocks]
+        first = [first_blocks(count, size) for count in blocks]
         groups = paged(self.groups)
         self._arena = arena = KVArena(groups, first, size)
         if self._runner is not None:

@@ -25,6 +25,9 @@ DEFAULT_FULL_ROWS = 4
 SNAPSHOTS_PER_ROW = 4
 """How many snapshots of its state a row gets in the mean: at the end of a prompt, of turns, where texts part."""
 
+_FIRST_TOKENS = 2048
+"""Tokens that the arena holds before it grows: small enough to be there at once."""
+
 _NO_LIMIT = 1 << 40
 """Blocks where each more is of use."""
 
@@ -106,6 +109,11 @@ def reserved_bytes(groups: Iterable[LayerGroup], rows: int, vocab_size: int, wei
     """Bytes that are not the cache's: weights, and the tails, states and logits of `rows` rows."""
     groups = tuple(groups)
     return weights + tail_bytes(groups, rows) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+
+
+def first_blocks(most: int, block_size: int) -> int:
+    """Blocks of a group that the arena has at first, of at most `most`."""
+    return min(most, -(-_FIRST_TOKENS // block_size))
 
 
 def row_blocks(reach: Reach, block_size: int) -> int | None:

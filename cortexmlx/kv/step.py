@@ -30,6 +30,13 @@ def copies_of(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
     )
 
 
+def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArray]:
+    """The sources and the targets of the copies in a group, `[copies]` int32 each."""
+    pairs = [(c.source, c.target) for c in copies if c.group == group]
+    both = np.array(pairs, np.int32).reshape(-1, 2)
+    return both[:, 0].copy(), both[:, 1].copy()
+
+
 @dataclass(frozen=True)
 class Piece:
     """A prefill piece: flat tokens `begin .. end` are a row's tokens `first .. first + end - begin`.

@@ -138,8 +138,9 @@ class Job:
     @property
     def must_drop(self) -> bool:
         """It cannot go on with all the tokens that it has."""
-        unfinished = self.state is RequestState.DECODING and self.num_planned_outputs < self.max_new_tokens
-        return unfinished and self.plannable <= 0
+        if self.keep is None or self.state is not RequestState.DECODING:
+            return False
+        return self.num_planned_outputs < self.max_new_tokens and self.plannable <= 0
 
     def wait_again(self) -> int:
         """It has lost its row and its blocks, and lets go of what a text of its length does not keep. Returns how many

@@ -42,7 +42,7 @@ class RunningSet:
     @property
     def dropping(self) -> list[Job]:
         """The rows that must drop tokens before they go on, those that come first before the others."""
-        return [job for job in self.in_order if job.must_drop]
+        return sorted((job for job in self.jobs if job.must_drop), key=lambda j: j.order)
 
     @property
     def in_order(self) -> list[Job]:

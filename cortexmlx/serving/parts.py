@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from cortexmlx.errors import InvalidRequest, MemoryRefused, ModelCorrupt
 from cortexmlx.execution.disk import Disk, not_stored, open_disk
@@ -14,13 +13,9 @@ from cortexmlx.execution.way import way_of
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.sizing import (
-    Load,
-    bytes_per_token,
-    default_kv_bytes,
-    reserved_bytes,
-)
+from cortexmlx.kv.sizing import Load, bytes_per_token, default_kv_bytes, reserved_bytes
 from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.step import in_group
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -140,11 +135,10 @@ class EngineParts:
         mx.synchronize()
         copies = self.cache.compact()
         for group in range(len(self.cache.groups)):
-            pairs = [c for c in copies if c.group == group]
-            for start in range(0, len(pairs), _BLOCKS_AT_ONCE):
-                part = pairs[start : start + _BLOCKS_AT_ONCE]
-                sources, targets = (np.array([getattr(c, f) for c in part], np.int32) for f in ("source", "target"))
-                self.arena.copy_blocks(group, sources, targets)
+            sources, targets = in_group(copies, group)
+            for start in range(0, len(sources), _BLOCKS_AT_ONCE):
+                part = slice(start, start + _BLOCKS_AT_ONCE)
+                self.arena.copy_blocks(group, sources[part], targets[part])
                 mx.eval(self.arena.arrays())
         return len(copies)
 

@@ -16,7 +16,24 @@ Done = Callable[[Completion], None]
 """Told of the completion, before its event is handed out."""
 
 
-class Reply(Iterator[TokenEvent]):
+class _Answer:
+    """What a reply knows in either way of reading it."""
+
+    def __init__(self, prompt: Sequence[int], thinking: str, done: Done) -> None:
+        self.prompt = prompt
+        self.thinking = thinking
+        self.ended = False
+        self._done = done
+
+    def _taken(self, event: TokenEvent) -> TokenEvent:
+        """An event that is handed out now: with the completion, the turn is the conversation's."""
+        if event.completion is not None and not self.ended:
+            self.ended = True
+            self._done(event.completion)
+        return event
+
+
+class Reply(_Answer, Iterator[TokenEvent]):
     """The events of one answer; the last has the completion, and with it the conversation has the turn.
 
     `cancel` ends the answer where it is, and what there is of it is kept. `close`, the end of a `with`, an error and
@@ -25,12 +42,9 @@ class Reply(Iterator[TokenEvent]):
     """
 
     def __init__(self, handle: RequestHandle, prompt: Sequence[int], thinking: str, done: Done) -> None:
-        self.prompt = prompt
-        self.thinking = thinking
-        self.ended = False
+        super().__init__(prompt, thinking, done)
         self._handle = handle
         self._events = TokenStream(handle)
-        self._done = done
 
     def __next__(self) -> TokenEvent:
         """The next event. Raises the request's error."""
@@ -39,10 +53,7 @@ class Reply(Iterator[TokenEvent]):
         except BaseException:
             self.ended = True
             raise
-        if event.completion is not None and not self.ended:
-            self.ended = True
-            self._done(event.completion)
-        return event
+        return self._taken(event)
 
     def cancel(self) -> None:
         """End the answer where it is; go on reading to its completion. Safe from another thread."""
@@ -69,19 +80,16 @@ class Reply(Iterator[TokenEvent]):
         self.close()
 
 
-class AsyncReply(AsyncIterator[TokenEvent]):
+class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
     """`Reply` for asyncio, submitted with the first `anext`; `aclose` in the place of `close`."""
 
     def __init__(
         self, submit: Callable[[Listener], RequestHandle], prompt: Sequence[int], thinking: str, done: Done
     ) -> None:
-        self.prompt = prompt
-        self.thinking = thinking
-        self.ended = False
+        super().__init__(prompt, thinking, done)
         self._handle: RequestHandle | None = None
         self._submit = submit
         self._events = AsyncTokenStream(self._begin)
-        self._done = done
 
     def _begin(self, listener: Listener) -> RequestHandle:
         self._handle = self._submit(listener)
@@ -97,10 +105,7 @@ class AsyncReply(AsyncIterator[TokenEvent]):
         except BaseException:
             self.ended = True
             raise
-        if event.completion is not None and not self.ended:
-            self.ended = True
-            self._done(event.completion)
-        return event
+        return self._taken(event)
 
     def cancel(self) -> None:
         """End the answer where it is; go on reading to its completion."""

@@ -30,11 +30,6 @@ class KVStore:
         self._reader = Reader(shelf)
 
     @property
-    def secret(self) -> bytes:
-        """What keys are made with, in this folder alone."""
-        return self._shelf.secret
-
-    @property
     def has_room(self) -> bool:
         """Whether `offer` takes records now; if not, `on_room` says when."""
         return self._writer.has_room

@@ -118,15 +118,8 @@ def test_poisoned_memory_changes_no_answer(name: str, tmp_path: Path) -> None:
 def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) -> None:
     driver = Driver(folder, tokens=16_384, max_rows=4, prefill_budget=64, kv_bits=8)
     prompts = [*prompts_of()[:4], tokens_of(300, seed=3)]
-    handles, sizes = [driver.add(p, TOKENS) for p in prompts], set()
-    for step in range(10_000):
-        if driver.core.idle:
-            break
-        driver.step()
-        sizes.add(driver.core.arena.blocks)
-        if step % every == 0:
-            driver.core.relieve(True)
-    assert len(sizes) > 3, "the arena must have changed its size"
+    handles = [driver.add(p, TOKENS) for p in prompts]
+    assert driver.finish_resizing(every) > 3, "the arena must have changed its size"
     check_greedy(folder, driver, prompts, [driver.result(h).token_ids for h in handles])
 
 

@@ -26,7 +26,7 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
     one.close()
     assert one.stats().stored_blocks == 6
     other = store(tmp_path)
-    assert other.secret == one.secret
+    assert other._shelf.secret == one._shelf.secret
     done, found = threading.Event(), {}
     tokens = {r.key: r.tokens for r in RECORDS}
     other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), 9.0))  # type: ignore[arg-type, return-value]

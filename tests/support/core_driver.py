@@ -68,6 +68,18 @@ class Driver:
             self.core.step()
         raise AssertionError("the core never comes to an end")
 
+    def finish_resizing(self, every: int) -> int:
+        """`finish`, with critically little memory after every so many steps. Returns how many sizes the arena had."""
+        sizes = set()
+        for step in range(10_000):
+            if self.core.idle:
+                break
+            self.core.step()
+            sizes.add(self.core.arena.blocks)
+            if step % every == 0:
+                self.core.relieve(True)
+        return len(sizes)
+
     def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int = 32, **params: Any) -> list[tuple[int, ...]]:
         """The tokens of the answers to all prompts, asked at once."""
         handles = [self.add(p, max_tokens, **params) for p in prompts]
