@@ -9,17 +9,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cortexmlx import __version__
-from cortexmlx.cli.batch import batch
+from cortexmlx.cli.batch.command import batch
 from cortexmlx.cli.bench import bench
 from cortexmlx.cli.cache import cache
-from cortexmlx.cli.chat import chat
-from cortexmlx.cli.doctor import doctor
+from cortexmlx.cli.chat.command import chat
+from cortexmlx.cli.chat.kept import LAST
+from cortexmlx.cli.doctor.command import doctor
 from cortexmlx.cli.eval import evaluate
-from cortexmlx.cli.exits import exit_codes
 from cortexmlx.cli.generate import generate
-from cortexmlx.cli.kept import LAST
 from cortexmlx.cli.models import models
-from cortexmlx.cli.plan import plan
+from cortexmlx.cli.plan.command import plan
+from cortexmlx.cli.terminal.exits import exit_codes
 
 EXAMPLES = """\
 \b

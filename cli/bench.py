@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from cortexmlx.cli import console, options
-from cortexmlx.cli.exits import INTERRUPTED
+from cortexmlx.cli import options
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import INTERRUPTED
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 from cortexmlx.serving.config import EngineConfig

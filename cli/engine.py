@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cortexmlx.cli import console
-from cortexmlx.cli.exits import leave_now
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import leave_now
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:

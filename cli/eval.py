@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.exits import INTERRUPTED
-from cortexmlx.cli.text import to_json
+from cortexmlx.cli import options
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import INTERRUPTED
+from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.serving.config import EngineConfig

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cortexmlx.cli import console, options
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.text import clean, gather_prompt, to_json
+from cortexmlx.cli import options
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.config import EngineConfig

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from typer.models import ArgumentInfo, OptionInfo
 
 from cortexmlx.cli.app import COMMANDS, EXAMPLES, top
-from cortexmlx.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED
+from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED
 
 HEAD = """\
 # The command line

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from cortexmlx.cli import console
-from cortexmlx.cli.exits import INTERRUPTED, interrupts
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
 
 MLX_ENVIRONMENT = {
     # Metal commits a command buffer once the buffers bound to it pass this size. Every layer binds its slabs of the

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.chat_session import ChatSession
-from cortexmlx.cli.chat_view import RawView
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.view import RawView
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 

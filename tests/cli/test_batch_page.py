@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch_input import ENDPOINTS, KNOWN, REFUSED, BatchReader, BatchRequest, Style
+from cortexmlx.cli.batch.input import ENDPOINTS, KNOWN, REFUSED, BatchReader, BatchRequest, Style
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)

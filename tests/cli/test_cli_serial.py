@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.cli.chat import banner
-from cortexmlx.cli.chat_session import ChatSession, Question
-from cortexmlx.cli.chat_view import RawView
+from cortexmlx.cli.chat.command import banner
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.view import RawView
 from cortexmlx.cli.start import run
 
 pytestmark = pytest.mark.usefixtures("unpaged")
@@ -64,7 +64,7 @@ def test_whoever_looks_is_told_why(
     command: str,
     looks: bool,
 ) -> None:
-    from cortexmlx.cli import console
+    from cortexmlx.cli.terminal import console
 
     monkeypatch.setattr(console, "is_terminal", lambda stream: looks)
     (tmp_path / "in.txt").write_text("hi\n")

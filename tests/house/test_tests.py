@@ -114,7 +114,5 @@ def test_who_has_tests_of_its_name_is_not_in_the_list() -> None:
 
 
 def test_a_longer_name_that_is_another_modules_is_not_an_aspect() -> None:
-    """`tests/cli/test_batch_input.py` judges `cli/batch_input.py`, not `cli/batch.py`."""
-    assert own_tests("cli/batch_input.py") == [ROOT / "tests/cli/test_batch_input.py"]
-    assert ROOT / "tests/cli/test_batch_input.py" not in own_tests("cli/batch.py")
+    """`tests/execution/test_logit_rows.py` judges `logit_rows.py`, not `logits.py`."""
     assert ROOT / "tests/kv/test_prefix_machine.py" in own_tests("cortexmlx/kv/prefix.py")

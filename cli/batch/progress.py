@@ -1,0 +1,88 @@
+"""How far a batch is: a live line for a person, a line now and then for a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.sizing import format_bytes
+
+if TYPE_CHECKING:
+    from cortexmlx.cli.batch.run import BatchRun
+    from cortexmlx.engine import Engine
+
+LIVE_SECONDS = 0.25
+LOG_SECONDS = 10.0
+
+
+class Progress:
+    """Shows `run` on stderr from a thread of its own: done of total, running, waiting, tok/s, KV use, time left.
+
+    `live` False: the results go to the same terminal, so nothing is drawn over them.
+    """
+
+    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool) -> None:
+        self._engine = engine
+        self._run = run
+        self._total = total
+        self._status: Any = None
+        if console.is_terminal(sys.stderr) and (live or not sys.stdout.isatty()):
+            from rich.status import Status
+
+            self._status = Status("starting", console=console.stderr())
+        self._every = LIVE_SECONDS if self._status else LOG_SECONDS
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cortexmlx-progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        if self._status:
+            self._status.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._status:
+            self._status.stop()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                line = self._line()
+            except CortexError:  # the engine has ended, which the run itself will say
+                return
+            if self._status:
+                self._status.update(line)
+            else:
+                console.note(line)
+
+    def _line(self) -> str:
+        stats, run = self._engine.stats(), self._run
+        elapsed = run.seconds
+        parts = [
+            f"{run.done}/{self._total} done" if self._total is not None else f"{run.done} done",
+            f"{stats.rows_running} running",
+            f"{stats.rows_waiting} waiting",
+            f"{stats.generated_tokens / elapsed:.0f} tok/s",
+            f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
+        ]
+        if self._total is not None and run.done:
+            parts.append(f"{duration(elapsed / run.done * (self._total - run.done))} left")
+        return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05` minutes or `1:02:30` hours."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,237 @@
+"""The slash commands of a chat."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.kept import find
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.request import SamplingParams
+from cortexmlx.sessions.saved import Saved
+
+SETTINGS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+SHORT = {"temp": "temperature"}
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: `run(chat, argument, console)` may return a question to be answered next."""
+
+    name: str
+    aliases: tuple[str, ...]
+    usage: str
+    meaning: str
+    run: Callable[[ChatSession, str, Console], Question | None]
+
+
+def run_command(line: str, chat: ChatSession, console: Console) -> Question | None:
+    """Carry out `line`, which begins with a slash. Raises InvalidRequest if there is no such command."""
+    name, _, argument = line.partition(" ")
+    command = BY_NAME.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        raise InvalidRequest(f"no command {name}: {hint} (a message that begins with a slash: write two)")
+    return command.run(chat, argument.strip(), console)
+
+
+def completions() -> list[tuple[str, str]]:
+    """Names and meanings for the input line."""
+    return [(command.name, command.meaning) for command in COMMANDS]
+
+
+def _help(chat: ChatSession, argument: str, console: Console) -> None:
+    for command in COMMANDS:
+        names = ", ".join((command.usage, *command.aliases))
+        console.print(f"  {names:<32}{command.meaning}", markup=False)
+    console.print('  """ begins and ends a message of several lines; so does Alt-Enter for each line', markup=False)
+    console.print("  Ctrl-C stops an answer or clears the line, twice it leaves; so does Ctrl-D")
+
+
+def _clear(chat: ChatSession, argument: str, console: Console) -> None:
+    chat.conversation.clear()
+    chat.begin_anew()
+    console.print("  the conversation is empty again", style="dim")
+
+
+def _system(chat: ChatSession, argument: str, console: Console) -> None:
+    if argument:
+        chat.conversation.system = None if argument == "none" else argument
+    console.print(f"  system prompt: {chat.conversation.system or 'none'}", style="dim", markup=False)
+
+
+def _set(chat: ChatSession, argument: str, console: Console) -> None:
+    name, _, value = argument.replace("=", " ").partition(" ")
+    if name:
+        chat.params = _changed(chat.params, SHORT.get(name, name), value.strip())
+    for setting in SETTINGS:
+        console.print(f"  {setting:<20}{getattr(chat.params, setting)}", style="dim", markup=False)
+
+
+def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
+    if name not in SETTINGS:
+        raise InvalidRequest(f"no setting {name!r}: {', '.join(SETTINGS)}")
+    default = next(f.default for f in fields(SamplingParams) if f.name == name)
+    whole = isinstance(default, int) or name == "seed"
+    try:
+        number = None if value == "none" else int(value) if whole else float(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * whole} number") from None
+    given: dict[str, Any] = {name: number}
+    changed = replace(params, **given)
+    changed.validate()
+    return changed
+
+
+def _save(chat: ChatSession, argument: str, console: Console) -> None:
+    if not argument:
+        kept = chat.keeper.path if chat.keeper is not None else None
+        raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
+    path = Path(os.path.expanduser(argument))
+    if os.path.exists(path):
+        _check_saved(path)
+    chat.conversation.save(path)
+    console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
+
+
+def _check_saved(path: Path) -> None:
+    """Raise InvalidRequest if a file holds something else than a conversation, which would be lost."""
+    try:
+        Saved.read(path)
+    except ConversationFileError as error:
+        raise InvalidRequest(f"{error}; /save writes over nothing but saved conversations: name another file") from None
+
+
+def _load(chat: ChatSession, argument: str, console: Console) -> None:
+    if not argument:
+        raise InvalidRequest("/load needs a file, or the name of a chat that was kept")
+    path = find(argument)
+    chat.conversation.load(path)
+    chat.begin_anew()
+    console.print(f"  loaded {len(chat.conversation.messages)} messages from {path}", style="dim", markup=False)
+
+
+def _undo(chat: ChatSession, argument: str, console: Console) -> None:
+    taken = "\n".join(str(message.get("content", "")) for message in chat.conversation.undo())
+    chat.keep()
+    said = f"took back: {(taken.splitlines() or [''])[0]}" if taken else "there is nothing to take back"
+    console.print(f"  {said}", style="dim", markup=False)
+
+
+def _regen(chat: ChatSession, argument: str, console: Console) -> Question:
+    question = _last_question(chat, "there is no answer to write again")
+    if chat.params.temperature == 0:
+        console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
+    return Question(question, again=True)
+
+
+def _edit(chat: ChatSession, argument: str, console: Console) -> Question:
+    question = _last_question(chat, "there is no question to change")
+    if not argument:
+        raise InvalidRequest(f"/edit needs the new text of the last question, which was: {question}")
+    return Question(argument, again=True)
+
+
+def _last_question(chat: ChatSession, without: str) -> str:
+    asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
+    if not asked:
+        raise InvalidRequest(without)
+    return str(asked[-1])
+
+
+def _stats(chat: ChatSession, argument: str, console: Console) -> None:
+    stats = chat.engine.stats()
+    now, most = format_bytes(stats.kv_bytes), format_bytes(stats.kv_bytes_limit)
+    lines = {
+        "KV memory": f"{format_bytes(stats.kv_bytes_in_use)} in use of {now}; it may grow to {most}",
+        "blocks": f"{stats.used_blocks:,} used, {stats.cached_blocks:,} cached, {stats.free_blocks:,} free "
+        f"of {stats.block_size} tokens; fragmentation {stats.fragmentation:.0%}",
+        "over time": f"{sparkline([moment.used_blocks for moment in stats.timeline])} used blocks",
+        "prefix cache": f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens found "
+        f"({stats.hit_rate:.0%})",
+        "latency": f"first token {stats.time_to_first_token.p50:.2f} s, between tokens {stats.inter_token.p50:.3f} s "
+        f"(medians; longest {stats.inter_token.longest:.2f} s)",
+        "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",
+        "step time": f"plan {stats.plan_seconds:.2f} s, build {stats.build_seconds:.2f} s, "
+        f"wait {stats.wait_seconds:.2f} s, commit {stats.commit_seconds:.2f} s",
+        "attention": stats.attention_backend,
+        "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
+    }
+    if stats.keep_last:
+        kept = f"the first {stats.keep_first:,} and the newest {stats.keep_last:,} tokens of a text"
+        lines["kept"] = f"{kept}; {stats.dropped_tokens:,} dropped"
+    if stats.state_bytes:
+        lines["states"] = f"{format_bytes(stats.state_bytes)}, for {stats.state_snapshots:,} beginnings to use again"
+    for label, figure in lines.items():
+        console.print(f"  {label:<14}{figure}", style="dim", markup=False)
+
+
+def sparkline(values: Sequence[int], width: int = 40) -> str:
+    """Values as one line of bars, each that of the greatest in its part of them; the greatest of all is full height."""
+    bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
+    if not most:
+        return "-"
+    parts = min(width, len(values))
+    highest = [max(values[i * len(values) // parts : (i + 1) * len(values) // parts]) for i in range(parts)]
+    return "".join(bars[-(-v * (len(bars) - 1) // most)] for v in highest)
+
+
+def _blocks(chat: ChatSession, argument: str, console: Console) -> None:
+    stats = chat.engine.stats()
+    console.print(stats.block_map, style="dim", markup=False, soft_wrap=False)
+    for sequence in stats.sequences:
+        console.print(f"  {sequence}", style="dim", markup=False)
+
+
+def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
+    used, context = chat.conversation.tokens, chat.engine.info.context_length
+    if (stats := chat.engine.stats()).keep_last:
+        kept = f"the model sees the first {stats.keep_first:,} and at least the newest {stats.keep_last:,}"
+        console.print(f"  {used:,} tokens, of which {kept}", style="dim")
+        return
+    console.print(f"  {used:,} of {context:,} tokens of context ({used / context:.0%})", style="dim")
+
+
+def _exit(chat: ChatSession, argument: str, console: Console) -> None:
+    raise Leave
+
+
+COMMANDS = (
+    Command("/help", ("/?",), "/help", "this list", _help),
+    Command("/clear", ("/reset",), "/clear", "forget the conversation", _clear),
+    Command("/system", (), "/system [TEXT]", "show or change the system prompt (none: no such prompt)", _system),
+    Command("/set", (), "/set [NAME VALUE]", "show or change sampling: /set temp 0.7", _set),
+    Command("/regen", (), "/regen", "write the last answer again", _regen),
+    Command("/undo", (), "/undo", "take the last turn back", _undo),
+    Command("/edit", (), "/edit TEXT", "ask the last question in other words", _edit),
+    Command("/save", (), "/save FILE", "write the conversation to a file", _save),
+    Command("/load", (), "/load FILE|NAME", "go on with a saved conversation, or one that was kept", _load),
+    Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
+    Command("/stats", (), "/stats", "memory, steps and times of the engine", _stats),
+    Command("/blocks", (), "/blocks", "the map of the KV blocks", _blocks),
+    Command("/exit", ("/quit", "/bye"), "/exit", "leave", _exit),
+)
+BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

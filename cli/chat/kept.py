@@ -1,0 +1,129 @@
+"""Chats that are kept: a file for each in the user's state folder, named by its day and its first words."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.host.folders import home_folder
+from cortexmlx.store.folder import default_folder
+
+if TYPE_CHECKING:
+    from cortexmlx.sessions.conversation import Conversation
+
+LAST = "last"
+"""Names the chat that was kept most recently."""
+
+_WORDS = 40
+"""Characters of the first words that a name has at most."""
+
+_SHOWN = 5
+
+
+def state_folder() -> Path:
+    """What programs keep between runs, by the XDG convention."""
+    state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
+    return Path(state) / "cortexmlx"
+
+
+def find(name: str) -> Path:
+    """The kept chat of that name, of one that begins so, the last one, or a file. Raises InvalidRequest."""
+    written = {path: _written(path) for path in (state_folder() / "chats").glob("*.json")}
+    kept = sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
+    if name == LAST and kept:
+        return kept[0]
+    for fits in ([p for p in kept if p.stem == name], [p for p in kept if p.stem.startswith(name)]):
+        if len(fits) == 1:
+            return fits[0]
+    if (path := Path(os.path.expanduser(name))).is_file():
+        return path
+    names = ", ".join(path.stem for path in kept[:_SHOWN])
+    raise InvalidRequest(f"no chat {name!r} is kept: " + (f"the newest are {names}" if kept else "there are none yet"))
+
+
+def name_for(question: str, day: date) -> str:
+    """`2026-11-22-what-is-a-monad`."""
+    words = "".join(c.lower() if c.isalnum() else " " for c in question[: 4 * _WORDS]).split()
+    name = ""
+    for word in words:
+        if name and len(name) + len(word) >= _WORDS:
+            break
+        name += f"-{word[:_WORDS]}"
+    return f"{day.isoformat()}{name or '-chat'}"
+
+
+@dataclass
+class Keeper:
+    """Writes a chat to its file after every turn. `path` is None until there is something to keep. Where another chat
+    has written there meanwhile, which was resumed in another terminal, this one goes on in a file of its own.
+    """
+
+    path: Path | None = None
+    _warned: bool = field(default=False, init=False)
+    _known: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._known = () if self.path is None else _written(self.path)
+
+    def keep(self, conversation: Conversation) -> None:
+        """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
+        said once: the chat goes on.
+        """
+        messages = conversation.messages
+        if self.path is None and not messages:
+            return
+        if self.path is None:
+            first = next((m.get("content") for m in messages if m["role"] == "user"), "")
+            name = name_for(first if isinstance(first, str) else "", date.today())
+            self.path = _free(state_folder() / "chats" / f"{name}.json")
+        elif _written(self.path) not in ((), self._known):
+            other, self.path = self.path, _free(self.path)
+            console.note(f"another chat has gone on in {other.stem}: this one is kept as {self.path.stem}")
+        try:
+            conversation.save(self.path)
+            self._known = _written(self.path)
+        except ConversationFileError as error:
+            if not self._warned:
+                console.error(f"{error}; the chat is not kept (--no-save says so)")
+            self._warned = True
+
+    def begin_anew(self) -> None:
+        """What comes is another chat, in a file of its own."""
+        self.path = None
+
+
+def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
+    """What of a chat stays on disk, and where: the chat with the lines that are typed, and its keys and values."""
+    parts = [] if keeper is None else [f"the chat in {_short(keeper.path or state_folder())}"]
+    if store is not None:
+        parts.append(f"keys and values in {_short(Path(store))}")
+    if not parts:
+        return "nothing of this chat stays on disk"
+    without = "nothing" if store is None or Path(store) == default_folder() else "no chat"
+    return f"on disk: {', '.join(parts)}" + ("" if keeper is None else f"; --no-save: {without}")
+
+
+def _short(path: Path) -> str:
+    home = home_folder()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _free(path: Path) -> Path:
+    """This file, or the first with a number behind its name, that is not there."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
+
+
+def _written(path: Path) -> tuple[int, ...]:
+    """When a file was written, and which it is; empty if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,42 @@
+"""`cortexmlx doctor`: is everything here that makes models run well?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import FAILED
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False) -> None:
+    """Check the installation, a line each: ok, warn or fail, and what to do.
+
+    On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
+    line says fail.
+    """
+    from cortexmlx.cli.doctor.checks import Check, Verdict, all_checks
+
+    colours = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "1;31"}
+    coloured = console.is_coloured(sys.stdout)
+
+    def show(check: Check) -> None:
+        verdict = f"{check.verdict.value:<4}"
+        mark = f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m" if coloured else verdict
+        print(f"{mark}  {check.name:<14}{check.detail}", flush=True)
+        if check.advice:
+            print(f"{'':<20}-> {check.advice}", flush=True)
+
+    done = []
+    for check in all_checks():
+        done.append(check)
+        if not as_json:
+            show(check)
+    if as_json:
+        print(json.dumps([asdict(check) for check in done]))
+    if any(check.verdict is Verdict.FAIL for check in done):
+        raise typer.Exit(FAILED)

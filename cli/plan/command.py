@@ -1,0 +1,170 @@
+"""`cortexmlx plan`: what a model takes, and what fits in this machine, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cortexmlx.cli import options
+from cortexmlx.cli.plan.text import kv_lines, line, page
+from cortexmlx.kv.quantized import quantized
+from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.models.resolve import STARTER
+from cortexmlx.serving.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cortexmlx.cli.plan.figures import Plan
+    from cortexmlx.cli.plan.run import Run
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="As for generate, or a config.json; weights are not needed.", show_default=False
+        ),
+    ] = None,
+    model_option: options.ModelOption = None,
+    adapter: options.Adapter = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context",
+            "--tokens",
+            metavar="N",
+            min=1,
+            help="Tokens per sequence, and what a run of those takes; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_memory: options.KVMemory = None,
+    kv_bits: options.KVBits = None,
+    kv_group_size: options.KVGroupSize = None,
+    block_size: options.BlockSize = EngineConfig.block_size,
+    max_rows: options.MaxRows = EngineConfig.max_rows,
+    prefill_budget: options.PrefillBudget = EngineConfig.prefill_budget,
+    keep_first: options.KeepFirst = None,
+    keep_last: options.KeepLast = None,
+    itemsize: Annotated[
+        int | None, typer.Option("--bytes", metavar="N", min=1, help="Bytes of a cached number.", show_default=False)
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", metavar="N", min=1, help="Instead of MODEL: its shape.", show_default=False),
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", metavar="N", min=1, help="KV heads.", show_default=False)
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option("--head-dim", metavar="N", min=1, help="Numbers per key.", show_default=False)
+    ] = None,
+    value_dim: Annotated[
+        int | None,
+        typer.Option("--value-dim", metavar="N", min=0, help="Per value, if other than the key.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures as one JSON object, in bytes.")] = False,
+) -> None:
+    """Say what fits: weights, KV bytes per token, and the tokens that this machine's memory holds.
+
+    KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
+    model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
+    """
+    config = EngineConfig(
+        STARTER,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        block_size=block_size,
+        max_rows=max_rows,
+        prefill_budget=prefill_budget,
+        keep_first=keep_first,
+        keep_last=keep_last,
+    )
+    shape = (layers, kv_heads, head_dim)
+    if any(n is not None for n in (*shape, value_dim)):
+        if model is not None or model_option is not None or adapter is not None:
+            raise typer.BadParameter("give a MODEL or its shape, not both")
+        if layers is None or kv_heads is None or head_dim is None:
+            raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
+        spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
+        (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
+        plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
+        return
+    plan_model(
+        options.model_name(model, model_option),
+        adapter,
+        tuple(context or ()),
+        replace(config, kv_memory=options.memory_size(kv_memory)),
+        itemsize,
+        as_json,
+    )
+
+
+def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
+    """The arithmetic alone, for a shape given by hand."""
+    per_token = bytes_per_token([group], itemsize)
+    totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
+    if as_json:
+        table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
+        print(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
+        return
+    print("\n".join(kv_lines((group,), per_token, itemsize)))
+    for tokens, size in totals.items():
+        print(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
+
+
+def plan_model(
+    target: str,
+    adapter: str | None,
+    lengths: tuple[int, ...],
+    config: EngineConfig,
+    itemsize: int | None,
+    as_json: bool,
+) -> None:
+    """The plan of a model on this machine, in an engine of such a configuration, and of runs of so long sequences."""
+    from cortexmlx.cli.plan.figures import make_plan, this_machine
+    from cortexmlx.cli.plan.run import plan_runs
+    from cortexmlx.cli.plan.skeleton import build
+    from cortexmlx.cli.plan.source import find
+    from cortexmlx.models.adapters.files import read_adapter
+
+    source = find(target)
+    if adapter is not None:
+        source = replace(source, adapter=read_adapter(adapter).added_bytes)
+    skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
+    machine, load = this_machine(), Load(config.max_rows, config.prefill_budget, config.block_size)
+    figures = make_plan(
+        source,
+        skeleton,
+        machine,
+        load=load,
+        kv_memory=config.kv_bytes,
+        keep=config.keep,
+        itemsize=itemsize,
+        lengths=lengths,
+    )
+    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if itemsize is None else ()
+    print(json.dumps(json_figures(figures, runs)) if as_json else page(figures, runs))
+
+
+def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:
+    """The figures for `--json`; layers that keep the same are one entry of `shapes`."""
+    data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
+    groups = data["model"].pop("groups")
+    data["model"]["shapes"] = [
+        {
+            "layers": len(group["layers"]),
+            "kv_heads": group["spec"]["kv_heads"],
+            "k_dim": group["spec"]["key_dim"],
+            "v_dim": group["spec"]["value_dim"],
+            "window": group["spec"]["window"],
+            "chunked": group["spec"]["chunked"],
+            "row_bytes": group["spec"]["row_bytes"] * len(group["layers"]),
+        }
+        for group in groups
+    ]
+    return data

@@ -1,0 +1,225 @@
+"""The figures of a plan: what a model takes, what this machine has, what fits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from cortexmlx.cli.plan.skeleton import Skeleton
+from cortexmlx.cli.plan.source import PlanSource
+from cortexmlx.kv import sizing
+from cortexmlx.kv.quantized import kv_form
+from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
+from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.scheduling.keep import KeepPolicy
+
+EXPANDED = "float32, for speed on a CPU"
+"""What `weights_as` says where packed weights are not packed in memory."""
+
+LENGTHS = (4096, 16384, 65536, 262144, 1048576)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory in bytes: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 here."""
+
+    memory: int
+    working_set: int
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length.
+    `refusal` is why the engine does not run it, None if it does; `notes` say how it runs, if not in the usual way.
+    """
+
+    name: str
+    architecture: str
+    parameters: int
+    context_length: int
+    weight_bytes: int
+    adapter_bytes: int
+    dtype: str
+    groups: tuple[LayerGroup, ...]
+    itemsize: int
+    kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+    refusal: str | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Length:
+    """One context length in tokens: the bytes of one such sequence, and how many of them fit at once."""
+
+    tokens: int
+    bytes: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class MachineFigures:
+    """The model on this machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
+    sequence (None: its length costs nothing), `row_tokens` what one has at most if it keeps only some (None: it keeps
+    all).
+    """
+
+    memory_bytes: int
+    working_set_bytes: int
+    weight_bytes: int
+    weights_as: str
+    itemsize: int
+    kv_form: str
+    kv_bytes_per_token: int
+    tail_bytes: int
+    logits_bytes: int
+    states_bytes: int
+    free_bytes: int
+    fits: int | None
+    arena_bytes: int
+    arena_tokens: int
+    snapshots: int
+    snapshot_bytes: int
+    row_tokens: int | None
+    lengths: tuple[Length, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures that `cortexmlx plan` shows."""
+
+    model: ModelFigures
+    here: MachineFigures
+
+
+def this_machine() -> Machine:
+    """The machine that runs this."""
+    return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
+
+
+def make_plan(
+    source: PlanSource,
+    skeleton: Skeleton,
+    machine: Machine,
+    *,
+    load: sizing.Load,
+    kv_memory: int | None = None,
+    keep: KeepPolicy | None = None,
+    itemsize: int | None = None,
+    lengths: tuple[int, ...] = (),
+) -> Plan:
+    """What `skeleton` takes, by itself and on `machine`.
+
+    `kv_memory` fixes the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
+    InvalidRequest if a row could not have so many.
+    """
+    stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
+    size = itemsize or ITEMSIZE[skeleton.dtype]
+    model = ModelFigures(
+        name=source.name,
+        architecture=skeleton.architecture,
+        parameters=skeleton.parameters,
+        context_length=skeleton.context_length,
+        weight_bytes=stored,
+        adapter_bytes=source.adapter,
+        dtype=skeleton.dtype,
+        groups=skeleton.groups,
+        itemsize=size,
+        kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
+        state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
+        refusal=skeleton.refusal,
+        notes=skeleton.notes,
+    )
+    size_here = itemsize or (4 if machine.on_cpu else size)
+    weights_here, form = _weights_here(stored, skeleton, machine)
+    weights_here += source.adapter
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths))
+
+
+def _here(
+    skeleton: Skeleton,
+    machine: Machine,
+    weights: int,
+    form: str,
+    itemsize: int,
+    load: sizing.Load,
+    kv_memory: int | None,
+    keep: KeepPolicy | None,
+    lengths: tuple[int, ...],
+) -> MachineFigures:
+    groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
+    context = skeleton.context_length
+    row = None if keep is None else keep.most
+    per_token = sizing.bytes_per_token(groups, itemsize)
+    paged, max_rows = skeleton.most_rows is None, load.rows
+    tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
+    logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
+    kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
+    states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
+    reserved = weights + tail + logits + states
+    free = max(machine.working_set - reserved, 0)
+    memory = kv_memory or sizing.default_kv_bytes(
+        groups, load, min(context, row or context), machine.working_set, reserved, itemsize
+    )
+    arena, snapshots = sizing.split_memory(kept, memory, max_rows)
+    tokens = _tokens(arena, groups, load, itemsize) if per_token else 0
+    if keep is not None:
+        keep.check(context, tokens // load.block_size * load.block_size if tokens else context)
+    shown = lengths or (*(n for n in LENGTHS if n < context), context)
+    return MachineFigures(
+        memory_bytes=machine.memory,
+        working_set_bytes=machine.working_set,
+        weight_bytes=weights,
+        weights_as=form,
+        itemsize=itemsize,
+        kv_form=kv_form(groups) or f"{itemsize} bytes per number",
+        kv_bytes_per_token=per_token,
+        tail_bytes=tail,
+        logits_bytes=logits,
+        states_bytes=states,
+        free_bytes=free,
+        fits=sizing.tokens_that_fit(groups, free, itemsize),
+        arena_bytes=arena if per_token else 0,
+        arena_tokens=tokens,
+        snapshots=snapshots,
+        snapshot_bytes=snapshots * state,
+        row_tokens=row,
+        lengths=tuple(_length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows) for n in shown),
+    )
+
+
+def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> int:
+    """Tokens that an arena of so many bytes holds in the layers that see farthest."""
+    return max(sizing.blocks_that_fit(arena, paged(groups), replace(load, block_size=1), itemsize))
+
+
+def _length(
+    groups: tuple[LayerGroup, ...],
+    tokens: int,
+    row: int | None,
+    block_size: int,
+    itemsize: int,
+    free: int,
+    most: int | None,
+) -> Length:
+    kept = tokens if row is None else min(tokens, row)
+    if most is None:
+        needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
+    else:  # mlx-lm's own caches have no blocks
+        needed = sizing.sequence_bytes(groups, kept, itemsize)
+    fit = free // needed if needed else 0
+    return Length(tokens, needed, fit if most is None else min(fit, most))
+
+
+def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
+    """Bytes and form of the weights in memory; on a CPU as `load_model` decides: MLX is fastest in float32 there."""
+    from cortexmlx.models.load import float32_pays
+
+    if not machine.on_cpu:
+        return stored, "as stored"
+    if float32_pays(skeleton.parameters, machine.memory):
+        return skeleton.parameters * 4, EXPANDED
+    if skeleton.widened_bytes >= skeleton.parameters * 4:
+        return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"
+    return skeleton.widened_bytes, "quantized as stored, the rest float32"

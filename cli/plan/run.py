@@ -1,0 +1,125 @@
+"""What a run takes at most: arithmetic for what stays, and the engine's own steps, traced on the model's outline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli.plan.figures import EXPANDED, Machine, MachineFigures
+from cortexmlx.cli.plan.skeleton import Skeleton, as_loaded
+from cortexmlx.kv import sizing
+from cortexmlx.kv.spec import Counts, LayerGroup, paged
+
+if TYPE_CHECKING:
+    from cortexmlx.execution.way import Way
+    from cortexmlx.serving.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose rows are `tokens` tokens long in the end, prompts and answers, `rows` of them at once. All of the
+    cache is in use, for running rows or for prefixes.
+
+    Bytes: of the arena with its two spare blocks; of the rows' states and of snapshots; of the tail; and what comes and
+    goes: the largest step with a piece of a prompt, the largest of a decode window with its new tail, and what one
+    layer's slab took before the arena grew, which is there beside the new one for a moment. `peak_bytes` is what MLX
+    has in use at most, with the weights.
+    """
+
+    tokens: int
+    rows: int
+    weight_bytes: int
+    arena_bytes: int
+    states_bytes: int
+    snapshot_bytes: int
+    tail_bytes: int
+    prefill_bytes: int
+    decode_bytes: int
+    growth_bytes: int
+    peak_bytes: int
+
+
+def plan_runs(
+    skeleton: Skeleton,
+    machine: Machine,
+    here: MachineFigures,
+    config: EngineConfig,
+    load: sizing.Load,
+    lengths: Sequence[int],
+) -> tuple[Run, ...]:
+    """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
+    model that is not paged, or if a cache of the default size has no room.
+    """
+    from cortexmlx.execution.way import Paged, way_of
+
+    if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
+        return ()
+    model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
+    way = way_of(model, config.kv_bits, config.kv_group_size)
+    memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
+    if not isinstance(way, Paged) or not memory:
+        return ()
+    if config.keep is None:
+        fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
+    else:
+        fitting = [min(tokens, config.keep.most) for tokens in lengths]
+    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens) for tokens in fitting)
+    return tuple(run for run in runs if run is not None)
+
+
+def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memory: int, tokens: int) -> Run | None:
+    """The run of so long sequences with a cache of `memory` bytes: as many at once as fit, of `load.rows` at most; None
+    if not one does. Raises InvalidRequest if the cache holds no block.
+    """
+    from cortexmlx.execution.footprint.steps import step_bytes
+
+    blocks = way.blocks(memory, load, skeleton.context_length)
+    groups = paged(way.groups)
+    rows = _rows(groups, blocks, load, tokens)
+    if not rows:
+        return None
+    slabs = [_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks, strict=True)]
+    arena = sum(size * len(group.layers) for group, size in zip(groups, slabs, strict=True))
+    _, snapshots = sizing.split_memory(way.groups, memory, load.rows)
+    state = sizing.row_bytes(way.groups)
+    step = step_bytes(
+        skeleton.model,
+        way.groups,
+        way.backend("auto").attend,
+        skeleton.vocab_size,
+        replace(load, rows=rows),
+        tokens,
+    )
+    tail = sizing.tail_bytes(way.groups, rows) // 2
+    before = _before_it_grew(blocks, load.block_size)
+    growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, before, strict=True))
+    states, kept = rows * state, snapshots * state
+    peak = weights + arena + states + kept + max(step.prefill, tail + step.decode, growth)
+    return Run(tokens, rows, weights, arena, states, kept, tail, step.prefill, step.decode, growth, peak)
+
+
+def _rows(groups: Sequence[LayerGroup], blocks: Counts, load: sizing.Load, tokens: int) -> int:
+    """How many sequences of `tokens` tokens run at once."""
+    needed = -(-tokens // load.block_size)
+    most = [sizing.row_blocks(group.spec.reach, load.block_size) or needed for group in groups]
+    fit = min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
+    return min(load.rows, fit)
+
+
+def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
+    """The blocks of each group before the arena had its last size; none if that was its first. Each time it grows to
+    twice the size at most.
+    """
+    sizes = []
+    for count in blocks:
+        size = sizing.first_blocks(count, block_size)
+        while 2 * size < count:
+            size *= 2
+        sizes.append(size if size < count else 0)
+    return tuple(sizes)
+
+
+def _slab_bytes(group: LayerGroup, blocks: int, block_size: int) -> int:
+    """Of one layer, with the null block and the scratch block."""
+    return group.spec.bytes_per_token * (blocks + 2) * block_size if blocks else 0

@@ -1,0 +1,107 @@
+"""A plan as a page of text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.cli.plan.run import Run
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.kv.spec import LayerGroup
+
+LABEL = 16
+VALUE = 12
+WIDTH = 80
+
+
+def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
+    """The whole plan, at most 80 columns wide for ordinary models."""
+    return "\n".join([*_model(plan.model), "", *_here(plan.here, plan.model.context_length), *_runs(runs)])
+
+
+def _model(model: ModelFigures) -> Iterator[str]:
+    millions = model.parameters / 1e6
+    size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
+    yield f"{model.name}: {model.architecture}, {size} parameters, context {model.context_length:,} tokens"
+    yield line("weights", format_bytes(model.weight_bytes), "as stored")
+    if model.adapter_bytes:
+        yield line("adapter", format_bytes(model.adapter_bytes), "as stored")
+    yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
+    if model.state_bytes_per_sequence:
+        yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
+    refusal = (f"cortexmlx does not run it yet: {model.refusal}",) if model.refusal else ()
+    for says in (*refusal, *model.notes):
+        yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _here(here: MachineFigures, context: int) -> Iterator[str]:
+    yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
+    yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
+    yield line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
+    yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
+    yield line("logits", format_bytes(here.logits_bytes), "of one step")
+    if here.states_bytes:
+        yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
+    yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
+    arena = f"{here.arena_tokens:,} tokens (--kv-memory changes it)" if here.arena_bytes else "tokens take none"
+    yield line("arena", format_bytes(here.arena_bytes), arena)
+    if here.row_tokens is not None:
+        kept = "tokens at most, whatever the length of its text"
+        yield line("of a row", f"{here.row_tokens:,}", kept)
+    if here.snapshots:
+        remark = f"{here.snapshots:,} states of beginnings that can be used again"
+        yield line("snapshots", format_bytes(here.snapshot_bytes), remark)
+    yield ""
+    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into what is left for KV"
+    for entry in here.lengths:
+        beyond = "" if entry.tokens <= context or here.row_tokens is not None else "  longer than the model's context"
+        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{beyond}"
+
+
+def _runs(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        yield ""
+        yield f"{run.rows:,} x {run.tokens:,} tokens at once, with all of the cache in use"
+        yield line("weights", format_bytes(run.weight_bytes), "")
+        yield line("arena", format_bytes(run.arena_bytes), "with two spare blocks for each kind of layer")
+        if run.states_bytes or run.snapshot_bytes:
+            yield line("states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots")
+        yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
+        yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
+        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % and 8 MiB")
+
+
+def line(label: str, value: str, remark: str) -> str:
+    """One figure."""
+    return f"  {label:<{LABEL}}{value:<{VALUE}}{remark}".rstrip()
+
+
+def kv_lines(groups: tuple[LayerGroup, ...], per_token: int, itemsize: int) -> Iterator[str]:
+    """The bytes per token and where they come from, a line per kind of layer."""
+    label, value = "KV per token", format_bytes(per_token)
+    for group in groups:
+        if group.spec.kv_heads:
+            yield line(label, value, _formula(group, itemsize))
+            label = value = ""
+    if label:
+        yield line(label, value, "no layer keeps keys and values")
+
+
+def _formula(group: LayerGroup, itemsize: int) -> str:
+    spec = group.spec
+    kind = "chunks of" if spec.chunked else "window"
+    window = f", {kind} {spec.window:,}" if spec.window else ""
+    heads = f"{spec.kv_heads} head{'s' * (spec.kv_heads != 1)}"
+    each = f"{itemsize} bytes"
+    if spec.kv_bits is not None:
+        each = f"({spec.kv_bits} bits + {2 * itemsize} bytes for {spec.kv_group_size})"
+    return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {each}{window}"
+
+
+def _fits(here: MachineFigures) -> str:
+    if here.fits is None:
+        return "any length: what is kept does not grow with it"
+    if not here.free_bytes:
+        return "the weights alone are too large"
+    return f"{here.fits:,} tokens in one sequence"

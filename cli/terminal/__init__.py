@@ -1,0 +1,1 @@
+"""What every command writes with, and how it ends."""

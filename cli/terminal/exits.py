@@ -1,0 +1,82 @@
+"""How a command ends: errors and Ctrl-C become exit codes, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.errors import CortexError
+
+FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
+
+
+@contextlib.contextmanager
+def exit_codes(debug: bool) -> Iterator[None]:
+    """Turn whatever ends a command into a message on stderr and an exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        console.silence_stdout()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (CortexError, MemoryError) as error:
+        fail(str(error) or type(error).__name__, debug)
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), debug)
+    except RuntimeError as error:
+        if type(error) in (typer.Exit, typer.Abort):
+            raise
+        fail_unexpectedly(error, debug)
+    except Exception as error:
+        if hasattr(error, "exit_code"):  # wrong usage: typer prints it
+            raise
+        fail_unexpectedly(error, debug)
+
+
+def fail_unexpectedly(error: Exception, debug: bool) -> None:
+    """For errors that nobody planned: name them, and say how to see where they came from."""
+    fail(f"unexpected {type(error).__name__}: {error}. Run it again with --debug for the traceback.", debug)
+
+
+def fail(message: str, debug: bool) -> None:
+    """Say what went wrong on stderr, with `debug` after the traceback of the current exception, and exit with 1."""
+    if debug:
+        traceback.print_exc()
+    console.error(message)
+    raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """The first Ctrl-C raises KeyboardInterrupt; one more while that unwinds ends the process at once with 130."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, lambda *_: leave_now())
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread: whoever runs the command there keeps the handler
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def leave_now() -> NoReturn:
+    """End the process without waiting for anything, with the terminal's cursor visible."""
+    console.show_cursor()
+    os._exit(INTERRUPTED)

@@ -1,0 +1,70 @@
+"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and results as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import stat
+import sys
+from typing import Any
+
+from cortexmlx.cli.terminal import console
+
+REPLACEMENT = "\ufffd"
+_PATIENCE_SECONDS = 1.0
+
+
+def clean(argument: str, what: str = "the prompt") -> str:
+    """A command line argument with its broken UTF-8, which arrives as lone surrogates (PEP 383), as U+FFFD."""
+    return decode(argument.encode("utf-8", "surrogateescape"), what)
+
+
+def decode(data: bytes, what: str) -> str:
+    """Bytes as text: a byte order mark is dropped, NULs and broken UTF-8 become U+FFFD with a note on stderr."""
+    text = data.decode("utf-8-sig", "replace").replace("\0", REPLACEMENT)
+    broken = text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
+    if broken:
+        console.note(f"{broken} x NUL or broken UTF-8 in {what}, replaced by {REPLACEMENT}")
+    return text
+
+
+def read_stdin() -> str:
+    """All of stdin, less the newline at its end. A pipe that stays silent is mentioned: it looks like a hang."""
+    if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_SECONDS)[0]:
+        console.note("waiting for the prompt on stdin ...")
+    return decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+
+
+def stdin_is_piped() -> bool:
+    """True if stdin is a file or a pipe: not a terminal, /dev/null, or the socket that some programs use instead."""
+    try:
+        mode = stat.S_IFMT(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
+        return False
+    return mode in (stat.S_IFREG, stat.S_IFIFO)
+
+
+def gather_prompt(arguments: list[str]) -> str:
+    """The prompt: what is piped into stdin, then the arguments, a blank line between them. `-` stands for stdin."""
+    parts = [read_stdin() if a == "-" else clean(a) for a in arguments]
+    if "-" not in arguments and stdin_is_piped():
+        parts.insert(0, read_stdin())
+    return "\n\n".join(part for part in parts if part)
+
+
+def to_json(record: Any) -> str:
+    """A result as JSON, which has no word for infinity (of a token that a model never writes) but null."""
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,65 @@
+"""How far a batch is, in words: a line now and then in a log."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.batch import progress
+from cortexmlx.cli.batch.input import BatchRequest, Style
+from cortexmlx.cli.batch.progress import Progress, duration
+from cortexmlx.cli.batch.run import BatchRun
+from cortexmlx.errors import EngineClosed
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
+from support.cli_fakes import FakeEngine
+
+
+def test_duration_is_short() -> None:
+    assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]
+
+
+def run_of(engine: Any, prompts: list[str]) -> BatchRun:
+    items = [BatchRequest(i, i, Style.SIMPLE, p, SamplingParams(max_tokens=8)) for i, p in enumerate(prompts, 1)]
+    return BatchRun(engine, items, lambda record: None, lambda text: text, rows=1, ordered=True)
+
+
+@pytest.mark.parametrize("total", [3, None])
+def test_a_log_is_told_what_is_done_runs_and_is_left(
+    total: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
+    run = run_of(engine, ["quick", "!slow", "!slow"])
+    with Progress(engine, run, total=total, live=True):
+        run.run()
+    out, err = capsys.readouterr()
+    assert out == "" and err, "nothing of it goes to the results"
+    of, left = ("/3", r" · [\d:]+( s)? left") if total else ("", "")
+    line = rf"cortexmlx: \d{of} done · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
+    assert all(re.fullmatch(line, said) for said in err.splitlines()), err
+    assert ("left" in err) is (total is not None)
+
+
+def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.01)
+
+    class Ended:
+        asked = 0
+
+        def stats(self) -> None:
+            self.asked += 1
+            raise EngineClosed("the engine is closed")
+
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    engine: Any = Ended()
+    with Progress(engine, run_of(engine, []), total=1, live=True):
+        time.sleep(0.2)
+    assert engine.asked == 1 and raised == [] and capsys.readouterr().err == ""

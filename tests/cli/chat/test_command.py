@@ -1,0 +1,238 @@
+"""`cortexmlx chat` as a whole: through pipes, and typed and shown in a real terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.command import banner
+from cortexmlx.cli.start import run
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.sessions.saved import Saved
+from support import cli_fakes
+from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
+
+
+def test_piped_input_is_one_question_and_piped_output_is_plain(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("**the** notes\n")
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["chat", "fake", "-p", "Summarise."]) == 0
+    assert capsys.readouterr() == ("You said: **the** notes\n\nSummarise.\n", "")
+
+
+def test_a_failed_question_from_a_pipe_exits_1(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("!fail")
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["chat", "fake"]) == 1
+    assert capsys.readouterr().err.startswith("error: prompt has 9120 tokens")
+
+
+def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    talk: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(name="other")).conversation(system="Be brief.")
+    talk.params = SamplingParams(top_k=7, temperature=0.5)
+    talk.ask("one")
+    path = tmp_path / "state" / "cortexmlx" / "chats" / "mine.json"
+    talk.save(path)
+
+    def ask(question: str, *arguments: str) -> tuple[str, SamplingParams]:
+        (tmp_path / "in").write_text(question)
+        with (tmp_path / "in").open() as lines:
+            monkeypatch.setattr(sys, "stdin", lines)
+            assert run(["chat", *arguments]) == 0
+        capsys.readouterr()
+        tokens, params = fakes.engine.seen[-1]
+        return "".join(map(chr, tokens)), params
+
+    asked, params = ask("two", "--resume", "--temp", "0.9")
+    assert asked == "<system>Be brief.\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.9, 7, 256), "the file's, but for what was said"
+    assert fakes.engine.options.model == "other", "no model was named"
+    asked, _ = ask("three", "fake", "--resume", "mine", "--no-save", "--system", "Be long.")
+    assert asked.startswith("<system>Be long.\n<user>one\n") and asked.endswith("<user>three\n<assistant>")
+    assert fakes.engine.options.model == "fake"
+    asked, _ = ask("four", "--resume=mine")
+    assert "<user>two\n" in asked and "three" not in asked, "--no-save kept nothing"
+
+
+def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--resume", "-m", "fake"]) == 1
+    assert capsys.readouterr().err == "error: no chat 'last' is kept: there are none yet\n"
+
+
+class Terminal:
+    """A pseudo-terminal with the chat in it: type into it, wait for what should appear."""
+
+    def __init__(self, *arguments: str, term: str = "xterm") -> None:
+        import pty
+
+        fakes_file = cli_fakes.__file__
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM=term, COLUMNS="80", LINES="40", NO_COLOR="1")
+            os.execv(sys.executable, [sys.executable, fakes_file, "chat", "fake", *arguments])
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 15.0) -> str:
+        """What has appeared since the last wait, up to and with `text`."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.seen!r}"
+            self._read()
+        before, found, self.seen = self.seen.partition(text)
+        return before + found
+
+    def exit_code(self, seconds: float = 15.0) -> int:
+        deadline = time.monotonic() + seconds
+        while self._read():
+            assert time.monotonic() < deadline, f"the chat goes on after {self.seen!r}"
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
+
+    def _read(self) -> bool:
+        """Read what is there, waiting a little for it; False at the end."""
+        if not select.select([self.master], [], [], 0.2)[0]:
+            return True
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.seen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", data.decode("utf-8", "replace"))
+        return bool(data)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    opened = Terminal("--no-history")
+    yield opened
+    opened.close()
+
+
+def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
+    assert "fake · llama, 134 M parameters, float32 · cortexmlx" in terminal.wait_for(">>>")
+    terminal.type("hello **there**\r")
+    assert "You said: hello there\n" in terminal.wait_for(
+        "4 tokens · 40.0 tok/s · TTFT 12 ms · prompt 5 tok (2 cached)"
+    )
+    terminal.type("!fail\r")
+    terminal.wait_for("error: prompt has 9120 tokens")
+    terminal.type("/exit\r")
+    assert terminal.exit_code() == 0
+
+
+def test_a_chat_says_what_stays_on_disk_and_with_no_save_nothing_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", "/kv")
+    for options, said in (
+        ((), f"on disk: the chat in {tmp_path}/state/cortexmlx, keys and values in /kv; --no-save: nothing"),
+        (("--no-kv-store",), f"on disk: the chat in {tmp_path}/state/cortexmlx; --no-save: nothing"),
+        (("--no-save", "--kv-store", "/mine"), "on disk: keys and values in /mine"),
+        (("--no-save",), "nothing of this chat stays on disk"),
+    ):
+        opened = Terminal(*options)
+        shown = opened.wait_for("/help lists")
+        assert said.replace(" ", "") in "".join(shown.split()), options
+        opened.wait_for(">>>")
+        opened.type("one\r")
+        opened.wait_for("tok/s · TTFT")
+        opened.type("/exit\r")
+        assert opened.exit_code() == 0
+        opened.close()
+        if options == ("--no-save",):
+            assert not (tmp_path / "state").exists(), "not even what was typed"
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+
+
+def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
+    talk: Any = FakeEngine(EngineConfig("fake")).conversation()
+    talk.ask("one")
+    path = tmp_path / "state" / "cortexmlx" / "chats" / "mine.json"
+    talk.save(path)
+    opened = Terminal("--no-history", "--resume")
+    opened.wait_for("mine: 2 messages so far")
+    opened.wait_for(">>>")
+    opened.type("two\r")
+    opened.wait_for("tok/s · TTFT")
+    opened.type("/exit\r")
+    assert opened.exit_code() == 0
+    opened.close()
+    assert [len(Saved.read(kept).messages) for kept in path.parent.iterdir()] == [4]
+
+
+def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
+    banner(engine, Console(width=200), "on disk: [it]")
+    shown = capsys.readouterr().out
+    assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\non disk: [it]\n" in shown
+    assert "KV memory up to 2 GiB in blocks of 32 tokens" in shown
+    recurrent: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(kv_bytes_per_token=0))
+    banner(recurrent, Console(width=200), "")
+    assert "context 8,192 tokens · tokens take no KV memory\n" in capsys.readouterr().out
+    selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
+    banner(selective, Console(width=200), "")
+    assert "context 8,192 tokens, then the first 9 and newest 4,000 · KV memory" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:
+    terminal.wait_for(">>>")
+    terminal.type("!slow\r")
+    terminal.wait_for("word12")
+    terminal.type("\x03")
+    terminal.wait_for("· stopped")
+    time.sleep(1.1)
+    terminal.type("half a line\x03")
+    terminal.wait_for("Ctrl-C again")
+    time.sleep(1.1)
+    terminal.type("\x03")
+    terminal.wait_for("Ctrl-C again")
+    terminal.type("\x03")
+    assert terminal.exit_code() == 130
+
+
+def test_ctrl_c_twice_during_an_answer_leaves_at_once(terminal: Terminal) -> None:
+    terminal.wait_for(">>>")
+    terminal.type("!slow\r")
+    terminal.wait_for("word3")
+    terminal.type("\x03")
+    time.sleep(0.2)
+    terminal.type("\x03")
+    assert terminal.exit_code() == 130
+
+
+def test_ctrl_d_leaves_and_a_dumb_terminal_gets_plain_lines() -> None:
+    dumb = Terminal("--no-history", term="dumb")
+    dumb.wait_for(">>>")
+    dumb.type("**hi**\n")
+    assert "You said: **hi**" in dumb.wait_for(">>>")
+    dumb.type("\x04")
+    assert dumb.exit_code() == 0
+    dumb.close()

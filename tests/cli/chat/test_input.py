@@ -1,0 +1,33 @@
+"""Where the questions of a chat come from: lines, several of them between quotes, and the history."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.chat.input import PlainInput, is_open, private_file, unquoted
+
+
+def test_three_quotes_open_and_close_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [is_open(t) for t in ("hi", '"""', '"""a\nb', '"""a"""', '  """a\nb"""  ')] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert unquoted('"""a\nb\n"""') == "a\nb" and unquoted(' hi "') == ' hi "'
+    monkeypatch.setattr(sys, "stdin", io.StringIO('one\n"""\ntwo\nthree\n"""\nfour'))
+    source = PlainInput()
+    assert [source.ask() for _ in range(4)] == ["one", "two\nthree", "four", None]
+
+
+def test_the_history_is_readable_for_this_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "chat_history"
+    assert private_file(path) and path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    assert private_file(path) and path.stat().st_mode & 0o777 == 0o600
+    assert not private_file(path / "below a file")

@@ -1,0 +1,131 @@
+"""Chats that are kept: their names, how they are found again, and what happens when they cannot be written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.chat.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.errors import InvalidRequest
+
+DAY = date(2026, 11, 22)
+
+
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [
+        ("What is a monad?", "2026-11-22-what-is-a-monad"),
+        ("../../etc/passwd\0 & rm -rf ~", "2026-11-22-etc-passwd-rm-rf"),
+        ("Größe 東京", "2026-11-22-größe-東京"),
+        ("!?", "2026-11-22-chat"),
+        ("x" * 500, "2026-11-22-" + "x" * 40),
+        ("word " * 50, "2026-11-22-word-word-word-word-word-word-word-word"),
+    ],
+)
+def test_a_name_is_the_day_and_the_first_words(question: str, name: str) -> None:
+    assert name_for(question, DAY) == name and len(name.encode()) < 200
+
+
+def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: ChatSession) -> None:
+    session.keeper = Keeper()
+    session.keep()
+    assert not state_folder().exists(), "nothing was said yet"
+    session.ask(Question("one"))
+    path = session.keeper.path
+    assert path is not None and path.name == f"{date.today().isoformat()}-one.json"
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    session.ask(Question("two"))
+    again = session.engine.conversation()
+    again.load(find(LAST))
+    assert again.messages == session.conversation.messages and len(again.messages) == 4
+    session.conversation.clear()
+    session.begin_anew()
+    session.ask(Question("one"))
+    assert session.keeper.path is not None and session.keeper.path.stem == f"{path.stem}-2"
+
+
+def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no chat 'last' is kept: there are none yet"):
+        find(LAST)
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("2026-11-03-c", "2026-11-02-b", "2026-11-02-bc")):
+        (folder / f"{name}.json").touch()
+        os.utime(folder / f"{name}.json", (1e9 - age, 1e9 - age))
+    (tmp_path / "mine.json").touch()
+    found = {given: find(given).stem for given in (LAST, "2026-11-03", "2026-11-02-b", str(tmp_path / "mine.json"))}
+    assert list(found.values()) == ["2026-11-03-c", "2026-11-03-c", "2026-11-02-b", "mine"]
+    for unclear in ("2026", "x"):
+        with pytest.raises(InvalidRequest, match=f"no chat '{unclear}' is kept: the newest are 2026-11-03-c, 2026-11"):
+            find(unclear)
+
+
+def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
+    state_folder().parent.mkdir(exist_ok=True)
+    state_folder().write_text("a file in the way")
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    assert capsys.readouterr().err.count("the chat is not kept (--no-save says so)") == 1
+    assert len(session.conversation.messages) == 4
+
+
+def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
+    session: ChatSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In two terminals: the second to say something goes on in a file of its own, and stays there."""
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    path = session.keeper.path
+    assert path is not None
+    others = session.engine.conversation()
+    others.load(path)
+    other = replace(session, conversation=others, keeper=Keeper(path))
+    session.ask(Question("two"))
+    for text in ("three", "four"):
+        other.ask(Question(text))
+    session.ask(Question("five"))
+    said = {}
+    for file in path.parent.iterdir():
+        others.load(file)
+        said[file.stem] = [m["content"] for m in others.messages if m["role"] == "user"]
+    assert said == {path.stem: ["one", "two", "five"], f"{path.stem}-2": ["one", "three", "four"]}
+    assert capsys.readouterr().err.count(f"this one is kept as {path.stem}-2") == 1
+    path.unlink()
+    session.ask(Question("six"))
+    assert path.exists(), "who removes a chat while it goes on gets it again"
+
+
+def test_what_is_no_file_any_more_is_no_chat() -> None:
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True)
+    (folder / "gone.json").symlink_to("/nowhere/at/all")
+    (folder / "there.json").touch()
+    assert find(LAST).stem == "there"
+    with pytest.raises(InvalidRequest, match="no chat '~nobody-of-that-name/x' is kept: the newest are there"):
+        find("~nobody-of-that-name/x")
+
+
+def test_a_chat_whose_messages_have_no_text_is_kept(session: ChatSession) -> None:
+    talk = session.engine.conversation(messages=[{"role": "user"}])
+    keeper = Keeper()
+    keeper.keep(talk)
+    assert keeper.path is not None and keeper.path.stem.endswith("-chat")
+
+
+def test_it_is_said_what_stays_on_disk_and_how_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path.home()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", str(home / "kv"))
+    chat, kv = "the chat in ~/state/cortexmlx", "keys and values in"
+    assert whereabouts(Keeper(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
+    assert whereabouts(Keeper(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
+    assert whereabouts(Keeper(), None) == f"on disk: {chat}; --no-save: nothing"
+    assert whereabouts(Keeper(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
+    assert whereabouts(None, "/kv") == f"on disk: {kv} /kv"
+    assert whereabouts(None, None) == "nothing of this chat stays on disk"

@@ -1,0 +1,107 @@
+"""The turns of a chat: answered, stopped, rolled back and written again."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from cortexmlx.cli.chat.session import ChatSession, Question, Stopped
+from cortexmlx.cli.chat.view import RawView
+from cortexmlx.errors import InvalidRequest, PromptTooLong
+from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.sessions.reply import Reply
+from support.cli_fakes import FakeEngine, FakeInfo
+
+
+def rendered(session: ChatSession) -> str:
+    return "".join(map(chr, session.engine.seen[-1][0]))  # type: ignore[attr-defined]
+
+
+def test_every_turn_sends_the_whole_conversation(session: ChatSession) -> None:
+    session.conversation.system = "Be brief."
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    assert rendered(session) == "<system>Be brief.\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+
+
+def test_a_failed_turn_is_rolled_back(session: ChatSession) -> None:
+    session.ask(Question("one"))
+    with pytest.raises(PromptTooLong):
+        session.ask(Question("!fail"))
+    assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
+    stops = []
+
+    class Stopping(RawView):
+        def feed(self, text: str) -> None:
+            super().feed(text)
+            if "word3" in text:
+                stops[0]()
+
+    session.show = lambda prompt: Stopping()
+    session.stoppable = lambda stop: nullcontext(stops.append(stop))  # type: ignore[func-returns-value]
+    completion = session.ask(Question("!slow"))
+    assert completion.finish_reason is FinishReason.CANCELLED
+    assert session.conversation.messages[-1]["content"] == completion.text
+    assert completion.text.startswith("word0 word1 word2 word3") and len(completion.text) < 100
+    assert capsys.readouterr().out == completion.text + "\n"
+
+
+def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
+    told: list[object] = []
+
+    class Told(RawView):
+        def feed(self, text: str) -> None:
+            told.append(text)
+
+        def drop(self, tokens: int) -> None:
+            told.append(tokens)
+
+    handle = RequestHandle(RequestId(1), lambda request: None)
+    for event in (TokenEvent("a", 1), TokenEvent("b", 2, dropped=30), TokenEvent("c", 3)):
+        handle.push(event)
+    usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
+    handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
+    reply = Reply(handle, (), "", lambda completion: None)
+    assert ChatSession._follow(reply, Told()).text == "abc"
+    assert told[:4] == ["a", 30, "b", "c"]
+
+
+def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -> None:
+    session.engine.cancelled.add(1)  # type: ignore[attr-defined]
+    with pytest.raises(Stopped):
+        session.ask(Question("!slow"))
+    assert session.conversation.messages == ()
+
+
+def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: ChatSession) -> None:
+    session.engine.template_end = "<think>\n"  # type: ignore[attr-defined]
+    prompts = []
+    session.show = lambda prompt: prompts.append(prompt) or RawView()  # type: ignore[func-returns-value]
+    session.ask(Question("!say hm</think>yes"))
+    assert prompts[0].thinking == "<think>\n"
+    assert session.conversation.messages[-1]["content"] == "<think>\nhm</think>yes"
+
+
+def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
+    engine = FakeEngine(EngineConfig("fake"), info=FakeInfo(chat_template=False))
+    session = ChatSession(engine, lambda reply: RawView(), engine.conversation())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no chat template: try `cortexmlx generate fake --raw"):
+        session.ask(Question("hi"))
+
+
+def test_writing_again_replaces_the_last_answer_unless_it_fails(session: ChatSession) -> None:
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    session.conversation.edit(-1, "the old answer")
+    with pytest.raises(PromptTooLong):
+        session.ask(Question("!fail", again=True))
+    assert session.conversation.messages[-1]["content"] == "the old answer"
+    session.ask(Question("two", again=True))
+    assert rendered(session) == "<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+    assert [turn["content"] for turn in session.conversation.messages][2:] == ["two", "You said: two"]

@@ -1,0 +1,92 @@
+"""What doctor looks at."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from cortexmlx.cli.doctor.checks import CHECKS, Verdict, all_checks
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.rules import VARIANTS
+from support.broken_kernels import COMPILE_ERROR, raising
+
+
+def test_a_wrong_version_of_mlx_lm_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0" if name == "mlx-lm" else real(name))
+    [check] = [check for check in all_checks() if check.name == "mlx-lm"]
+    assert check.verdict is Verdict.FAIL and check.advice.startswith("pip install 'mlx-lm==")
+
+
+def test_a_package_that_is_missing_fails_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "mlx-lm":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    [check] = [check for check in all_checks() if check.name == "mlx-lm"]
+    assert check.verdict is Verdict.FAIL and check.detail == "not installed"
+    assert check.advice.startswith("pip install 'mlx-lm==")
+
+
+def test_another_system_than_apple_silicon_fails_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", "darwin")
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.platform.machine", lambda: "x86_64")
+    [check] = CHECKS["machine"]()
+    assert check.verdict is Verdict.FAIL and "arm64" in check.advice
+
+
+def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", "linux")
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    monkeypatch.delenv("CORTEXMLX_DEQUANTIZE", raising=False)
+    assert [check.verdict for check in CHECKS["weights"]()] == [Verdict.OK]
+    monkeypatch.setenv("CORTEXMLX_DEQUANTIZE", "0")
+    [check] = CHECKS["weights"]()
+    assert check.verdict is Verdict.WARN and check.advice == "unset CORTEXMLX_DEQUANTIZE for speed"
+
+
+@pytest.mark.parametrize(
+    ("system", "built", "opened", "verdict", "says"),
+    [
+        ("darwin", True, "Apple M4", Verdict.OK, ""),
+        ("darwin", True, "Apple Paravirtual device", Verdict.WARN, "virtual machine"),
+        ("darwin", True, None, Verdict.FAIL, "none can be opened"),
+        ("darwin", False, None, Verdict.WARN, "built without Metal"),
+        ("linux", False, None, Verdict.OK, ""),
+    ],
+)
+def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
+    monkeypatch: pytest.MonkeyPatch, system: str, built: bool, opened: str | None, verdict: Verdict, says: str
+) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", system)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: built)
+    monkeypatch.setattr("cortexmlx.bench.machine.metal_device", lambda: opened)
+    [check] = CHECKS["device"]()
+    assert check.verdict is verdict and says in check.advice
+    assert check.detail.startswith(f"Metal GPU: {opened}" if opened else "CPU: ")
+
+
+def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.VARIANTS", VARIANTS[:1])
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
+    backend, *kernels = CHECKS["attention"]()
+    assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 2
+    for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0]), strict=True):
+        assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
+        assert "\n" not in check.detail and "doctor --json" in check.advice
+        assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"

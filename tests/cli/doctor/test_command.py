@@ -1,0 +1,84 @@
+"""What `cortexmlx doctor` prints, and when it fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.cli.doctor import checks
+from cortexmlx.cli.doctor.checks import Check, Verdict
+from cortexmlx.cli.start import run
+from cortexmlx.metal.rules import Variant
+from support.broken_kernels import COMPILE_ERROR, copying, dropped, raising
+
+
+def test_doctor_finds_this_installation_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert {
+        "cortexmlx",
+        "machine",
+        "mlx",
+        "mlx-lm",
+        "BLAS",
+        "device",
+        "weights",
+        "starter model",
+        "attention",
+    } <= found.keys()
+    assert found["mlx-lm"]["verdict"] == "ok" and all(check["verdict"] != "fail" for check in found.values())
+
+
+@pytest.mark.parametrize(
+    ("factory", "says", "message"),
+    [
+        (dropped("cortex_", zeros=True), "its decode launch was dropped", ""),
+        (
+            raising(RuntimeError(COMPILE_ERROR)),
+            "it does not compile (program_source:412:14: error: ",
+            f"RuntimeError: {COMPILE_ERROR.strip()}",
+        ),
+        (copying(all_inputs=False), "its decode launch read a copy of the keys and values", ""),
+    ],
+    ids=["zeros", "a compile error", "copies"],
+)
+def test_doctor_tells_why_a_kernel_cannot_be_used(
+    factory: Any, says: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a line for people, and whole for whoever mends it: where MLX has a GPU and its kernels are these."""
+    small = Variant("float32", "float32", 16, 16, 8, 2)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx.fast, "metal_kernel", factory)
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.VARIANTS", (small,))
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.PREFILL_VARIANTS", ())
+    monkeypatch.setattr(checks, "CHECKS", {"attention": checks.CHECKS["attention"]})
+    assert run(["doctor"]) == 0, "the reference path serves"
+    _, line, advice = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"warn  kernel        {small.label}: {says}") and "reference path" in advice
+    assert run(["doctor", "--json"]) == 0
+    _, found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "warn" and says in found["detail"] and found["message"] == message
+
+
+def test_doctor_says_what_to_do_and_fails_for_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> object:
+        raise RuntimeError("no such thing")
+
+    fine = Check("fine", Verdict.OK, "as it should be")
+    worse = Check("worse", Verdict.WARN, "slow", "make it fast")
+    monkeypatch.setattr(checks, "CHECKS", {"a": lambda: iter([fine, worse]), "b": broken})
+    assert run(["doctor"]) == 1
+    assert capsys.readouterr().out == (
+        "ok    fine          as it should be\n"
+        "warn  worse         slow\n"
+        "                    -> make it fast\n"
+        "fail  b             RuntimeError: no such thing\n"
+        "                    -> run it with --debug, and report it\n"
+    )

@@ -1,0 +1,190 @@
+"""`cortexmlx plan` against what the models' makers publish: parameters, KV bytes per token, what a window saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.plan.figures import make_plan, this_machine
+from cortexmlx.cli.plan.skeleton import build
+from cortexmlx.cli.plan.source import find
+from cortexmlx.cli.plan.text import page
+from cortexmlx.cli.start import run
+from cortexmlx.kv.sizing import Load, format_bytes
+from support.adapters import write_adapter
+from support.published import DEEPSEEK_V3, QWEN3_8B
+from support.tiny import write_tiny
+
+SEVEN_B = "plan --layers 32 --kv-heads 32 --head-dim 128"
+QWEN3 = "plan --layers 36 --kv-heads 8 --head-dim 128"
+
+
+def test_a_model_too_large_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "v3.json").write_text(json.dumps(DEEPSEEK_V3))
+    assert run(["plan", str(tmp_path / "v3.json")]) == 0
+    assert "the weights alone are too large" in capsys.readouterr().out
+
+
+def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    (folder / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    for target in (folder, folder / "config.json"):
+        assert run(["plan", str(target), "--context", "1024", "--context", "2048"]) == 0
+        assert capsys.readouterr().out.startswith(
+            "Qwen3-8B: qwen3, 8.19 B parameters, context 40,960 tokens\n"
+            "  weights         3 MiB       as stored\n"
+            "  KV per token    144 KiB     36 layers x 8 heads x (128 + 128) x 2 bytes\n"
+        )
+    assert run(["plan", str(folder), "--context", "1024", "--context", "2048", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["model"]["kv_bytes_per_token"] == 147_456
+    assert [entry["tokens"] for entry in figures["here"]["lengths"]] == [1024, 2048]
+    shape = {"layers": 36, "kv_heads": 8, "k_dim": 128, "v_dim": 128, "window": None, "chunked": False, "row_bytes": 0}
+    assert figures["model"]["shapes"] == [shape]
+
+
+def test_the_page_says_what_a_row_has_that_keeps_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(write_tiny(tmp_path / "m"))
+    assert run(["plan", model, "--keep-last", "200", "--keep-first", "96"]) == 0
+    assert "  of a row        496         tokens at most, whatever the length of its text\n" in capsys.readouterr().out
+    assert run(["plan", model, "--keep-last", "300"]) == 1
+    assert "the model's context has 512: make keep_last at most 254" in capsys.readouterr().err
+    assert run(["plan", model, "--keep-first", "96"]) == 1
+    assert "keep_first is 96, but must be None without keep_last (--keep-last)" in capsys.readouterr().err
+
+
+def test_an_adapter_is_counted_with_the_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "m")
+    adapter = write_adapter(tmp_path / "a", folder, num_layers=-1, keys=None)
+    size = (adapter / "adapters.safetensors").stat().st_size
+    figures = []
+    for options in ([], ["--adapter", str(adapter)]):
+        assert run(["plan", str(folder), "--json", *options]) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert [plan["model"]["adapter_bytes"] for plan in figures] == [0, size]
+    assert figures[1]["here"]["weight_bytes"] - figures[0]["here"]["weight_bytes"] == size
+    assert run(["plan", str(folder), "--adapter", str(adapter)]) == 0
+    assert f"\n  adapter         {format_bytes(size)}" in capsys.readouterr().out
+    assert run(["plan", str(folder), "--adapter", str(folder)]) == 1
+    assert "no adapter_config.json" in capsys.readouterr().err
+
+
+def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SEVEN_B.split(), "--tokens", "8192", "--bytes", "2"]) == 0
+    assert capsys.readouterr().out == (
+        "  KV per token    512 KiB     32 layers x 32 heads x (128 + 128) x 2 bytes\n"
+        "  8,192 tokens    4 GiB       4,294,967,296 bytes\n"
+    )
+    assert run([*QWEN3.split(), "--kv-bits", "4"]) == 0
+    quantized = "36 layers x 8 heads x (128 + 128) x (4 bits + 4 bytes for 64)"
+    assert capsys.readouterr().out == f"  KV per token    40.5 KiB    {quantized}\n"
+    assert run([*QWEN3.split(), "--json", "--tokens", "100"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "kv_bytes_per_token": 147_456,
+        "lengths": [{"tokens": 100, "bytes": 14_745_600}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("plan {tmp}/none.json", 1, "there is no {tmp}/none.json"),
+        ("plan {tmp}", 1, "there is no {tmp}/config.json"),
+        ("plan {tmp}/broken.json", 1, "{tmp}/broken.json cannot be read"),
+        ("plan {tmp}/list.json", 1, "{tmp}/list.json is not a JSON object"),
+        ("plan {tmp}/strange.json", 1, "mlx-lm has no architecture 'strange': give its shape with --layers"),
+        ("plan {tmp}/short.json", 1, "the configuration does not fit 'qwen3'"),
+        ("plan {tmp}/empty.json", 1, "names no model_type"),
+        ("plan --layers 3", 2, "a shape is --layers, --kv-heads and --head-dim together"),
+        ("plan x --layers 3", 2, "give a MODEL or its shape, not both"),
+        ("plan --layers 0 --kv-heads 1 --head-dim 1", 2, "--layers"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_clear_line(
+    line: str, code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "broken": "{",
+        "list": "[]",
+        "strange": '{"model_type": "strange"}',
+        "short": '{"model_type": "qwen3"}',
+        "empty": "{}",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    assert run(line.format(tmp=tmp_path).split()) == code
+    err = capsys.readouterr().err
+    assert says.format(tmp=tmp_path) in " ".join(err.split()) and "Traceback" not in err
+    assert code == 2 or err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "stated", "context"),
+    [
+        ("llama", (), {}, 512),
+        ("gpt2", (), {}, 512),
+        ("llama", ("max_position_embeddings",), {}, 2048),
+        ("llama", ("max_position_embeddings",), {"model_max_length": 700}, 700),
+        ("llama", ("max_position_embeddings",), {"max_sequence_length": 800}, 800),
+        ("llama", ("max_position_embeddings",), {"model_max_length": 0, "seq_length": 900}, 900),
+        ("llama", ("max_position_embeddings",), {"model_max_length": True, "text_config": {"n_ctx": 300}}, 300),
+        ("llama", ("max_position_embeddings",), {"text_config": {}, "max_seq_len": 400}, 400),
+    ],
+)
+def test_the_plan_and_the_engine_know_one_context(
+    name: str, without: tuple[str, ...], stated: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    from cortexmlx import Engine
+
+    folder = write_tiny(tmp_path / "model", name)
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in without} | stated
+    (folder / "config.json").write_text(json.dumps(config))
+    planned = build(find(str(folder)).config).context_length
+    with Engine(folder, kv_memory="1MB", max_rows=1) as engine:
+        assert (planned, engine.info.context_length) == (context, context)
+
+
+on_a_cpu = pytest.mark.skipif(not this_machine().on_cpu, reason="only a CPU wants all in float32")
+
+
+@pytest.mark.model
+def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
+    from cortexmlx import Engine
+
+    source = find("smollm2")
+    plan = make_plan(source, build(source.config), this_machine(), load=Load(4, 512))
+    with Engine("smollm2", max_rows=4) as engine:
+        info, stats = engine.info, engine.stats()
+    assert plan.model.parameters == info.parameters
+    assert plan.here.kv_bytes_per_token == info.kv_bytes_per_token
+    assert plan.here.weight_bytes == info.weight_bytes
+    assert plan.here.arena_bytes == pytest.approx(stats.kv_bytes_limit, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=on_a_cpu)])
+@pytest.mark.parametrize("name", ["lfm2", "mamba2"])
+def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, dtype: str, tmp_path: Path) -> None:
+    """With keys and values beside them, and without; also where all is widened on a CPU."""
+    from cortexmlx import Engine, SamplingParams
+
+    folder = write_tiny(tmp_path / "model", name, torch_dtype=dtype)
+    source = find(str(folder))
+    plan = make_plan(source, build(source.config), this_machine(), load=Load(3, 512), kv_memory=10**6)
+    with Engine(folder, kv_memory="1MB", max_rows=3) as engine:
+        engine.generate("the state", SamplingParams(max_tokens=3))
+        stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots
+    assert plan.model.refusal is None and snapshots is not None
+    assert plan.here.snapshots == snapshots.most
+    each = plan.here.snapshot_bytes // snapshots.most
+    assert plan.here.states_bytes == 2 * 3 * each
+    assert stats.state_bytes == stats.state_snapshots * each > 0
+    assert (each == plan.model.state_bytes_per_sequence) == (dtype == "float32")
+    assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
+    text = page(plan)
+    assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text

@@ -1,0 +1,57 @@
+"""Where output goes, and what a stream cannot show."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cortexmlx.cli.terminal import console
+from support import cli_fakes
+
+FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_a_question_mark() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*FAKE_COMMAND, "generate", "fake", "-p", "né"], capture_output=True, env=environment, stdin=-3
+    )
+    assert (done.returncode, done.stdout) == (0, b"You said: n?\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "terminal", "coloured"),
+    [
+        ({"TERM": "xterm"}, Terminal, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, Terminal, True, False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, Terminal, True, True),
+        ({"TERM": "dumb"}, Terminal, False, False),
+        ({"TERM": "xterm"}, io.StringIO, False, False),
+    ],
+)
+def test_colours_go_to_a_person_who_wants_them(
+    environment: dict[str, str],
+    stream: type[io.StringIO],
+    terminal: bool,
+    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", stream())
+    assert (console.is_terminal(sys.stderr), console.is_coloured(sys.stderr)) == (terminal, coloured)
+    console.error("no such thing")
+    console.note("by the way")
+    said, noted = sys.stderr.getvalue().splitlines()
+    assert said == ("\x1b[1;31merror:\x1b[0m no such thing" if coloured else "error: no such thing")
+    assert noted == "cortexmlx: by the way"

@@ -1,0 +1,52 @@
+"""Prompts as they really arrive: from arguments and pipes, with bytes that are no text."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import pytest
+
+from cortexmlx.cli.start import run
+from cortexmlx.cli.terminal.text import to_json
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+
+class Pipe(io.TextIOWrapper):
+    """Standard input as a pipe that holds `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        read, write = os.pipe()
+        os.write(write, data)
+        os.close(write)
+        super().__init__(os.fdopen(read, "rb"))
+
+
+def test_what_is_piped_in_comes_before_the_argument(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(b"the notes\n"))
+    run(["generate", "fake", "--raw", "-p", "Summarise."])
+    assert fakes.engine.seen[0][0] == "the notes\n\nSummarise."
+
+
+def test_dash_reads_stdin_where_it_stands(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(b"\xef\xbb\xbfthe notes"))
+    run(["generate", "fake", "--raw", "-p", "Summarise:", "-p", "-"])
+    assert fakes.engine.seen[0][0] == "Summarise:\n\nthe notes"
+
+
+def test_nul_and_broken_utf8_become_replacement_characters_with_a_note(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(b"a\0b \xff \xe2\x82 \xef\xbf\xbd"))
+    run(["generate", "fake", "--raw", "-p", "-", "-p", "caf\udcc3\udca9 \udcff"])
+    assert fakes.engine.seen[0][0] == "a�b � � �\n\ncafé �"
+    assert capsys.readouterr().err == (
+        "cortexmlx: 3 x NUL or broken UTF-8 in stdin, replaced by �\n"
+        "cortexmlx: 1 x NUL or broken UTF-8 in the prompt, replaced by �\n"
+    )
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    record = {"perplexity": float("inf"), "top": [(3, -float("inf")), (4, -1.5)], "text": "é", "one": float("nan")}
+    assert to_json(record) == '{"perplexity": null, "top": [[3, null], [4, -1.5]], "text": "é", "one": null}'
