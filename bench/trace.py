@@ -55,6 +55,14 @@ class RequestTrace:
     tokens: tuple[int, ...]
     stamps: tuple[Stamp, ...]
 
+    def rate(self, begin: Stamp, end: Stamp) -> Figure:
+        """Tokens per second between the token nearest to `begin` and the one nearest to `end`; 0 if it is the same."""
+        first, last = (self._nearest(moment) for moment in (begin, end))
+        return per_second(last - first, self.stamps[first], self.stamps[last]) if first < last else Figure(0.0, 0.0)
+
+    def _nearest(self, moment: Stamp) -> int:
+        return min(range(len(self.stamps)), key=lambda i: abs(self.stamps[i].wall - moment.wall))
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -80,12 +88,17 @@ class Trace:
         return per_second(sum(r.prompt_tokens for r in self.requests), self.started, self.prefilled)
 
     def decode_rate(self) -> Figure:
-        """Tokens per second while all requests are decoding: after the last first token, up to the first last one."""
+        """Tokens per second while all requests are decoding: after the last first token, up to the first last one.
+
+        A side that hands out the tokens of a step one after the other would lose most of the step that ends the time.
+        So each request is measured between those of its own tokens that are nearest to its beginning and its end.
+        """
         begin, end = self.prefilled, min(r.stamps[-1] for r in self.requests)
-        tokens = sum(begin.wall < s.wall <= end.wall for r in self.requests for s in r.stamps)
         if end.wall <= begin.wall:
             raise ValueError("the requests never decode all at once: let them generate more tokens")
-        return per_second(tokens, begin, end)
+        rates = [r.rate(begin, end) for r in self.requests]
+        cpu = [rate.cpu for rate in rates if rate.cpu is not None]
+        return Figure(sum(rate.wall for rate in rates), sum(cpu) if len(cpu) == len(rates) else None)
 
     def total(self) -> Figure:
         """Seconds from the start to the last token of all."""

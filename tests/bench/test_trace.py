@@ -32,7 +32,13 @@ def test_prefill_counts_all_prompt_tokens_until_the_last_request_has_a_token() -
 
 def test_decode_counts_tokens_only_while_all_requests_decode() -> None:
     # From 14.0 (the second starts) to 19.0 (the first ends): 15, 19 of the first; 15, 16, 17, 18 of the second.
-    assert RUN.decode_rate() == Figure(6 / 5.0, 6 / 2.5)
+    assert RUN.decode_rate() == Figure(2 / 5.0 + 4 / 4.0, 2 / 2.5 + 4 / 2.0)
+
+
+def test_tokens_of_one_step_count_all_or_none() -> None:
+    """A side that hands them out one after the other is no slower than one that does so all at once."""
+    later = (request(1, 0.0, 1.0, 2.0, 3.0), request(1, 0.0, 1.01, 2.01, 3.01), request(1, 0.0, 1.02, 2.02, 3.02))
+    assert Trace(at(0.0)[0], later).decode_rate().wall == pytest.approx(3.0)
 
 
 def test_requests_that_never_decode_together_have_no_decode_rate() -> None:
