@@ -1,5 +1,5 @@
-"""Decode windows: a fixed set of rows, and up to TAIL_COLUMNS steps of one token each, whose keys and values live in
-the tail until they are flushed to the arena. No mlx.
+"""Decode windows: a fixed set of rows, and a number of steps of one token each, whose keys and values live in the tail
+until they are flushed to the arena. No mlx.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.steps.placement import flush_of
 from cortexmlx.scheduling.steps.plan import Flush
 
+_COLUMNS_WITHOUT_TAIL = 64
+"""Steps of a window where no layer keeps keys and values, so that there is nothing to flush: what ended is stored, and
+who comes finds its blocks, when the window ends.
+"""
+
 
 class DecodeWindow:
-    """The window: its `lanes`, and the next `column` of the tail, 0 if it is not open.
+    """The window: its `lanes`, and the next `column` of the tail, of `columns`; 0 if it is not open.
 
     A job that ends well while its newest tokens are in the tail is *awaiting the flush*: it has lost its row, but keeps
     its blocks until those tokens are there, for others to begin with.
@@ -24,6 +29,7 @@ class DecodeWindow:
     def __init__(self, cache: KVCache, running: RunningSet) -> None:
         self.lanes: tuple[Lane, ...] = ()
         self.column = 0
+        self.columns = TAIL_COLUMNS if any(group.layers for group in cache.groups) else _COLUMNS_WITHOUT_TAIL
         self._cache = cache
         self._running = running
         self._awaiting_flush: list[Lane] = []
@@ -45,7 +51,7 @@ class DecodeWindow:
         A dead lane is computed in vain in each of the steps that are left, and a flush empties the pipeline, which
         costs about one step of all lanes.
         """
-        left = TAIL_COLUMNS - self.column
+        left = self.columns - self.column
         dead = sum(not lane.live for lane in self.lanes)
         return not left or bool(dead and dead * left >= len(self.lanes))
 
@@ -55,7 +61,7 @@ class DecodeWindow:
         """
         for job in self._running.in_order:
             if job.can_decode:
-                outputs = min(TAIL_COLUMNS, job.plannable)
+                outputs = min(self.columns, job.plannable)
                 make_room(job, job.num_computed_tokens + outputs)
         ready = [job for job in self._running.jobs if job.can_decode]
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)

@@ -61,8 +61,8 @@ def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
 class Opened:
     """A window over rows whose prompts are computed, without a scheduler."""
 
-    def __init__(self, limits: list[int]) -> None:
-        self.cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 64, 4)
+    def __init__(self, limits: list[int], layers: tuple[int, ...] = (0,)) -> None:
+        self.cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), layers)], 64, 4)
         self.running = RunningSet(self.cache, 8, headroom=0, share_prefixes=True)
         self.window = DecodeWindow(self.cache, self.running)
         self.jobs = [job_of(i, [i] * (3 + i), limit) for i, limit in enumerate(limits)]
@@ -108,6 +108,16 @@ def test_a_window_has_room_for_its_columns_and_for_no_more_than_an_answer_takes(
         opened.step()
     assert list(opened.window.todo) == [0], "the second answer is complete"
     assert opened.window.lane_of(opened.jobs[1]) is not None and opened.window.lane_of(opened.jobs[2]) is None
+
+
+def test_a_window_without_layers_that_have_a_tail_goes_on_behind_it() -> None:
+    opened = Opened([100], layers=())
+    for _ in range(TAIL_COLUMNS):
+        opened.step()
+    assert not opened.window.wants_flush
+    while opened.window.todo and not opened.window.wants_flush:
+        opened.step()
+    assert 3 * TAIL_COLUMNS < opened.window.column == opened.room[0] - 3 < 100, "but it ends, and what it has is stored"
 
 
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, TAIL_COLUMNS))
