@@ -139,7 +139,9 @@ class StateStore:
         ]
         self._batch = after[0] if len(after) == 1 and not parts[0].piece else None
         place_of = {int(t): (b, row) for p, b in zip(parts, after, strict=True) for row, t in _ends(p)}
-        kept = [array for batch in after for array in batch.arrays()]
+        # Single tokens of all rows: the next step computes what these states lack when it takes them. MLX would make
+        # the ones after in fresh memory, had these been evaluated for themselves.
+        kept = [] if self._batch is not None else [array for batch in after for array in batch.arrays()]
         end = 0
         for segment in self._segments:
             begin, end = end, end + segment.count

@@ -71,6 +71,23 @@ def test_nobody_holds_what_a_step_begins_with() -> None:
         assert rows.store.arrays()
 
 
+def test_what_the_next_step_takes_as_it_is_is_not_evaluated_for_itself() -> None:
+    """MLX would make the state after it in fresh memory. What a piece has left, whatever it was made of goes."""
+    store = StateStore({4: 1})
+
+    def evaluated(plan: StepPlan) -> int:
+        store.begin(plan)
+        for cache in store.leaves[4].caches:
+            cache[0] = mx.zeros((1, WIDTH)) if cache[0] is None else cache[0] + 1
+        return len(store.end())
+
+    assert evaluated(plan_of(StepKind.MIXED, (1, 0, 3))) == 1
+    assert evaluated(plan_of(StepKind.DECODE, (1, 3, 1))) == 0
+    assert evaluated(plan_of(StepKind.DECODE, (1, 4, 1), first=False)) == 0
+    cut = StateOps(cuts=(Save((1, 0), 6, 7),))
+    assert evaluated(plan_of(StepKind.DECODE, (1, 5, 1), states=cut, first=False)) == 1, "the snapshot"
+
+
 def test_rows_find_their_own_states_however_they_are_computed() -> None:
     rows = Rows()
     assert rows.step(plan_of(StepKind.MIXED, (1, 0, 1), (2, 0, 2), (3, 0, 3)), [1, 2, 3, 4, 5, 6])[:2] == [0, 0]
