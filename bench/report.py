@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cortexmlx.bench.machine import Machine
-from cortexmlx.bench.pairs import Comparison
-from cortexmlx.bench.rows import Row
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Comparison
+from cortexmlx.bench.suites.rows import Row
 from cortexmlx.stats import ModelInfo
 
 GIB = 1024**3

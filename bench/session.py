@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from cortexmlx.bench.against import ROWS, Contest, Section, Shape, basic_sections
-from cortexmlx.bench.machine import Machine
-from cortexmlx.bench.pairs import Case, Comparison, compare
-from cortexmlx.bench.prompts import Prompts
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Case, Comparison, compare
+from cortexmlx.bench.measure.prompts import Prompts
+from cortexmlx.bench.measure.trace import Work
 from cortexmlx.bench.report import Report
-from cortexmlx.bench.rows import Row, measure, tests
-from cortexmlx.bench.serving import CONTEXTS, DECODED, serving_sections
-from cortexmlx.bench.trace import Work
+from cortexmlx.bench.suites.against import ROWS, Contest, Section, Shape, basic_sections
+from cortexmlx.bench.suites.rows import Row, measure, tests
+from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import ModelInfo

@@ -108,7 +108,7 @@ def _model(argument: str | None, option: str | None) -> Iterator[tuple[str, tupl
     elif starter_path() is not None:
         yield STARTER, (f"no model was named: {STARTER}",)
     else:
-        from cortexmlx.bench.random_model import write_random_model
+        from cortexmlx.bench.measure.random_model import write_random_model
 
         with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
             note = "no model was named and the starter model is not installed: a small model with random weights"

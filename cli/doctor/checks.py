@@ -87,7 +87,7 @@ def _device() -> Iterator[Check]:
     blas.preload()
     import mlx.core as mx
 
-    from cortexmlx.bench.machine import Machine
+    from cortexmlx.bench.measure.machine import Machine
 
     here = Machine.here()
     verdict, advice = Verdict.OK, ""

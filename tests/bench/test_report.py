@@ -9,11 +9,11 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from cortexmlx.bench import rows
-from cortexmlx.bench.machine import Machine
-from cortexmlx.bench.pairs import Better, Comparison
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Better, Comparison
 from cortexmlx.bench.report import Report, as_csv, as_json, json_lines, markdown
-from cortexmlx.bench.rows import Row, StepSplit
+from cortexmlx.bench.suites import rows
+from cortexmlx.bench.suites.rows import Row, StepSplit
 from cortexmlx.stats import ModelInfo
 from support.bench_model import bench
 

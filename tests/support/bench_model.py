@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.bench.random_model import write_random_model
+from cortexmlx.bench.measure.random_model import write_random_model
 from cortexmlx.cli.start import run
 
 SMALL: dict[str, object] = {

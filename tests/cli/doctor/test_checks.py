@@ -69,7 +69,7 @@ def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
 
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", system)
     monkeypatch.setattr(mx.metal, "is_available", lambda: built)
-    monkeypatch.setattr("cortexmlx.bench.machine.metal_device", lambda: opened)
+    monkeypatch.setattr("cortexmlx.bench.measure.machine.metal_device", lambda: opened)
     [check] = CHECKS["device"]()
     assert check.verdict is verdict and says in check.advice
     assert check.detail.startswith(f"Metal GPU: {opened}" if opened else "CPU: ")

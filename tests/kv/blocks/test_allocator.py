@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.bench import allocator as bench
+from cortexmlx.bench.studies import allocator as bench
 from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
 from cortexmlx.kv.blocks import allocator as allocator_module
 from cortexmlx.kv.blocks import freeruns as freeruns_module

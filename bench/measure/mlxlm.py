@@ -1,0 +1,114 @@
+"""mlx-lm as a contestant: the same model object, hence the same weights, in the same process.
+
+A lone request goes through `generate_step` with a streaming detokenizer, which is `stream_generate` without its end
+at an end token; several go through `BatchGenerator`, on which `batch_generate` is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+
+from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
+from cortexmlx.models import LoadedModel
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Arguments of `BatchGenerator`; these are its own defaults. `watch_kv` also notes the bytes of its caches."""
+
+    completion_batch_size: int = 32
+    prefill_batch_size: int = 8
+    prefill_step_size: int = 2048
+    watch_kv: bool = False
+
+
+class MlxLm:
+    """Runs work with mlx-lm on the calling thread, on the weights of `loaded`."""
+
+    name = "mlx-lm"
+
+    def __init__(
+        self, loaded: LoadedModel, settings: BatchSettings | None = None, *, prompt_cache: bool = True
+    ) -> None:
+        self._model = loaded.model
+        self._tokenizer = loaded.tokenizer
+        self._settings = settings or BatchSettings()
+        self._prompt_cache = prompt_cache
+
+    def run(self, work: Sequence[Work]) -> Trace:
+        """Run the requests to their end."""
+        return self._run_one(work[0]) if len(work) == 1 else self._run_batch(work)
+
+    def chat(self, turns: Sequence[Work]) -> Trace:
+        """Run the turns of one conversation, each prompt being what the user adds; the trace is that of the last.
+
+        With `prompt_cache` a turn computes what the cache lacks, as mlx-lm's chat does; without, the whole
+        conversation.
+        """
+        cache = make_prompt_cache(self._model)
+        so_far: tuple[int, ...] = ()
+        for turn in turns:
+            so_far += turn.prompt
+            if not self._prompt_cache:
+                cache = make_prompt_cache(self._model)
+            known = cache[0].offset if self._prompt_cache else 0
+            trace = self._run_one(Work(so_far[known:], turn.max_tokens), cache)
+            so_far += trace.tokens[0]
+        return trace
+
+    def _run_one(self, work: Work, cache: list[Any] | None = None) -> Trace:
+        detokenizer = self._tokenizer.detokenizer
+        recorder = Recorder([work])
+        steps = generate_step(mx.array(work.prompt), self._model, max_tokens=work.max_tokens, prompt_cache=cache)
+        for token, _ in steps:
+            detokenizer.add_token(token)
+            _ = detokenizer.last_segment
+            if recorder.token(0, token, Stamp.now()) == work.max_tokens:
+                break
+        steps.close()
+        mx.synchronize(generation_stream)
+        return recorder.trace()
+
+    def _run_batch(self, work: Sequence[Work]) -> Trace:
+        settings = self._settings
+        recorder = Recorder(work)
+        generator = BatchGenerator(
+            self._model,
+            completion_batch_size=settings.completion_batch_size,
+            prefill_batch_size=settings.prefill_batch_size,
+            prefill_step_size=settings.prefill_step_size,
+        )
+        request_of: dict[int, int] = {}
+        late = sorted((i for i, w in enumerate(work) if w.after), key=lambda i: work[i].after)
+
+        def insert(requests: Sequence[int]) -> None:
+            for request in requests:
+                recorder.submitted(request)
+            prompts, limits = [list(work[i].prompt) for i in requests], [work[i].max_tokens for i in requests]
+            request_of.update(zip(generator.insert(prompts, limits), requests, strict=True))
+
+        insert([i for i, w in enumerate(work) if not w.after])
+        running, first = len(work), 0
+        while running:
+            _, responses = generator.next()
+            stamp = Stamp.now()
+            for response in responses:
+                count = recorder.token(request_of[response.uid], response.token, stamp)
+                first = count if request_of[response.uid] == 0 else first
+                running -= response.finish_reason is not None
+            if settings.watch_kv:
+                recorder.kv_bytes = max(recorder.kv_bytes, generator.prompt_cache_nbytes)
+            while late and first >= work[late[0]].after:
+                insert([late.pop(0)])
+        generator.close()
+        trace = recorder.trace()
+        for tokens in trace.tokens:
+            self._tokenizer.decode(list(tokens))
+        mx.synchronize(generation_stream)
+        return trace

@@ -1,0 +1,123 @@
+"""Comparing two contestants on a noisy machine: runs in pairs, taking turns to go first, and the median of the pairs'
+ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from cortexmlx.bench.measure.trace import Figure, Trace
+
+MINIMUM_PAIRS = 5
+
+
+class Better(str, Enum):
+    """Which way a figure should go; the values are how a target for the ratio is written."""
+
+    HIGHER = ">="
+    LOWER = "<="
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a trace, the better direction, and the target for ours over theirs."""
+
+    name: str
+    unit: str
+    of: Callable[[Trace], Figure]
+    better: Better
+    target: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compare: how each side runs repetition r (each repetition has prompts of its own, the same for both
+    sides), and what to measure. `what` describes it in one line.
+    """
+
+    name: str
+    what: str
+    ours: Callable[[int], Trace]
+    theirs: Callable[[int], Trace]
+    measures: tuple[Measure, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measure over all pairs of a case, in the order in which they ran. `same_tokens` of `requests` generated the
+    same ids on both sides."""
+
+    case: str
+    what: str
+    measure: str
+    unit: str
+    better: Better
+    target: float
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    ours_cpu: tuple[float, ...]
+    theirs_cpu: tuple[float, ...]
+    same_tokens: int
+    requests: int
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Ours over theirs, pair by pair."""
+        return tuple(a / b for a, b in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """The median of the pairs' ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """The same by CPU time; None where CPU time says nothing."""
+        pairs = zip(self.ours_cpu, self.theirs_cpu, strict=True)
+        return statistics.median(a / b for a, b in pairs) if self.ours_cpu else None
+
+    @property
+    def met(self) -> bool:
+        """The median ratio is on the right side of the target."""
+        return self.ratio >= self.target if self.better is Better.HIGHER else self.ratio <= self.target
+
+
+def compare(case: Case, pairs: int, on_run: Callable[[str], None] | None = None) -> list[Comparison]:
+    """Run a case `pairs` times on both sides: ours then theirs, theirs then ours, and so on."""
+    ours: list[Trace] = []
+    theirs: list[Trace] = []
+    for pair in range(pairs):
+        order = [("cortexmlx", case.ours, ours), ("mlx-lm", case.theirs, theirs)]
+        for name, run, traces in order if pair % 2 == 0 else order[::-1]:
+            if on_run is not None:
+                on_run(f"{case.name}, pair {pair + 1} of {pairs}: {name}")
+            traces.append(run(pair))
+    both = [
+        (a, b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine.tokens, other.tokens, strict=True)
+    ]
+    return [_comparison(case, m, ours, theirs, sum(a == b for a, b in both), len(both)) for m in case.measures]
+
+
+def _comparison(
+    case: Case, measure: Measure, ours: Sequence[Trace], theirs: Sequence[Trace], same: int, requests: int
+) -> Comparison:
+    a, b = [measure.of(t) for t in ours], [measure.of(t) for t in theirs]
+    a_cpu, b_cpu = (tuple(f.cpu for f in side if f.cpu is not None) for side in (a, b))
+    complete = len(a_cpu) == len(a) and len(b_cpu) == len(b)
+    return Comparison(
+        case.name,
+        case.what,
+        measure.name,
+        measure.unit,
+        measure.better,
+        measure.target,
+        tuple(f.wall for f in a),
+        tuple(f.wall for f in b),
+        a_cpu if complete else (),
+        b_cpu if complete else (),
+        same,
+        requests,
+    )

@@ -1,0 +1,133 @@
+"""Running requests through an Engine the way its callers do, and noting when each token comes out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
+from cortexmlx.engine import Engine
+from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.serving.handle import RequestHandle
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.core import EngineCore
+
+
+def submit_together(
+    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], background: bool
+) -> list[RequestHandle]:
+    """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
+
+    def submit(core: EngineCore) -> list[RequestHandle]:
+        return [
+            engine.submit(
+                work.prompt,
+                SamplingParams(max_tokens=work.max_tokens, ignore_eos=True),
+                listener=listener,
+                background=background,
+            )
+            for work, listener in requests
+        ]
+
+    return engine.inspect(submit)
+
+
+class Cortex:
+    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use; `background` requests are those of a batch
+    whose end is what counts."""
+
+    name = "cortexmlx"
+
+    def __init__(self, engine: Engine, *, watch_kv: bool = False, background: bool = False) -> None:
+        self.engine = engine
+        self._watch_kv = watch_kv
+        self._background = background
+
+    def run(self, work: Sequence[Work]) -> Trace:
+        """Run the requests to their end."""
+        return self.start(work).finish()
+
+    def start(self, work: Sequence[Work]) -> Flight:
+        """Submit the requests; those with `after` come later, by themselves."""
+        return Flight(self.engine, work, self._watch_kv, self._background)
+
+    def chat(self, turns: Sequence[Work]) -> Trace:
+        """Run the turns of one conversation one after the other; the trace is that of the last. Each turn's prompt is
+        what the user adds: the engine gets the whole conversation each time, as a chat client sends it."""
+        so_far: tuple[int, ...] = ()
+        for turn in turns:
+            trace = self.run([Work(so_far + turn.prompt, turn.max_tokens)])
+            so_far += turn.prompt + trace.tokens[0]
+        return trace
+
+
+class Flight:
+    """Requests on their way through the engine. Tokens are stamped on the engine's thread, as they are handed out."""
+
+    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, background: bool = False) -> None:
+        self._engine = engine
+        self._background = background
+        self._work = work
+        self._core = engine.inspect(lambda core: core)
+        self._watch_kv = watch_kv
+        self._handles: list[RequestHandle] = []
+        self._waiting_for_first = len(work)
+        self._running = len(work)
+        self._all_have_tokens, self._all_done = threading.Event(), threading.Event()
+        self._arrivals = {after: threading.Event() for after in {w.after for w in work}}
+        self._recorder = Recorder(work)
+        self._submit(0)
+
+    def wait_for_first_tokens(self) -> None:
+        """Return when every request has its first token."""
+        self._submit_late()
+        self._all_have_tokens.wait()
+
+    def finish(self) -> Trace:
+        """Wait for the end of all. Raises the error of the first request that failed."""
+        self._submit_late()
+        self._all_done.wait()
+        for handle in self._handles:
+            handle.result(0)
+        return self._recorder.trace()
+
+    def _submit_late(self) -> None:
+        while self._arrivals:
+            after = min(self._arrivals)
+            while not self._arrivals[after].wait(0.05):
+                if self._all_done.is_set():
+                    return
+            self._submit(after)
+
+    def _submit(self, after: int) -> None:
+        requests = [(i, work) for i, work in enumerate(self._work) if work.after == after]
+        for request, _ in requests:
+            self._recorder.submitted(request)
+        listened = [(work, self._listener(i)) for i, work in requests]
+        self._handles += submit_together(self._engine, listened, self._background)
+        self._arrivals.pop(after, None)
+
+    def _listener(self, request: int) -> Callable[[TokenEvent], None]:
+        def listen(event: TokenEvent) -> None:
+            if event.token_id is not None:
+                self._take(request, event.token_id)
+            if event.error is not None or event.completion is not None:
+                self._running -= 1
+                if event.error is not None or not self._running:
+                    self._all_have_tokens.set()
+                    self._all_done.set()
+
+        return listen
+
+    def _take(self, request: int, token: int) -> None:
+        count = self._recorder.token(request, token, Stamp.now())
+        if count == 1:
+            self._waiting_for_first -= 1
+            if not self._waiting_for_first:
+                self._all_have_tokens.set()
+        if request == 0 and (arrival := self._arrivals.get(count)) is not None:
+            arrival.set()
+        if self._watch_kv:
+            self._recorder.kv_bytes = max(self._recorder.kv_bytes, self._core.kv_bytes_in_use)

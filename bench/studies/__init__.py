@@ -1,0 +1,1 @@
+"""What developers measure now and then: `python -m cortexmlx.bench.studies.NAME`."""

@@ -1,0 +1,286 @@
+"""What the KV block allocator costs per call: against the size of the arena, and against scanning it.
+
+`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure()` returns them as data. The clock only runs
+over calls into the allocator and the loop that makes them, never over drawing random numbers or filling the arena.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+
+ARENA_SIZES = (1_000, 10_000, 100_000, 1_000_000)
+SCAN_BLOCKS = 100_000
+LONGEST = 64
+CALLS = 20_000
+
+
+@dataclass(frozen=True)
+class ChurnCost:
+    """Microseconds per `allocate` or `free` call in a half-full, fragmented arena, one figure per repeat."""
+
+    total_blocks: int
+    fragmentation: float
+    repeats_us: tuple[float, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.repeats_us)
+
+
+@dataclass(frozen=True)
+class ScanCost:
+    """Microseconds for one `allocate` and the `free` that undoes it, where only the arena's last run is long enough."""
+
+    name: str
+    repeats_us: tuple[float, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.repeats_us)
+
+
+@dataclass(frozen=True)
+class AllocatorBench:
+    """All figures of one benchmark run; the first entry of `scans` is KVBlockAllocator itself."""
+
+    churn: tuple[ChurnCost, ...]
+    scans: tuple[ScanCost, ...]
+
+    @property
+    def growth(self) -> float:
+        """Cost per call in the largest arena over that in the smallest."""
+        return self.churn[-1].median_us / self.churn[0].median_us
+
+
+class Allocator(Protocol):
+    """What the contestants have in common."""
+
+    def allocate(self, n: int) -> KVHandle: ...
+
+    def free(self, handle: KVHandle) -> None: ...
+
+
+class LoopScan:
+    """First fit by a loop over all blocks: CortexStream's allocator ("MVP"), in the language of ours."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._is_free = [True] * total_blocks
+
+    def allocate(self, n: int) -> KVHandle:
+        length = 0
+        for block, free in enumerate(self._is_free):
+            if not free:
+                length = 0
+                continue
+            length += 1
+            if length == n:
+                start = block - n + 1
+                self._is_free[start : block + 1] = [False] * n
+                return KVHandle(start, n)
+        raise KVCacheFull(f"no run of {n} blocks: free some first")
+
+    def free(self, handle: KVHandle) -> None:
+        self._is_free[handle.start : handle.stop] = [True] * handle.count
+
+
+class NumpyScan:
+    """The same first fit, vectorised: all run boundaries at once from the differences of the flags."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._used = np.ones(total_blocks + 2, dtype=np.int8)
+        self._used[1:-1] = 0
+
+    def allocate(self, n: int) -> KVHandle:
+        edges = np.diff(self._used)
+        starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
+        long_enough = np.flatnonzero(stops - starts >= n)
+        if not long_enough.size:
+            raise KVCacheFull(f"no run of {n} blocks: free some first")
+        start = int(starts[long_enough[0]])
+        self._used[1 + start : 1 + start + n] = 1
+        return KVHandle(start, n)
+
+    def free(self, handle: KVHandle) -> None:
+        self._used[1 + handle.start : 1 + handle.stop] = 0
+
+
+class SubstringScan:
+    """The same first fit by the fastest scan that Python has: a search for n zero bytes, in C."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._used = bytearray(total_blocks)
+
+    def allocate(self, n: int) -> KVHandle:
+        start = self._used.find(bytes(n))
+        if start == -1:
+            raise KVCacheFull(f"no run of {n} blocks: free some first")
+        self._used[start : start + n] = b"\x01" * n
+        return KVHandle(start, n)
+
+    def free(self, handle: KVHandle) -> None:
+        self._used[handle.start : handle.stop] = bytes(handle.count)
+
+
+SCANS: tuple[tuple[str, Callable[[int], Allocator]], ...] = (
+    ("KVBlockAllocator", KVBlockAllocator),
+    ("linear scan, Python loop", LoopScan),
+    ("linear scan, NumPy", NumpyScan),
+    ("linear scan, bytearray.find", SubstringScan),
+)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """Calls drawn beforehand: run i is the i-th that was allocated. Since the allocator gives the same blocks for the
+    same history, every call of a trace succeeds again when it is replayed."""
+
+    fill: tuple[int, ...]  # lengths that fill the arena
+    holes: tuple[int, ...]  # runs then freed, until half of the arena is free
+    churn: tuple[int, ...]  # n > 0: allocate n blocks; otherwise free run -n
+
+
+def _draw_trace(total_blocks: int, calls: int, seed: int) -> _Trace:
+    rng = random.Random(seed)
+    allocator = KVBlockAllocator(total_blocks)
+    runs: list[KVHandle] = []
+    while allocator.free_blocks:
+        runs.append(allocator.allocate(min(rng.randint(1, LONGEST), allocator.largest_free_run)))
+    fill = tuple(run.count for run in runs)
+    live = list(range(len(runs)))
+    rng.shuffle(live)
+    holes = []
+    while allocator.used_blocks > total_blocks // 2:
+        holes.append(live.pop())
+        allocator.free(runs[holes[-1]])
+    churn: list[int] = []
+    while len(churn) < calls:
+        n = rng.randint(1, LONGEST)
+        if allocator.free_blocks > total_blocks // 2 and n <= allocator.largest_free_run:
+            live.append(len(runs))
+            runs.append(allocator.allocate(n))
+            churn.append(n)
+        else:
+            at = rng.randrange(len(live))
+            live[at], live[-1] = live[-1], live[at]
+            churn.append(-live.pop())
+            allocator.free(runs[-churn[-1]])
+    return _Trace(fill, tuple(holes), tuple(churn))
+
+
+def _replay(total_blocks: int, trace: _Trace) -> tuple[float, float]:
+    """Microseconds for the trace's churn, and how fragmented the arena is after it."""
+    allocator = KVBlockAllocator(total_blocks)
+    runs = [allocator.allocate(n) for n in trace.fill]
+    for run in trace.holes:
+        allocator.free(runs[run])
+    started = time.perf_counter()
+    for call in trace.churn:
+        if call > 0:
+            runs.append(allocator.allocate(call))
+        else:
+            allocator.free(runs[-call])
+    return (time.perf_counter() - started) * 1e6, allocator.fragmentation()
+
+
+def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: int = CALLS) -> tuple[ChurnCost, ...]:
+    """Allocate and free runs of 1 to 64 blocks at random in half-full, fragmented arenas of these sizes (blocks).
+
+    Best fit gathers the free blocks again within a few turnovers. So every arena is filled and fragmented anew after a
+    call per 64 blocks, which turns over about half of it. The sizes take turns within each repeat, so that a machine
+    that slows down slows all of them.
+    """
+    traces = {}
+    for total in sizes:
+        per_round = max(1, min(calls, total // LONGEST))
+        traces[total] = [_draw_trace(total, per_round, seed) for seed in range(calls // per_round)]
+    times: dict[int, list[float]] = {total: [] for total in sizes}
+    fragmentation: dict[int, float] = {}
+    for _ in range(repeats):
+        for total in sizes:
+            gc.collect()
+            rounds = [_replay(total, trace) for trace in traces[total]]
+            times[total].append(sum(us for us, _ in rounds) / sum(len(trace.churn) for trace in traces[total]))
+            fragmentation[total] = statistics.mean(end for _, end in rounds)
+    return tuple(ChurnCost(total, fragmentation[total], tuple(times[total])) for total in sizes)
+
+
+def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
+    """Every second block is free and the last 64 are: each contestant allocates those 64 and frees them again."""
+    results = []
+    for name, make in SCANS:
+        allocator = make(total_blocks)
+        allocator.allocate(total_blocks)
+        for block in range(0, total_blocks - LONGEST - 1, 2):
+            allocator.free(KVHandle(block, 1))
+        last = KVHandle(total_blocks - LONGEST, LONGEST)
+        allocator.free(last)
+        results.append(ScanCost(name, tuple(_pair_cost(allocator, last) for _ in range(repeats))))
+    return tuple(results)
+
+
+def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
+    """Microseconds to allocate and free the last run: pairs for at least 50 ms."""
+    pairs, spent = 0, 0.0
+    started = time.perf_counter()
+    while spent < 0.05:
+        run = allocator.allocate(expected.count)
+        allocator.free(run)
+        if run != expected:
+            raise AssertionError(f"allocated {run}, only {expected} is long enough")
+        pairs += 1
+        spent = time.perf_counter() - started
+    return spent * 1e6 / pairs
+
+
+def measure(repeats: int = 5) -> AllocatorBench:
+    """Both tables; about ten seconds."""
+    return AllocatorBench(measure_churn(repeats=repeats), measure_scans(repeats=repeats))
+
+
+def report(bench: AllocatorBench) -> str:
+    """The figures as two Markdown tables."""
+    lines = [
+        f"allocate or free, runs of 1 to {LONGEST} blocks, half of the arena free, median of "
+        f"{len(bench.churn[0].repeats_us)} (fastest to slowest):",
+        "",
+        "| blocks | fragmentation | us per call | of the smallest |",
+        "|---:|---:|---:|---:|",
+    ]
+    for row in bench.churn:
+        lines.append(
+            f"| {row.total_blocks:,} | {row.fragmentation:.3f} | {row.median_us:.2f} "
+            f"({min(row.repeats_us):.2f} to {max(row.repeats_us):.2f}) | "
+            f"{row.median_us / bench.churn[0].median_us:.2f}x |"
+        )
+    ours = bench.scans[0].median_us
+    lines += [
+        "",
+        f"allocate {LONGEST} blocks and free them, {SCAN_BLOCKS:,} blocks, only the last run is long enough:",
+        "",
+        "| allocator | us per pair | of ours |",
+        "|---|---:|---:|",
+    ]
+    lines += [f"| {row.name} | {row.median_us:,.2f} | {row.median_us / ours:,.1f}x |" for row in bench.scans]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.allocator", description=measure.__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="repeats, of which the median counts (default 5)")
+    print(report(measure(parser.parse_args(argv).repeats)))
+
+
+if __name__ == "__main__":
+    main()

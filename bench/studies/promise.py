@@ -1,0 +1,205 @@
+"""What `cortexmlx plan` says that a run takes, beside what it took.
+
+`python -m cortexmlx.bench.studies.promise [SETTING ...]`.
+
+Each setting runs in a process of its own: a queue of three times as many requests as there are rows, with prompts that
+have nothing in common, so that the arena grows to its limit and is full of prefixes in the end. What counts is MLX's
+own count of the bytes in use at most (`mx.get_peak_memory`), from the first request on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.cpu import blas
+
+blas.preload()  # before mlx is imported
+
+CONSTANT = 8 << 20
+"""Bytes by which a peak may differ from its plan beside 2 %: see docs/memory.md."""
+
+STARTER = "smollm2"
+
+COMMAND = "from cortexmlx.cli import main; main()"
+"""`cortexmlx`, by the interpreter that runs this."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: a kind of model (`bench.studies.kinds`, or the starter model), the cache, rows, tokens of a row."""
+
+    kind: str
+    kv_memory: str
+    max_rows: int
+    tokens: int
+    block_size: int = 32
+    prefill_budget: int = 512
+    kv_bits: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As a row of the table begins."""
+        return (
+            f"{self.kind}, {self.kv_memory}, {self.max_rows} rows of {self.tokens:,}, blocks of {self.block_size}, "
+            f"pieces of {self.prefill_budget}{f', {self.kv_bits} bits' if self.kv_bits else ''}"
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What both the plan and the engine are told."""
+        names = ("kv_memory", "max_rows", "block_size", "prefill_budget", "kv_bits")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+SETTINGS = (
+    Setting(STARTER, "60MB", 4, 300),
+    Setting(STARTER, "60MB", 2, 640, block_size=64, prefill_budget=256),
+    Setting(STARTER, "50MB", 8, 120, block_size=16, prefill_budget=128),
+    Setting("full", "30MB", 2, 1_500),
+    Setting("full", "10MB", 2, 1_500, kv_bits=8),
+    Setting("full", "40MB", 16, 250, block_size=8, prefill_budget=256),
+    Setting("windows", "40MB", 4, 1_000),
+    Setting("experts and sinks", "40MB", 4, 800, block_size=16),
+    Setting("latent", "60MB", 4, 800),
+    Setting("hybrid", "16MB", 4, 300, prefill_budget=128),
+    Setting("hybrid of convolutions", "40MB", 8, 500),
+    Setting("recurrent", "30MB", 4, 200, prefill_budget=64),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Bytes: what was planned, what was in use at most, and what the system says of the whole process."""
+
+    name: str
+    planned: int
+    peak: int
+    parts: dict[str, int]
+    process: int
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """How far the peak is from the plan, as a part of it."""
+        return (self.peak - self.planned) / self.planned
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is within 2 % and the constant."""
+        return abs(self.peak - self.planned) <= 0.02 * self.planned + CONSTANT
+
+
+def measure(setting: Setting) -> Outcome:
+    """Plan a run, and run it."""
+    with tempfile.TemporaryDirectory(prefix="cortexmlx-promise-") as folder:
+        model = _model(setting.kind, Path(folder))
+        planned = _plan(model, setting)
+        began = time.perf_counter()
+        peak = _run(model, setting, planned["rows"])
+        process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        parts = {name: size for name, size in planned.items() if name.endswith("_bytes") and name != "peak_bytes"}
+        return Outcome(setting.name, planned["peak_bytes"], peak, parts, process, time.perf_counter() - began)
+
+
+def _model(kind: str, folder: Path) -> str:
+    from cortexmlx.bench.measure.random_model import write_random_model
+    from cortexmlx.bench.studies.kinds import COMMON, KINDS
+
+    return kind if kind == STARTER else str(write_random_model(folder, {**COMMON, **KINDS[kind]}))
+
+
+def _plan(model: str, setting: Setting) -> dict[str, int]:
+    """What the command says, in a process of its own."""
+    command = [sys.executable, "-c", COMMAND, "plan", model, "--json", "--context", str(setting.tokens)]
+    for option, value in setting.options.items():
+        command += [f"--{option.replace('_', '-')}", str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (run,) = json.loads(done.stdout)["runs"]
+    return dict(run)
+
+
+def _run(model: str, setting: Setting, rows: int) -> int:
+    """Bytes that MLX had in use at most while three times as many requests as fit were answered."""
+    import mlx.core as mx
+    import numpy as np
+
+    from cortexmlx.request import QueuedRequest, RequestId, SamplingParams
+    from cortexmlx.serving.config import EngineConfig
+    from cortexmlx.serving.core import EngineCore
+    from cortexmlx.serving.handle import RequestHandle
+
+    core = EngineCore(EngineConfig(model, token_target=None, **setting.options))
+    mx.reset_peak_memory()
+    random = np.random.default_rng(0)
+    handles = []
+    for number in range(3 * rows):
+        answer = rows + 17 + 12 * (number % rows)  # so that they do not end, and the next ones begin, all at once
+        prompt = tuple(random.integers(0, core.info.vocab_size, max(1, setting.tokens - answer)).tolist())
+        handles.append(RequestHandle(RequestId(number), core.cancel))
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1])
+    while not core.idle:
+        core.step()
+    for handle in handles:
+        handle.result(0)  # which raises if it failed
+    return int(mx.get_peak_memory())
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """The figures as a Markdown table, in MB."""
+    lines = [
+        "| setting | weights | arena | states, snapshots | prefill step | decode step | planned | peak | differs by |",
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for o in outcomes:
+        p = o.parts
+        each = (
+            p["weight_bytes"],
+            p["arena_bytes"],
+            p["states_bytes"] + p["snapshot_bytes"],
+            p["prefill_bytes"],
+            p["tail_bytes"] + p["decode_bytes"],
+            o.planned,
+            o.peak,
+        )
+        figures = " | ".join(f"{size / 1e6:.1f}" for size in each)
+        lines.append(f"| {o.name} | {figures} | {100 * o.share:+.2f} %{'' if o.kept else ' **too far**'} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table; 1 if a promise was not kept."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cortexmlx.bench.studies.promise", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("settings", nargs="*", type=int, metavar="SETTING", help="numbers of settings; none: all")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one is not None:
+        print(json.dumps(asdict(measure(SETTINGS[asked.one]))))
+        return
+    outcomes = [_apart(number) for number in asked.settings or range(len(SETTINGS))]
+    print(table(outcomes))
+    sys.exit(not all(outcome.kept for outcome in outcomes))
+
+
+def _apart(number: int) -> Outcome:
+    """A measurement in a process of its own."""
+    command = [sys.executable, "-m", "cortexmlx.bench.studies.promise", "--one", str(number)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return Outcome(**figures)
+
+
+if __name__ == "__main__":
+    main()

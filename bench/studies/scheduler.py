@@ -1,0 +1,124 @@
+"""What the scheduler costs per step, with no model: `python -m cortexmlx.bench.studies.scheduler`.
+
+Rows decode one step ahead of what is committed, as the engine runs them. A step's cost is its `plan` and its `commit`;
+it must not grow with the size of the pool or with what the prefix cache holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepPlan
+
+ROWS = (1, 16, 64)
+POOLS = ((4_096, 0), (1_000_000, 100_000))
+"""Blocks of the pool, and cached blocks that nobody uses."""
+CONTEXT = 512
+STEPS = 512
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Milliseconds of `plan` and `commit` together, one figure for every step."""
+
+    rows: int
+    blocks: int
+    cached_blocks: int
+    milliseconds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """All steps: those that flush the tail or admit somebody, too."""
+        return statistics.fmean(self.milliseconds)
+
+    @property
+    def median(self) -> float:
+        """A step inside a decode window."""
+        return statistics.median(self.milliseconds)
+
+    @property
+    def worst(self) -> float:
+        """The 99th percentile: a step that flushes the tail and opens a window."""
+        return sorted(self.milliseconds)[int(len(self.milliseconds) * 0.99)]
+
+
+def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
+    """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
+    groups = group_layers([KVSpec(8, 128, 128, "float16")])
+    cache = KVCache(groups, blocks, DEFAULT_BLOCK_SIZE)
+    scheduler = Scheduler(cache, max_rows=rows, prefill_budget=512, context_length=1 << 20)
+    random = np.random.default_rng(0)
+    longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
+    filled = 0
+    while filled < cached:
+        _add(scheduler, -1 - filled, random, longest, 1)
+        _run(scheduler)
+        filled += longest // DEFAULT_BLOCK_SIZE
+    for row in range(rows):
+        _add(scheduler, 1 + row, random, CONTEXT, steps)
+    return StepCost(rows, blocks, cached, tuple(_run(scheduler)))
+
+
+def _add(scheduler: Scheduler, request: int, random: np.random.Generator, prompt: int, tokens: int) -> None:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    ids = tuple(random.integers(0, 50_000, prompt).tolist())
+    scheduler.add(JobId(request), QueuedRequest(ids, params), frozenset())
+
+
+def _run(scheduler: Scheduler) -> list[float]:
+    """Plan and commit until nothing is left; milliseconds of each step in which all rows decode."""
+    in_flight: deque[StepPlan] = deque()
+    costs: list[float] = []
+    spent, tokens = 0.0, [7] * scheduler.max_rows
+    while not scheduler.idle:
+        started = time.perf_counter()
+        plan = scheduler.plan(len(in_flight))
+        if plan is not None:
+            in_flight.append(plan)
+        if in_flight and (plan is None or len(in_flight) > 1):
+            done = in_flight.popleft()
+            scheduler.commit(done, tokens[: len(done.logit_segments)])
+        spent += time.perf_counter() - started
+        if plan is not None:
+            if len(plan.logit_segments) == scheduler.max_rows == len(plan.positions):
+                costs.append(1_000 * spent)
+            spent = 0.0
+    return costs
+
+
+def report(costs: Sequence[StepCost]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        f"plan and commit of a decode step, milliseconds, {STEPS} steps from a context of {CONTEXT} tokens:",
+        "",
+        "| rows | blocks | cached | median | mean | p99 |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for c in costs:
+        figures = f"{c.median:.3f} | {c.mean:.3f} | {c.worst:.3f}"
+        lines.append(f"| {c.rows} | {c.blocks:,} | {c.cached_blocks:,} | {figures} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.scheduler", description=measure.__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"decode steps (default {STEPS})")
+    steps = parser.parse_args(argv).steps
+    print(report([measure(rows, blocks, cached, steps) for blocks, cached in POOLS for rows in ROWS]))
+
+
+if __name__ == "__main__":
+    main()

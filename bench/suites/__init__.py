@@ -1,0 +1,1 @@
+"""What `cortexmlx bench` can measure, a module for each part."""

@@ -1,0 +1,38 @@
+"""What the Metal path costs the host: measured on real steps, with kernels that compute nothing."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.bench.studies import host_cost
+
+
+def test_a_stub_gives_outputs_of_the_shapes_and_types_that_were_asked_for() -> None:
+    kernel = host_cost.stub_factory(name="any")
+    first, second = kernel(output_shapes=[(2, 3), (4,)], output_dtypes=[mx.float16, mx.int32], grid=(1, 1, 1))
+    assert (first.shape, first.dtype, second.shape, second.dtype) == ((2, 3), mx.float16, (4,), mx.int32)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_step_of_a_window_goes_through_the_kernels(
+    rows: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_cost, "STEPS", 12)
+    calls: list[tuple[int, ...]] = []
+    stub_factory = host_cost.stub_factory
+
+    def factory(**options: object) -> object:
+        call = stub_factory(**options)
+
+        def counted(**arguments: object) -> object:
+            calls.append(arguments["output_shapes"][0])  # type: ignore[index]
+            return call(**arguments)
+
+        return counted
+
+    monkeypatch.setattr(host_cost, "stub_factory", factory)
+    cost = host_cost.measure(model, rows)
+    assert cost.rows == rows and 0 < cost.attention < cost.build and cost.mlx_lm > 0
+    attended = [shape for shape in calls if shape[0] == rows and len(shape) == 4]
+    assert len(attended) >= 2 * 10, "two layers, every step of the rows together"
