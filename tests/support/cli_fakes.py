@@ -2,11 +2,13 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
-words, `!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word.
+words, `!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word. `!script` says the
+pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is null it waits (`support/terminal.py`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -167,15 +169,21 @@ class FakeEngine:
             self._left()
             handle.fail(KVCacheFull("the cache is full: raise --kv-memory"))
             return
-        words = answer_to(text)
+        words: list[str | None] = scripted() if "!script" in text else [*answer_to(text)]
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
+        stops = 0
         for number, word in enumerate(words[:limit]):
+            if word is None:
+                self._wait(stops, handle)
+                stops += 1
             if self.closed or handle.id in self.cancelled:
                 reason = FinishReason.CANCELLED
                 break
-            time.sleep(0.05 if "!slow" in text else 0.0005)
+            if word is None:
+                continue
+            time.sleep(0.05 if "!slow" in text else 0.0002 if "!script" in text else 0.0005)
             said.append(word)
             if number == 3 and "FAKE_BEGUN" in os.environ:
                 Path(os.environ["FAKE_BEGUN"]).touch()
@@ -192,6 +200,13 @@ class FakeEngine:
     def _left(self) -> None:
         with self.lock:
             self.in_flight -= 1
+
+    def _wait(self, number: int, handle: RequestHandle) -> None:
+        """Say that the script has come to a stop, and wait for the test or a cancellation."""
+        path = os.environ["FAKE_SCRIPT"]
+        Path(f"{path}.stop{number}").touch()
+        while not (os.path.exists(f"{path}.go{number}") or self.closed or handle.id in self.cancelled):
+            time.sleep(0.002)
 
 
 def text_of(prompt: Prompt) -> str:
@@ -214,6 +229,12 @@ def answer_to(text: str) -> list[str]:
         said = f"You said: {text}"
     pieces = said.split(" ")
     return [pieces[0], *(" " + piece for piece in pieces[1:])]
+
+
+def scripted() -> list[str | None]:
+    """The pieces that a test has written down; None for a stop."""
+    steps: list[str | None] = json.loads(Path(os.environ["FAKE_SCRIPT"]).read_text())
+    return steps
 
 
 @dataclass

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
-import select
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +17,8 @@ from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import Saved
-from support import cli_fakes
 from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.terminal import Terminal
 
 
 def test_piped_input_is_one_question_and_piped_output_is_plain(
@@ -78,55 +73,6 @@ def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
 def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", "--resume", "-m", "fake"]) == 1
     assert capsys.readouterr().err == "error: no chat 'last' is kept: there are none yet\n"
-
-
-class Terminal:
-    """A pseudo-terminal with the chat in it: type into it, wait for what should appear."""
-
-    def __init__(self, *arguments: str, term: str = "xterm") -> None:
-        import pty
-
-        fakes_file = cli_fakes.__file__
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.environ.update(TERM=term, COLUMNS="80", LINES="40", NO_COLOR="1")
-            os.execv(sys.executable, [sys.executable, fakes_file, "chat", "fake", *arguments])
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def wait_for(self, text: str, seconds: float = 15.0) -> str:
-        """What has appeared since the last wait, up to and with `text`."""
-        deadline = time.monotonic() + seconds
-        while text not in self.seen:
-            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.seen!r}"
-            self._read()
-        before, found, self.seen = self.seen.partition(text)
-        return before + found
-
-    def exit_code(self, seconds: float = 15.0) -> int:
-        deadline = time.monotonic() + seconds
-        while self._read():
-            assert time.monotonic() < deadline, f"the chat goes on after {self.seen!r}"
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        os.close(self.master)
-
-    def _read(self) -> bool:
-        """Read what is there, waiting a little for it; False at the end."""
-        if not select.select([self.master], [], [], 0.2)[0]:
-            return True
-        try:
-            data = os.read(self.master, 65536)
-        except OSError:
-            return False
-        self.seen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", data.decode("utf-8", "replace"))
-        return bool(data)
 
 
 @pytest.fixture
