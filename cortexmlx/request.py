@@ -75,9 +75,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_p` in (0, 1], `top_k` 0 means all, `min_p` in [0, 1) relative to the best token.
     `repetition_penalty` divides (or multiplies, when negative) the logits of the last `repetition_context` tokens of
     prompt and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated
-    tokens, as the OpenAI API does. `logit_bias` adds to single logits. `stop` strings end the answer and are not part
-    of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the context is full (with the
-    engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in the batch. `logprobs` n
+    tokens, as the OpenAI API does. `logit_bias` adds to single logits. A `stop` string, or the first of several, ends
+    the answer and is not part of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the
+    context is full (with the engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in the batch. `logprobs` n
     asks for the log-probability of each token and of the n likeliest (0: only the chosen one), `prompt_logprobs` n the
     same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0: nothing is generated. `n`
     answers are wanted, the likeliest of `best_of` (None: any); a higher `priority` goes first.
@@ -120,7 +120,7 @@ class SamplingParams:
             if each.name == "logit_bias":
                 plain = TokenBiases(value) if isinstance(value, Mapping) else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
-                plain = _plain_list(value)
+                plain = (value,) if each.name == "stop" and value and isinstance(value, str) else _plain_list(value)
             else:
                 plain = _plain(value)
             object.__setattr__(self, each.name, plain)
@@ -145,7 +145,7 @@ class SamplingParams:
         self._check_int("priority", -_INT_MAX, _INT_MAX)
         self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        self._check("stop", texts, "a list of non-empty strings")
+        self._check("stop", texts, "a non-empty string or a list of them")
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
         self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
         self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)

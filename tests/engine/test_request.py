@@ -56,7 +56,7 @@ RANGES = {
     "best_of": "an integer in 1..128 (n or more) or None",
     "priority": "an integer in -2147483647..2147483647",
     "ignore_eos": "true or false",
-    "stop": "a list of non-empty strings",
+    "stop": "a non-empty string or a list of them",
     "stop_token_ids": "a list of token ids in 0..999",
     "logits_processors": "a list of functions of (tokens, logits)",
     "logit_bias": "a map from token ids in 0..999 to numbers in -1e+09..1e+09",
@@ -94,7 +94,8 @@ WRONG: list[tuple[str, Any]] = [
     ("prompt_logprobs", 101),
     ("n", 129),
     *(("ignore_eos", value) for value in (0, 1, None, "false")),
-    *((name, value) for name in LISTS for value in (None, 5, "text", b"text", {"a": 1}, [None], [[]], [True], [1.5])),
+    *((name, value) for name in LISTS for value in (None, 5, b"text", {"a": 1}, [None], [[]], [True], [1.5])),
+    *((name, "text") for name in LISTS if name != "stop"),
     *(("stop", value) for value in ("", [""], ["ok", ""], [1], [b"bytes"])),
     *(("stop_token_ids", value) for value in ([-1], [1000], ["1"], [HUGE])),
     *(("logits_processors", value) for value in (abs, ["abs"], [abs, 1])),
@@ -199,6 +200,12 @@ def test_lists_and_maps_of_any_kind_are_read_once_and_copied() -> None:
     params.validate(10)
     params.validate(10)
     assert params.stop == ("a", "b") and params.stop_token_ids == (3,) and dict(params.logit_bias) == {1: 2.0}
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    params = SamplingParams(stop="\n\n")
+    params.validate()
+    assert params == SamplingParams(stop=["\n\n"]) and params.stop == ("\n\n",)
 
 
 def test_functions_are_what_they_are() -> None:
