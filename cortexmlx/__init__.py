@@ -24,6 +24,7 @@ from cortexmlx.errors import (
     OutOfMemory,
     PinRefused,
     PromptTooLong,
+    RequestTimeout,
     ToolchainMissing,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
@@ -37,10 +38,10 @@ from cortexmlx.request import (
     TokenEvent,
     Usage,
 )
-from cortexmlx.stats import EngineStats, Latency, ModelInfo, Moment
+from cortexmlx.stats import EngineStats, Latency, MemoryPressure, ModelInfo, Moment
 
 if TYPE_CHECKING:
-    from cortexmlx.engine import Engine, MemoryPressure
+    from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.perplexity import Perplexity
     from cortexmlx.serving.handle import RequestHandle
@@ -84,6 +85,7 @@ __all__ = [
     "PromptTooLong",
     "RequestHandle",
     "RequestState",
+    "RequestTimeout",
     "SamplingParams",
     "Timings",
     "TokenEvent",
@@ -99,7 +101,6 @@ logging.getLogger("cortexmlx").addHandler(logging.NullHandler())
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
         "Engine": "cortexmlx.engine",
-        "MemoryPressure": "cortexmlx.engine",
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
         "Perplexity": "cortexmlx.perplexity",

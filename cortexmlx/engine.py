@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from enum import Enum
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,37 +18,32 @@ from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
+from cortexmlx.serving.app.asynchronous import AsyncCalls
+from cortexmlx.serving.app.callbacks import tell
+from cortexmlx.serving.app.opening import opens
+from cortexmlx.serving.app.texts import Texts
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
-from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
+from cortexmlx.serving.streams import TokenStream
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning
-from cortexmlx.stats import EngineStats, ModelInfo
+from cortexmlx.stats import EngineStats, MemoryPressure, ModelInfo
 
 if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
 
 T = TypeVar("T")
 
-log = logging.getLogger("cortexmlx")
-
-
-class MemoryPressure(str, Enum):
-    """How short of memory the system is; the levels that macOS reports."""
-
-    WARNING = "warning"
-    CRITICAL = "critical"
-
-
 _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
 
 
-class Engine:
+class Engine(Texts, AsyncCalls):
     """Loads a model and answers requests, many at once, in this process.
 
     `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it or
@@ -136,6 +128,9 @@ class Engine:
         self.info = self._worker.core.info
         self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
 
+    open = classmethod(opens(__init__))
+    """The constructor for asyncio: `engine = await Engine.open(...)`, or `async with Engine.open(...) as engine`."""
+
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def submit(
@@ -148,6 +143,7 @@ class Engine:
         client: str | None = None,
         background: bool = False,
         cache: bool = True,
+        timeout: float | None = None,
     ) -> RequestHandle:
         """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
         is called for every event, on a thread of its own, `listener` on the engine's, which waits for it; the last
@@ -155,20 +151,26 @@ class Engine:
         beginnings of their prompts. Nobody watches the tokens of a `background` one come: others' prompts are computed
         in large pieces beside it, others go first for up to a minute, and of the background ones those with the longest
         `max_tokens` begin first. `cache` False keeps the request out of the prefix cache: its whole prompt is computed,
-        and nothing of it is left for others.
+        and nothing of it is left for others. A request that has not ended `timeout` seconds after this call fails with
+        RequestTimeout, between two steps.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
-        handle = self._submit(self._checked(prompt, params, listener, client, background, cache))
+        handle = self._submit(self._checked(prompt, params, listener, client, background, cache, timeout))
         if on_event is not None:
-            threading.Thread(target=_deliver, args=(handle, on_event), name="cortexmlx-events", daemon=True).start()
+            tell(handle, on_event)
         return handle
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> Completion:
-        """The whole answer to one prompt. An interrupt cancels the request. `cache` and errors as for `submit`."""
-        handle = self._submit(self._checked(prompt, params, cache=cache))
-        with _cancelled_on_error([handle]):
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, timeout: float | None = None
+    ) -> Completion:
+        """The whole answer to one prompt. An interrupt cancels the request. The rest as for `submit`."""
+        handle = self._submit(self._checked(prompt, params, cache=cache, timeout=timeout))
+        try:
             return handle.result()
+        except BaseException:
+            handle.cancel()
+            raise
 
     def generate_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -191,6 +193,7 @@ class Engine:
         *,
         window: int | None = None,
         cache: bool = True,
+        timeout: float | None = None,
     ) -> AsCompleted:
         """The answers to many prompts as they finish: an iterator of (index of the prompt, its Completion or the
         CortexError that ended it). An error of one prompt leaves the others alone.
@@ -199,27 +202,26 @@ class Engine:
         with `window` none that lies so many behind the oldest unfinished one, which bounds what must be kept to put
         the answers in order. Closing or dropping the iterator cancels the rest, and so does whatever it raises:
         EngineClosed, InvalidRequest if there are not as many `params` as prompts, an error of the prompts' iterator.
-        `cache` as for `submit`.
+        `cache` and `timeout`, which is each prompt's own, as for `submit`.
         """
+        check_timeout(timeout)
         _require(window is None or window >= 1, f"window is {window!r}, but must be at least 1 prompt or None")
         return AsCompleted(
             paired(prompts, params),
-            partial(self._checked, background=True, cache=cache),
+            partial(self._checked, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
             together=isinstance(prompts, Sequence),
         )
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> TokenStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, timeout: float | None = None
+    ) -> TokenStream:
         """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
-        cancels the request. `cache` and errors as for `submit`.
+        cancels the request. The rest as for `submit`.
         """
-        return TokenStream(self._submit(self._checked(prompt, params, cache=cache)))
-
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True) -> AsyncTokenStream:
-        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
-        return AsyncTokenStream(lambda listener: self._submit(self._checked(prompt, params, listener, cache=cache)))
+        return TokenStream(self._submit(self._checked(prompt, params, cache=cache, timeout=timeout)))
 
     def perplexity(
         self,
@@ -240,11 +242,6 @@ class Engine:
         size = window_size(context, core.scheduler.limits.scored(core.cache.capacity_tokens))
         complete = partial(self.as_completed, cache=False)
         return measure(Text.read(text, self._tokenizer), complete, size, stride, on_window)
-
-    def tokenize(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
-        self._worker.check_process()
-        return tokenize(self._tokenizer, prompt)
 
     def conversation(
         self,
@@ -342,11 +339,13 @@ class Engine:
         client: str | None = None,
         background: bool = False,
         cache: bool = True,
+        timeout: float | None = None,
     ) -> Submission:
         """A request that can run; raises what is wrong with it."""
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         _require(client is None or isinstance(client, str), f"client is {client!r}, but must be a text or None")
+        check_timeout(timeout)
         submitted = time.perf_counter()
         self._worker.check_process()
         scheduler = self._worker.core.scheduler
@@ -357,40 +356,15 @@ class Engine:
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
         _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
         seed = secrets.randbits(62) if params.seed is None else params.seed
-        request = QueuedRequest(tuple(tokens), params, seed, submitted, client, background, cache=cache)
+        request = QueuedRequest(
+            tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
+        )
         return Submission(request, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []
         self._worker.submit([checked], handles)
         return handles[0]
-
-
-@contextmanager
-def _cancelled_on_error(handles: Sequence[RequestHandle]) -> Iterator[None]:
-    """Whatever ends the block early, an interrupt too, cancels the requests that are in `handles` by then."""
-    try:
-        yield
-    except BaseException:
-        for handle in handles:
-            handle.cancel()
-        raise
-
-
-def _deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-    """Tell `on_event` of everything, of an error too."""
-    events = iter(handle)
-    try:
-        while True:
-            try:
-                event = next(events, None)
-            except CortexError as error:
-                event = TokenEvent.failed(error)
-            if event is None:
-                return
-            on_event(event)
-    except Exception:
-        log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)
 
 
 def _require(ok: bool, message: str) -> None:

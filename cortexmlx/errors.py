@@ -48,6 +48,10 @@ class InvalidRequest(CortexError, ValueError):
     """The request itself is wrong: an empty prompt, or sampling parameters out of range."""
 
 
+class RequestTimeout(CortexError, TimeoutError):
+    """The request had not ended within the time that it was given: give it more, or ask for less."""
+
+
 class ConversationFileError(CortexError):
     """A conversation cannot be written to its file, or the file is none of ours, or it is damaged."""
 

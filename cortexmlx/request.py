@@ -77,10 +77,11 @@ class SamplingParams:
     prompt and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated
     tokens, as the OpenAI API does. `logit_bias` adds to single logits. A `stop` string, or the first of several, ends
     the answer and is not part of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the
-    context is full (with the engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in the batch. `logprobs` n
-    asks for the log-probability of each token and of the n likeliest (0: only the chosen one), `prompt_logprobs` n the
-    same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0: nothing is generated. `n`
-    answers are wanted, the likeliest of `best_of` (None: any); a higher `priority` goes first.
+    context is full (with the engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in
+    the batch. `logprobs` n asks for the log-probability of each token and of the n likeliest (0: only the chosen one),
+    `prompt_logprobs` n the same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0:
+    nothing is generated. `n` answers are wanted, the likeliest of `best_of` (None: any). A higher `priority` goes
+    first.
 
     `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
     bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with
@@ -226,8 +227,8 @@ RequestId = NewType("RequestId", int)
 @dataclass(frozen=True)
 class QueuedRequest:
     """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
-    the performance counter. `client`, `background` and `cache` are those of `Engine.submit`. `scored` is the text whose
-    tokens are to have their log-probabilities: the prompt, or that and one token more.
+    the performance counter. `client`, `background`, `cache` and `timeout` are those of `Engine.submit`. `scored` is the
+    text whose tokens are to have their log-probabilities: the prompt, or that and one token more.
     """
 
     prompt: tuple[int, ...]
@@ -238,6 +239,7 @@ class QueuedRequest:
     background: bool = False
     scored: tuple[int, ...] = ()
     cache: bool = True
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,16 @@
-"""What `engine.stats()` returns: numbers of this moment, as frozen data."""
+"""What `engine.stats()` returns: numbers of this moment, as frozen data. And what the system says of its memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class MemoryPressure(str, Enum):
+    """How short of memory the system is; the levels that macOS reports."""
+
+    WARNING = "warning"
+    CRITICAL = "critical"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Agent:
         self._engine = engine
         self._file = file
         self._talk: Any = None
-        self._per_word = tokens_per_word(len(engine.tokenize(SAMPLE)))
+        self._per_word = tokens_per_word(len(engine.encode(SAMPLE)))
 
     def do(self, act: Act) -> Record | None:
         """Carry one out; None if nothing was answered."""

@@ -67,6 +67,11 @@ class RequestAnswers:
         best_of = request.params.best_of
         self._chosen_later = best_of is not None and best_of > request.params.n
 
+    @property
+    def generated(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(a.job.generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
+
     def decode(self) -> None:
         """An answer has its first token, so the prompt is computed."""
         self.handle.advance(RequestState.DECODING)

@@ -25,6 +25,7 @@ from cortexmlx.scheduling.shortage import cache_full, most_concerned, out_of_mem
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
@@ -49,6 +50,7 @@ class EngineCore(EngineParts):
         self.measured = Measurements()
         self._answers: dict[JobId, Answer] = {}
         self._requests: dict[RequestId, RequestAnswers] = {}
+        self._deadlines = Deadlines()
         self._jobs = itertools.count()
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
@@ -59,6 +61,8 @@ class EngineCore(EngineParts):
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
         with self.measured.busy:
+            for late in self._deadlines.passed(time.perf_counter(), self._requests):
+                self._time_out(self._requests[late])
             if self._first_tokens_are_there:
                 self._collect()
             if (disk := self.disk) is not None and not self._in_flight:
@@ -106,6 +110,8 @@ class EngineCore(EngineParts):
             text = TextStream(self.loaded.tokenizer.detokenizer, params.stop)
             self._answers[job.id] = Answer(answers, job, index, text)
         self._requests[handle.id] = answers
+        if request.timeout is not None:
+            self._deadlines.add(handle.id, request.submitted + request.timeout)
         self.measured.prompt_tokens += len(request.prompt)
 
     def cancel(self, request: RequestId) -> None:
@@ -122,6 +128,9 @@ class EngineCore(EngineParts):
             del self._answers[answer.job.id]
         del self._requests[answers.handle.id]
         answers.handle.fail(error)
+
+    def _time_out(self, answers: RequestAnswers) -> None:
+        self._fail(answers, timed_out(answers.request, answers.handle.state, answers.generated))
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeAlias
@@ -62,7 +62,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
     loop still runs or not, cancel the request.
     """
 
-    def __init__(self, submit: Callable[[Listener], RequestHandle]) -> None:
+    def __init__(self, submit: Callable[[Listener], Awaitable[RequestHandle]]) -> None:
         self._submit = submit
         self._handle: RequestHandle | None = None
         self._closed = False
@@ -77,7 +77,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
             raise StopAsyncIteration
         try:
             if self._handle is None:
-                self._begin()
+                await self._begin()
             event = await self._next()
         except BaseException:
             self._close()
@@ -104,7 +104,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
     def __del__(self) -> None:
         self._close()
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         arrived = self._arrived = asyncio.Queue[TokenEvent]()
 
@@ -112,7 +112,9 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(arrived.put_nowait, event)
 
-        self._handle = self._submit(listen)
+        self._handle = await self._submit(listen)
+        if self._closed:
+            self._handle.cancel()
 
     async def _next(self) -> TokenEvent:
         if os.getpid() != self._process:

@@ -122,6 +122,11 @@ class Worker:
                 queued.append((submission.request, handle))
             self._calls.put(lambda core: self._add(core, queued, counted))
 
+    @property
+    def behind(self) -> bool:
+        """Who submits now waits."""
+        return self._permits.empty()
+
     def cancel(self, request: RequestId) -> None:
         self._calls.put(lambda core: core.cancel(request))
 
@@ -296,7 +301,7 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 @atexit.register
-def _stop_all() -> None:
+def stop_all() -> None:
     """Stop what is still running before the interpreter tears mlx down under it."""
     for worker in list(_workers):
         worker.stop()

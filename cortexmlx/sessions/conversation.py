@@ -48,6 +48,7 @@ class Host(Protocol):
         *,
         listener: Listener | None = None,
         client: str | None = None,
+        timeout: float | None = None,
     ) -> RequestHandle:
         """See `Engine.submit`."""
 
@@ -112,34 +113,52 @@ class Conversation:
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question, params: SamplingParams | None = None) -> Completion:
-        """The whole answer. `params` hold for this turn alone. An interrupt cancels it. Raises what `submit` raises."""
-        return self.stream(question, params).result()
+    def ask(
+        self, question: Question, params: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Completion:
+        """The whole answer. `params` hold for this turn alone. An interrupt cancels it. `timeout` and errors as for
+        `Engine.submit`.
+        """
+        return self.stream(question, params, timeout=timeout).result()
 
-    def stream(self, question: Question | None = None, params: SamplingParams | None = None) -> Reply:
+    def stream(
+        self,
+        question: Question | None = None,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Reply:
         """The answer as it comes. Without a question the last one is answered again: its answer gives way when the new
         one is there. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
         turn, params = self._begin(self._asked(question)), params or self.params
-        handle = self._host.submit(turn.prompt, params, client=self._client)
+        handle = self._host.submit(turn.prompt, params, client=self._client, timeout=timeout)
         reply = Reply(handle, turn.prompt, turn.thinking, partial(self._end, turn, params))
         self._open = ref(reply)
         return reply
 
-    def astream(self, question: Question | None = None, params: SamplingParams | None = None) -> AsyncReply:
+    def astream(
+        self,
+        question: Question | None = None,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncReply:
         """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
         turn, params = self._begin(self._asked(question)), params or self.params
 
         def submit(listener: Listener) -> RequestHandle:
-            return self._host.submit(turn.prompt, params, listener=listener, client=self._client)
+            return self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
 
         reply = AsyncReply(submit, turn.prompt, turn.thinking, partial(self._end, turn, params))
         self._open = ref(reply)
         return reply
 
-    async def aask(self, question: Question, params: SamplingParams | None = None) -> Completion:
+    async def aask(
+        self, question: Question, params: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Completion:
         """`ask` for asyncio."""
-        return await self.astream(question, params).result()
+        return await self.astream(question, params, timeout=timeout).result()
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""

@@ -91,7 +91,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         self._submit = submit
         self._events = AsyncTokenStream(self._begin)
 
-    def _begin(self, listener: Listener) -> RequestHandle:
+    async def _begin(self, listener: Listener) -> RequestHandle:
         self._handle = self._submit(listener)
         return self._handle
 

@@ -25,7 +25,7 @@ def test_generate_and_batch_give_mlx_lms_answers(
 ) -> None:
     texts = [f"a text that has the number {i}" * (1 + i) for i in range(3)]
     with Engine(tiny("llama")) as engine:
-        prompts = [engine.tokenize(text) for text in texts]
+        prompts = [engine.encode(text) for text in texts]
     wanted = [theirs("llama", prompt, 9) for prompt in prompts]
     assert run(["generate", str(tiny("llama")), "-p", texts[1], *GREEDY, "--json"]) == 0
     one = json.loads(capsys.readouterr().out)

@@ -43,7 +43,7 @@ def test_a_page_for_people(tiny: Any, file: Path, capsys: pytest.CaptureFixture[
     names = ("perplexity", "bits per token", "bits per byte", "scored", "windows", "computed")
     assert [line[:16].strip() for line in lines] == list(names)
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
-        tokens = len(engine.tokenize(TEXT))
+        tokens = len(engine.encode(TEXT))
     assert lines[3].endswith(f"{tokens - 1:,} of {tokens:,} tokens, {len(TEXT):,} bytes")
     assert lines[4].endswith(" of 32 tokens, stride 20") and " so far" not in lines[0]
 

@@ -32,7 +32,7 @@ def engine(tiny: Any) -> Iterator[Engine]:
 def test_a_text_prompt_is_encoded_as_it_is(engine: Engine, judged: Callable[[str], Any], theirs: Any) -> None:
     prompt = "the cat and the hat: é"
     tokens = list(judged("llama")[1].encode(prompt))
-    assert engine.tokenize(prompt) == tokens
+    assert engine.encode(prompt) == tokens
     completion = engine.generate(prompt, SamplingParams(max_tokens=20))
     assert list(completion.token_ids) == theirs("llama", tokens, 20)
     assert completion.usage.prompt_tokens == len(tokens)
@@ -41,8 +41,8 @@ def test_a_text_prompt_is_encoded_as_it_is(engine: Engine, judged: Callable[[str
 
 def test_messages_go_through_the_chat_template(engine: Engine) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    assert engine.tokenize(messages) == [256, *engine.tokenize("user: hi\n"), 256, *engine.tokenize("assistant: ")]
-    assert engine.generate(messages, SamplingParams(max_tokens=3)).usage.prompt_tokens == len(engine.tokenize(messages))
+    assert engine.encode(messages) == [256, *engine.encode("user: hi\n"), 256, *engine.encode("assistant: ")]
+    assert engine.generate(messages, SamplingParams(max_tokens=3)).usage.prompt_tokens == len(engine.encode(messages))
 
 
 def test_the_text_is_what_the_tokenizer_makes_of_the_tokens(engine: Engine, judged: Callable[[str], Any]) -> None:

@@ -95,7 +95,7 @@ def test_one_engine_serves_many_threads(tiny: Any) -> None:
                     cancelled.cancel()
                     assert cancelled.result(30).token_ids == wanted[: len(cancelled.result().token_ids)]
                     assert engine.stats().rows_running <= 3
-                    engine.tokenize("the end")
+                    engine.encode("the end")
             except BaseException as error:
                 errors.append(error)
 

@@ -37,11 +37,18 @@ def child():
     raises(lambda: e.generate([1]))
     raises(lambda: e.generate_batch([[1], [2]]))
     raises(lambda: e.stream([1]))
-    raises(lambda: e.tokenize("text"))
+    raises(lambda: e.encode("text"))
     raises(e.stats)
     raises(e.check_invariants)
     raises(lambda: e.on_memory_pressure("critical"))
     raises(lambda: e.submit([1], on_event=print))
+    raises(lambda: e.decode([1]))
+    raises(lambda: e.count_tokens("text"))
+    raises(lambda: e.pin([1] * 16))
+    raises(lambda: e.perplexity("a text that is scored"))
+    raises(lambda: e.inspect(print))
+    raises(lambda: next(e.as_completed([[1]])))
+    raises(lambda: e.conversation().ask("a question"))
 """,
     "what was in flight": """
 def child():
@@ -79,6 +86,12 @@ def child():
     async def read():
         await anext(e.astream([1]))
     raises(lambda: asyncio.run(read()))
+    raises(lambda: asyncio.run(e.agenerate([1])))
+    async def another():
+        async with Engine.open(sys.argv[1]):
+            pass
+    raises(lambda: asyncio.run(another()))
+    asyncio.run(e.aclose())
 """,
     "a child of the child": """
 def child():
@@ -125,14 +138,14 @@ def work():
     while not stop.is_set():
         handles.append(e.submit([1, 2, 3], few))
         handles[-1].result()
-        e.stats(), e.tokenize("text")
+        e.stats(), e.encode("text")
 
 threads = [threading.Thread(target=work) for _ in range(3)]
 for thread in threads: thread.start()
 
 def child():
     raises(e.stats)
-    raises(lambda: e.tokenize("text"))
+    raises(lambda: e.encode("text"))
     for handle in list(handles):
         try: handle.result()
         except ForkedProcess: pass

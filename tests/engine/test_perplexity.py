@@ -56,7 +56,7 @@ def judge(model: Any, tokens: Sequence[int], context: int, stride: int, begin: S
 def test_it_is_mlx_lms_on_the_same_windows(context: int, stride: int | None, engine: Engine, judged: Any) -> None:
     told: list[Perplexity] = []
     found = engine.perplexity(TEXT, context=context, stride=stride, on_window=told.append)
-    tokens = engine.tokenize(TEXT)
+    tokens = engine.encode(TEXT)
     nll = judge(judged("llama")[0], tokens, context, stride or context // 2)
     assert found.tokens == len(tokens) - 1 == found.text_tokens - 1
     assert abs(found.nll - nll) / found.tokens < 1e-5
@@ -78,7 +78,7 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> N
     tokenizer.save(str(folder / "tokenizer.json"))
     model = mlx_lm.load(str(folder))[0]
     with Engine(folder, kv_memory="256KB", block_size=8, max_rows=2) as engine:
-        tokens = engine.tokenize(TEXT)
+        tokens = engine.encode(TEXT)
         found = engine.perplexity(TEXT, context=40, stride=11)
         begin = tokens[:1]
         assert begin == [256]
@@ -138,7 +138,7 @@ def test_a_window_is_no_longer_than_what_a_row_keeps_and_leaves_nothing_in_the_c
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8, keep_first=8, keep_last=24) as engine:
         found = engine.perplexity(TEXT)
         assert found.context == 8 + 2 * 24 + 1
-        nll = judge(judged("llama")[0], engine.tokenize(TEXT), found.context, found.stride)
+        nll = judge(judged("llama")[0], engine.encode(TEXT), found.context, found.stride)
         assert abs(found.nll - nll) / found.tokens < 1e-5
         assert engine.stats().cached_blocks == 0
 

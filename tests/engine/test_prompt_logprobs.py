@@ -323,7 +323,7 @@ def test_memory_does_not_grow_with_the_prompt_but_for_keys_and_values(
 def test_an_engine_tells_them(tiny: Any, judged: Any) -> None:
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=2, prefill_budget=32) as engine:
         text = "the cat and the hat"
-        tokens = engine.tokenize(text)
+        tokens = engine.encode(text)
         asked = SamplingParams(max_tokens=0, prompt_logprobs=1)
         assert_judged(judged("llama")[0], tokens, engine.generate(text, asked).prompt_logprobs, top=1)
         events = list(engine.submit(text, asked))

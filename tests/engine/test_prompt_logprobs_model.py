@@ -36,7 +36,7 @@ def test_they_are_mlx_lms(count: int) -> None:
     from cortexmlx.models import load_model
 
     with Engine("smollm2", kv_memory="256MB", prefill_budget=128) as engine:
-        tokens = engine.tokenize(TEXT.read_text())[:count]
+        tokens = engine.encode(TEXT.read_text())[:count]
         asked = SamplingParams(max_tokens=0, prompt_logprobs=2)
         prompts = [tokens, tokens[count // 4 : count // 4 + 50], tokens[70:71], tokens[count * 3 // 4 :]]
         answers = [c.prompt_logprobs for c in engine.generate_batch(prompts, asked)]
@@ -55,7 +55,7 @@ def test_the_perplexity_is_mlx_lms_on_the_same_windows() -> None:
     from cortexmlx.models import load_model
 
     with Engine("smollm2", kv_memory="256MB", prefix_cache=False) as engine:
-        tokens = engine.tokenize(TEXT.read_text())[:TOKENS]
+        tokens = engine.encode(TEXT.read_text())[:TOKENS]
         known = engine.perplexity(tokens, context=512, stride=256)
     model = load_model("smollm2").model
     total = -judge(model, tokens[:512]).sum()
@@ -72,7 +72,7 @@ def test_eight_bits_cost_less_than_half_a_percent_of_perplexity() -> None:
     found = {}
     for bits in (None, 8):
         with Engine("smollm2", kv_memory="300MB", prefix_cache=False, max_rows=4, kv_bits=bits) as engine:
-            tokens = engine.tokenize(TEXT.read_text())[:4000]
+            tokens = engine.encode(TEXT.read_text())[:4000]
             found[bits] = engine.perplexity(tokens, context=2048, stride=1024)
     print({bits: known.perplexity for bits, known in found.items()})
     assert found[8].tokens == found[None].tokens == len(tokens) - 1 == 3999

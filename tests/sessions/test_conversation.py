@@ -46,7 +46,7 @@ def test_a_turn_computes_only_what_is_new_though_the_answers_text_has_other_toke
     """The tiny model writes bytes that are no characters, so its text does not lead back to its tokens."""
     talk = engine.conversation(system="Be brief.", params=WORDS)
     first = talk.ask("one")
-    assert engine.tokenize(first.text) != list(first.token_ids)
+    assert engine.encode(first.text) != list(first.token_ids)
     before = first.usage.total_tokens
     for number in range(4):
         answer = talk.ask(f"and {number}")
@@ -163,7 +163,7 @@ def test_answers_that_end_by_a_token_or_a_stop_string_are_remembered_as_their_te
     assert free.token_ids[9] not in free.token_ids[:9]
     other = engine.conversation(messages=talk.messages[:2])
     ended = other.ask("two", SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[free.token_ids[9]]))
-    new = len(engine.tokenize("\n<s>user: three\n<s>assistant: "))
+    new = len(engine.encode("\n<s>user: three\n<s>assistant: "))
     assert ended.token_ids == free.token_ids[:10]
     assert other.ask("three", WORDS).usage.prompt_tokens == ended.usage.prompt_tokens + 9 + new
     judge = engine.conversation(messages=talk.messages)
@@ -174,7 +174,7 @@ def test_tokens_and_what_is_left_of_the_context(engine: Engine) -> None:
     talk = engine.conversation(params=WORDS)
     assert (talk.tokens, talk.context_left) == (0, 512)
     answer = talk.ask("one")
-    closing = len(engine.tokenize("\n<s>assistant: "))
+    closing = len(engine.encode("\n<s>assistant: "))
     assert talk.tokens == answer.usage.total_tokens + closing
     assert talk.context_left == 512 - talk.tokens
 
@@ -354,5 +354,5 @@ def test_a_template_that_leaves_out_old_thoughts_is_followed_and_reuse_begins_be
         known = talks[0]._transcript.cuts[-2][1]
         ours, judge = (talk.ask("a third question") for talk in talks)
         assert ours.token_ids == judge.token_ids and ours.usage.prompt_tokens == judge.usage.prompt_tokens
-        thought = len(engine.tokenize("<think>\n"))
+        thought = len(engine.encode("<think>\n"))
         assert known - thought - BLOCK <= ours.usage.cached_tokens < known, "all up to the thoughts"

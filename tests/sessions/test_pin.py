@@ -53,14 +53,14 @@ def test_messages_are_pinned_as_far_as_all_that_goes_on_is_alike(engine: Engine,
     messages = messages[: ["system", "user", "assistant"].index(last) + 1]
     with engine.pin(messages) as pin:
         role = "assistant" if last == "user" else "user"
-        going_on = engine.tokenize([*messages, {"role": role, "content": "and more"}])
+        going_on = engine.encode([*messages, {"role": role, "content": "and more"}])
         assert engine.generate(going_on, SHORT).usage.cached_tokens >= pin.tokens
-        assert pin.tokens >= len(engine.tokenize(messages)) - len(engine.tokenize("<s>assistant: ")) - 8
+        assert pin.tokens >= len(engine.encode(messages)) - len(engine.encode("<s>assistant: ")) - 8
 
 
 def test_texts_and_tokens_are_pinned_and_computed_only_once(engine: Engine) -> None:
     text = "a text that has some length, and a few blocks of eight tokens"
-    tokens = engine.tokenize(text)
+    tokens = engine.encode(text)
     engine.generate(tokens, SHORT)
     computed = engine.stats().prompt_tokens - engine.stats().cached_tokens
     with engine.pin(text) as one, engine.pin(tokens) as other:

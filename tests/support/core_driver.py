@@ -105,10 +105,10 @@ def assert_nothing_lost(stats: Any) -> None:
 
 
 def finally_nothing_lost(engine: Any) -> None:
-    """The same of an engine, soon: cancelled requests need a step to leave."""
+    """The same of an engine, soon: cancelled requests need a step to leave, and one more for what is in flight."""
     for _ in range(100):
         stats = engine.stats()
-        if not stats.rows_running and not stats.rows_waiting:
+        if not stats.rows_running and not stats.rows_waiting and not stats.used_blocks:
             break
         time.sleep(0.01)
     assert_nothing_lost(stats)

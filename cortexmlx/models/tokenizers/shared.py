@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ _UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
 
 
 class SharedTokenizer:
-    """Texts and messages to token ids, through our own tokenizers or what mlx-lm's loader gives.
+    """Texts and messages to token ids and back, through our own tokenizers or what mlx-lm's loader gives.
 
     Ours and the tokenizers library's are safe to share. transformers' classes around the latter are not: on the way
     they set up truncation in the object that others are using. So that object is asked itself, where the class does
@@ -54,6 +55,24 @@ class SharedTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens))
         with self._turns:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
+        """The text of token ids, as an answer of these tokens has it; with or without special tokens."""
+        if isinstance(self._tokenizer, Tokenizer):
+            return self._tokenizer.decode(tokens, skip_special_tokens=not special_tokens)
+        hidden = frozenset[int]() if special_tokens else self._special_ids
+        detokenizer = self._tokenizer.detokenizer
+        with self._turns if self._alone else nullcontext():
+            for token in tokens:
+                if token not in hidden:
+                    detokenizer.add_token(token)
+            detokenizer.finalize()
+        text: str = detokenizer.text
+        return text
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
         """Messages through the chat template, with the beginning of the answer: text whose special tokens are all

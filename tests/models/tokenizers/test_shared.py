@@ -77,6 +77,18 @@ def test_a_short_text_does_not_wait_for_a_long_one(make: Any, tmp_path: Path) ->
     assert short >= 5
 
 
+@pytest.mark.parametrize("make", [folder, gguf])
+def test_tokens_become_the_text_that_the_tokenizer_itself_decodes(make: Any, tmp_path: Path) -> None:
+    shared, alone = SharedTokenizer(make(tmp_path / "a")), make(tmp_path / "b")
+    eos = sorted(shared.eos_token_ids)
+    for text in CORPUS:
+        tokens = [*eos, *alone.encode(text, add_special_tokens=False), *eos]
+        for shown in (False, True):
+            assert shared.decode(tokens, shown) == alone.decode(tokens, skip_special_tokens=not shown)
+    assert shared.decode(eos) == "" != shared.decode(eos, True)
+    assert shared.decode([]) == ""
+
+
 class Unknown:
     """A tokenizer of which nothing is known."""
 

@@ -1,0 +1,1 @@
+"""What an app needs around its requests: asyncio, callbacks, tokens of texts."""

@@ -1,0 +1,121 @@
+"""What an engine offers to asyncio. The event loop waits for nothing: no tokens, no queue, no thread's end."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.app.opening import on_a_thread
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.prompt import Prompt
+from cortexmlx.serving.streams import AsyncTokenStream, Listener
+from cortexmlx.serving.worker import Submission, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+_LONG = 1 << 14
+"""Characters from which on a text is cut into tokens on another thread: some 10 ms."""
+
+_BEHIND_SECONDS = 0.002
+"""How often it is looked whether the engine's thread takes submissions again."""
+
+
+class AsyncCalls(ABC):
+    """The part of `Engine` for asyncio. From any event loop, of any thread."""
+
+    _worker: Worker
+
+    @abstractmethod
+    def _checked(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener | None = None,
+        client: str | None = None,
+        background: bool = False,
+        cache: bool = True,
+        timeout: float | None = None,
+    ) -> Submission:
+        """A request that can run; raises what is wrong with it."""
+
+    @abstractmethod
+    def _submit(self, checked: Submission) -> RequestHandle:
+        """Queue it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the engine."""
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+    ) -> AsyncTokenStream:
+        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
+        return AsyncTokenStream(partial(self._asubmit, prompt, params, cache, timeout))
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+    ) -> Completion:
+        """`generate` for asyncio. A cancelled task cancels the request."""
+        return await ended(partial(self._asubmit, prompt, params, cache, timeout))
+
+    async def aclose(self) -> None:
+        """`close` for asyncio. A cancelled task does not wait for the end, which comes all the same."""
+        await on_a_thread(self.close)
+
+    async def _asubmit(
+        self, prompt: Prompt, params: SamplingParams | None, cache: bool, timeout: float | None, listener: Listener
+    ) -> RequestHandle:
+        check = partial(self._checked, prompt, params, listener, cache=cache, timeout=timeout)
+        checked = await on_a_thread(check) if _is_long(prompt) else check()
+        while self._worker.behind:
+            await asyncio.sleep(_BEHIND_SECONDS)
+        return self._submit(checked)
+
+
+async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
+    """The completion of a request, once it has ended. Raises its error. A cancelled task cancels the request."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[TokenEvent] = loop.create_future()
+
+    def settle(event: TokenEvent) -> None:
+        if not end.done():
+            end.set_result(event)
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None or event.error is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, event)
+
+    handle = await submit(listen)
+    try:
+        last = await end
+    except BaseException:
+        handle.cancel()
+        raise
+    if last.error is not None:
+        raise last.error
+    assert last.completion is not None
+    return last.completion
+
+
+def _is_long(prompt: Prompt) -> bool:
+    if isinstance(prompt, str):
+        return len(prompt) >= _LONG
+    messages = prompt if isinstance(prompt, (list, tuple)) else ()
+    return sum(len(str(m.get("content"))) for m in messages if isinstance(m, Mapping)) >= _LONG

@@ -1,0 +1,102 @@
+"""An engine that is opened for asyncio: what takes seconds is done on another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """What can be opened and closed."""
+
+    def close(self) -> None:
+        """Safe to call again."""
+
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Closable)
+P = ParamSpec("P")
+
+
+class Opening(Generic[C]):
+    """What `make` opens, on a thread of its own: `await` it, or use it in `async with`, which closes it in the end.
+
+    A task that is cancelled meanwhile does not wait; what is open by and by is closed then.
+    """
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._opened: C | None = None
+
+    def __await__(self) -> Generator[Any, None, C]:
+        return on_a_thread(self._make, lambda opened: opened.close()).__await__()
+
+    async def __aenter__(self) -> C:
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await on_a_thread(self._opened.close)
+
+
+def opens(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[C], P], Opening[C]]:
+    """For a class method with the parameters of the constructor `init`."""
+
+    @functools.wraps(init)
+    def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> Opening[C]:
+        """Open one without holding up the event loop: `await` it, or use it in `async with`."""
+        return Opening(lambda: cls(*args, **options))
+
+    open.__name__ = "open"
+    return open
+
+
+async def on_a_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
+    """What `work` returns or raises, on a daemon thread of its own, so that neither the event loop nor the end of the
+    program waits for it. If the task is cancelled meanwhile, `undo` gets what it returns, on another thread, too.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T) -> None:
+        if future.done():
+            _start(lambda: undo(result))
+        else:
+            future.set_result(result)
+
+    def fail(error: BaseException) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(fail, error)
+            return
+        try:
+            loop.call_soon_threadsafe(settle, result)
+        except RuntimeError:
+            undo(result)
+
+    _start(run)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            result = future.result()
+            _start(lambda: undo(result))
+        raise
+
+
+def _start(work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name="cortexmlx-async", daemon=True).start()

@@ -1,0 +1,49 @@
+"""Requests that are given so much time: which of them have had it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterator
+
+from cortexmlx.errors import InvalidRequest, RequestTimeout
+from cortexmlx.request import QueuedRequest, RequestId, RequestState
+
+_MOST_SECONDS = 1e9
+
+
+class Deadlines:
+    """When requests must have ended, on the performance counter. One that has ended is forgotten when it comes to the
+    top, so this holds no more than what was asked for beside the oldest that runs.
+    """
+
+    def __init__(self) -> None:
+        self._next: list[tuple[float, RequestId]] = []
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def add(self, request: RequestId, deadline: float) -> None:
+        """A request must have ended by then."""
+        heapq.heappush(self._next, (deadline, request))
+
+    def passed(self, now: float, running: Container[RequestId]) -> Iterator[RequestId]:
+        """Those of `running` that should have ended by `now`, each once."""
+        while self._next and (self._next[0][0] <= now or self._next[0][1] not in running):
+            _, request = heapq.heappop(self._next)
+            if request in running:
+                yield request
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise InvalidRequest for what is no time that a request can have."""
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 < timeout <= _MOST_SECONDS):
+        raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
+
+
+def timed_out(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
+    """The error of a request that has had its time, of which `generated` tokens are there."""
+    return RequestTimeout(
+        f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated} tokens for "
+        f"a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep what comes"
+    )

@@ -1,0 +1,120 @@
+"""An engine's answers in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine, EngineClosed, InvalidRequest, SamplingParams
+from cortexmlx.serving.app.asynchronous import _LONG
+from support.asked import LONG, PROMPT, SHORT
+from support.core_driver import finally_nothing_lost
+from support.tiny import tokens_of
+
+
+def test_agenerate_gives_what_generate_gives(engine: Engine) -> None:
+    async def both() -> Any:
+        return await asyncio.gather(*(engine.agenerate(tokens_of(n, seed=n), SHORT) for n in (9, 20, 31)))
+
+    wanted = [engine.generate(tokens_of(n, seed=n), SHORT).token_ids for n in (9, 20, 31)]
+    assert [answer.token_ids for answer in asyncio.run(both())] == wanted
+
+
+def test_agenerate_raises_what_generate_raises(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        asyncio.run(engine.agenerate([]))
+    with pytest.raises(InvalidRequest, match="temperature"):
+        asyncio.run(engine.agenerate(PROMPT, SamplingParams(temperature=-1)))
+
+    async def fail() -> None:
+        task = asyncio.ensure_future(engine.agenerate(PROMPT, LONG))
+        await asyncio.sleep(0.05)
+        await engine.aclose()
+        with pytest.raises(EngineClosed, match="before the request could finish"):
+            await task
+
+    asyncio.run(fail())
+
+
+def test_a_cancelled_task_cancels_its_request(engine: Engine) -> None:
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(engine.agenerate(PROMPT, LONG), 0.05)
+
+    asyncio.run(give_up())
+    finally_nothing_lost(engine)
+    assert engine.stats().generated_tokens < 400
+
+
+def test_the_event_loop_wakes_once_for_a_whole_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def count() -> int:
+        loop, woken = asyncio.get_running_loop(), []
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: woken.append(loop.call_soon(*call)))
+        task = asyncio.ensure_future(engine.agenerate(PROMPT, SHORT))
+        while not task.done():
+            await asyncio.sleep(0.001)
+        return len(woken)
+
+    assert asyncio.run(count()) == 1
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_long_text_is_cut_into_tokens_on_another_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    cut_by: list[threading.Thread] = []
+
+    def encode(*_: Any) -> list[int]:
+        cut_by.append(threading.current_thread())
+        return [1, 2, 3]
+
+    monkeypatch.setattr(engine._tokenizer, "encode", encode)
+
+    def prompt(size: int) -> Any:
+        return [{"role": "user", "content": "x" * size}] if many else "x" * size
+
+    assert asyncio.run(engine.agenerate(prompt(_LONG), SHORT)).token_ids
+    assert asyncio.run(engine.agenerate(prompt(10), SHORT)).token_ids
+    main = threading.main_thread()
+    assert [thread is main for thread in cut_by] == [False, True]
+
+
+def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> None:
+    """Its thread is held for a while; more ask than may wait in its queue."""
+    held = threading.Event()
+    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(10),)).start()
+
+    async def ask() -> list[Any]:
+        one = SamplingParams(max_tokens=1)
+        tasks = [asyncio.ensure_future(engine.agenerate([1, 2, 3], one)) for _ in range(100)]
+        began = time.perf_counter()
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert time.perf_counter() - began < 5 and engine._worker.behind
+        held.set()
+        return await asyncio.gather(*tasks)
+
+    assert len({answer.token_ids for answer in asyncio.run(ask())}) == 1
+
+
+def test_a_stream_that_is_closed_while_it_begins_asks_for_nothing_more(engine: Engine) -> None:
+    held = threading.Event()
+    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(10),)).start()
+
+    async def leave() -> None:
+        waiting = [asyncio.ensure_future(engine.agenerate([1, 2, 3], SHORT)) for _ in range(64)]
+        stream = engine.astream(PROMPT, LONG)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.02)
+        assert engine._worker.behind
+        await stream.aclose()
+        held.set()
+        await asyncio.gather(*waiting)
+        assert (await first).completion.finish_reason == "cancelled"
+
+    asyncio.run(leave())
+    finally_nothing_lost(engine)
