@@ -13,6 +13,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
@@ -28,6 +29,8 @@ def generate(
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
     system: options.System = None,
+    template_var: options.TemplateVar = None,
+    think: options.Think = None,
     *,
     params: SamplingParams,
     raw: Annotated[
@@ -42,13 +45,16 @@ def generate(
     """
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    variables = options.template_vars(template_var, think)
+    if raw and variables:
+        raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
     config = replace(config, model=options.model_name(model, model_option))
     text = gather_prompt(prompt or [])
     if not text:
         raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
     with engines.open_engine(config) as engine:
         engines.tell(engine)
-        handle = engine.submit(as_prompt(engine, text, system, raw), params)
+        handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
         completion = collect(handle) if as_json else stream(handle)
     if as_json:
         print(to_json(record(completion)))
@@ -58,9 +64,15 @@ def generate(
         raise KeyboardInterrupt
 
 
-def as_prompt(engine: Engine, text: str, system: str | None, raw: bool) -> str | list[Message]:
+def as_prompt(
+    engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
+) -> str | list[Message] | ChatPrompt:
     """What to submit: messages for a model with a chat template, else the plain text."""
     if raw or not engine.info.chat_template:
+        if variables:
+            raise InvalidRequest(
+                f"{engine.info.name} has no chat template, so there is nothing to set: {', '.join(variables)}"
+            )
         if system is not None:
             raise InvalidRequest(
                 f"{engine.info.name} has no chat template, so --system has no place: put it into the prompt"
@@ -69,7 +81,7 @@ def as_prompt(engine: Engine, text: str, system: str | None, raw: bool) -> str |
     messages: list[Message] = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": clean(system, "--system")})
-    return messages
+    return ChatPrompt(messages, variables) if variables else messages
 
 
 def stream(handle: RequestHandle) -> Completion:

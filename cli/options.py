@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
+from cortexmlx.messages import THINKING
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -46,6 +48,21 @@ Prompt = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)]
+TemplateVar = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-var",
+        metavar="NAME=VALUE",
+        help="A variable of the chat template; VALUE is JSON or text. May be repeated.",
+        show_default=False,
+    ),
+]
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think", help="Thoughts before the answer, where the template has a switch.", show_default=False
+    ),
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option("--temp", metavar="X", help="Temperature; 0: always the likeliest token.")]
 TopP = Annotated[
@@ -215,6 +232,25 @@ def model_name(argument: str | None, option: str | None) -> str:
     if argument is not None and option is not None and argument != option:
         raise typer.BadParameter(f"two models: {argument!r} and --model {option!r}")
     return argument or option or STARTER
+
+
+def template_vars(given: list[str] | None, think: bool | None) -> dict[str, object]:
+    """The variables that --template-var and --think ask for. Raises typer.BadParameter (wrong usage) if one is none."""
+    variables: dict[str, object] = {} if think is None else {THINKING: think}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
+        variables[name] = json_or_text(value)
+    return variables
+
+
+def json_or_text(value: str) -> object:
+    """What a value means: `false`, `3` and `["a"]` as JSON has it, all else a text."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:

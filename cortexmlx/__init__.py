@@ -28,6 +28,7 @@ from cortexmlx.errors import (
     ToolchainMissing,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import (
     Completion,
     FinishReason,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChatPrompt",
     "Completion",
     "Conversation",
     "ConversationFileError",

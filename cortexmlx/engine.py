@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
@@ -249,12 +250,22 @@ class Engine(Texts, AsyncCalls):
         system: str | None = None,
         messages: Sequence[Message] = (),
         params: SamplingParams | None = None,
+        template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
     ) -> Conversation:
         """A conversation that begins with these messages: turns that are remembered, undone, forked and saved, each of
-        which computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
+        which computes only what is new. `params` and `client` are those of its requests, `template_vars` the chat
+        template's. Raises InvalidRequest.
         """
-        return Conversation(self, self._tokenizer, system=system, messages=messages, params=params, client=client)
+        return Conversation(
+            self,
+            self._tokenizer,
+            system=system,
+            messages=messages,
+            params=params,
+            template_vars=template_vars,
+            client=client,
+        )
 
     def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
         """Keep what prompts begin with: a text, tokens, or messages that others follow. It is computed now if it is not

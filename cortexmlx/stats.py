@@ -17,7 +17,8 @@ class MemoryPressure(str, Enum):
 class ModelInfo:
     """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
     says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
-    adapter in it; `identity` names the content of the files that it was read from, wherever they lie.
+    adapter in it; `identity` names the content of the files that it was read from, wherever they lie; `template_vars`
+    are the variables that its chat template reads (none are known of a template that is code).
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     adapter: str | None = None
     identity: str = ""
+    template_vars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

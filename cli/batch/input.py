@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import TemplateVars, body_vars
 from cortexmlx.request import Message, SamplingParams, plain_message
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
@@ -20,6 +21,8 @@ ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
 REFUSED = ("tools", "functions", "response_format", "stream", "logits_processors")
 """What would change the answer, and is not served: better an error than an answer to another question."""
 KNOWN = {f.name for f in fields(SamplingParams)} - {"logits_processors"} | set(ALIASES) | {"top_logprobs"}
+TEMPLATE = {"chat_template_kwargs", "reasoning_effort"}
+"""What goes to the chat template."""
 
 
 class Style(str, Enum):
@@ -35,7 +38,7 @@ class BatchRequest:
     """One request of a batch.
 
     `line` counts from 1; `id` is the user's, or the line; `raw` prompts skip the chat template. With `echo` the answer
-    begins with the prompt.
+    begins with the prompt. `template_vars` are the chat template's.
     """
 
     line: int
@@ -45,6 +48,7 @@ class BatchRequest:
     params: SamplingParams
     raw: bool = False
     echo: bool = False
+    template_vars: TemplateVars = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,16 @@ class BatchReader:
         refused = [key for key in REFUSED if body.get(key)]
         if refused:
             raise InvalidRequest(f"{refused[0]!r} is not supported")
-        for key in body.keys() - expected - KNOWN - set(REFUSED):
+        for key in body.keys() - expected - KNOWN - TEMPLATE - set(REFUSED):
             self.ignored[key] = self.ignored.get(key, 0) + 1
-        prompt, echo = _prompt(body, style), "echo" in expected and _echo(body)
-        return BatchRequest(number, identity, style, prompt, _params(body, style, self._defaults, echo), raw, echo)
+        prompt, variables, echo = _prompt(body, style), body_vars(body), "echo" in expected and _echo(body)
+        templated = not raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
+        if variables and not templated:
+            raise InvalidRequest(
+                f"{', '.join(variables)}: set for a chat template, which this prompt does not go through"
+            )
+        params = _params(body, style, self._defaults, echo)
+        return BatchRequest(number, identity, style, prompt, params, raw, echo, variables)
 
 
 def _decide(jsonl: bool | None, first: bytes) -> bool:

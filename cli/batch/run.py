@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import tee
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli.batch.input import BadLine, BatchRequest
 from cortexmlx.cli.batch.output import Record, answer_record, error_record
 from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class BatchRun:
         engine: Engine,
         items: Iterable[BatchRequest | BadLine],
         write: Callable[[Record], None],
-        prepare: Callable[[str], str | list[Message]],
+        prepare: Callable[[str], str | list[Message] | ChatPrompt],
         *,
         rows: int,
         ordered: bool,
@@ -83,7 +84,11 @@ class BatchRun:
     def _prompt(self, item: BatchRequest | BadLine) -> Prompt:
         if isinstance(item, BadLine):
             return NOTHING
-        return self._prepare(item.prompt) if isinstance(item.prompt, str) and not item.raw else item.prompt
+        prompt = self._prepare(item.prompt) if isinstance(item.prompt, str) and not item.raw else item.prompt
+        if not item.template_vars:
+            return prompt
+        messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return ChatPrompt(messages, item.template_vars)
 
     def _record(self, place: int, result: Completion | CortexError) -> Record:
         item = self._asked.pop(place)

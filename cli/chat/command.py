@@ -18,6 +18,7 @@ from cortexmlx import __version__
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, whereabouts
+from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
 from cortexmlx.cli.terminal.text import clean, gather_prompt
@@ -50,6 +51,8 @@ def chat(
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
     system: options.System = None,
+    template_var: options.TemplateVar = None,
+    think: options.Think = None,
     *,
     params: SamplingParams,
     resume: Annotated[
@@ -91,6 +94,8 @@ def chat(
     keeper = None if no_save or (piped and resumed is None) else Keeper(resumed)
     with engines.open_engine(config) as engine, interrupts() as presses:
         conversation = begin(engine, params, system, resumed)
+        if variables := options.template_vars(template_var, think):
+            conversation.template_vars = checked(engine, conversation.template_vars | variables)
         talk(engine, conversation, keeper, presses, first=first, once=piped, remember=not (no_history or no_save))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,8 +14,11 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.kept import find
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.variables import checked
+from cortexmlx.cli.options import json_or_text
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.messages import THINKING
 from cortexmlx.request import SamplingParams
 from cortexmlx.sessions.saved import Saved
 
@@ -85,15 +89,28 @@ def _system(chat: ChatSession, argument: str, console: Console) -> None:
 
 def _set(chat: ChatSession, argument: str, console: Console) -> None:
     name, _, value = argument.replace("=", " ").partition(" ")
-    if name:
+    variable = THINKING if name == "think" else name
+    if variable in (THINKING, *chat.engine.info.template_vars):
+        _set_variable(chat, variable, value.strip())
+    elif name:
         chat.params = _changed(chat.params, SHORT.get(name, name), value.strip())
+    for variable, set_to in chat.conversation.template_vars.items():
+        console.print(f"  {variable:<20}{json.dumps(set_to)}", style="dim", markup=False)
     for setting in SETTINGS:
         console.print(f"  {setting:<20}{getattr(chat.params, setting)}", style="dim", markup=False)
 
 
+def _set_variable(chat: ChatSession, name: str, value: str) -> None:
+    """A variable of the chat template: JSON or text, on and off; `none` leaves it to the template."""
+    others = {known: set_to for known, set_to in chat.conversation.template_vars.items() if known != name}
+    meant = {"on": True, "off": False}.get(value, json_or_text(value))
+    variables = others if value in ("", "none") else {**others, name: meant}
+    chat.conversation.template_vars = checked(chat.engine, variables)
+
+
 def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
     if name not in SETTINGS:
-        raise InvalidRequest(f"no setting {name!r}: {', '.join(SETTINGS)}")
+        raise InvalidRequest(f"no setting {name!r}: {', '.join(SETTINGS)}, think, and what the chat template reads")
     default = next(f.default for f in fields(SamplingParams) if f.name == name)
     whole = isinstance(default, int) or name == "seed"
     try:
@@ -223,7 +240,7 @@ COMMANDS = (
     Command("/help", ("/?",), "/help", "this list", _help),
     Command("/clear", ("/reset",), "/clear", "forget the conversation", _clear),
     Command("/system", (), "/system [TEXT]", "show or change the system prompt (none: no such prompt)", _system),
-    Command("/set", (), "/set [NAME VALUE]", "show or change sampling: /set temp 0.7", _set),
+    Command("/set", (), "/set [NAME VALUE]", "show or change settings: /set temp 0.7, /set think off", _set),
     Command("/regen", (), "/regen", "write the last answer again", _regen),
     Command("/undo", (), "/undo", "take the last turn back", _undo),
     Command("/edit", (), "/edit TEXT", "ask the last question in other words", _edit),

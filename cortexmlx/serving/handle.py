@@ -155,3 +155,19 @@ class RequestHandle:
             except BaseException:
                 log.exception("the listener of request %d raised when it was told of the end", self.id)
         self._listener = self._owner = None
+
+
+def deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
+    """Tell `on_event` of everything, of an error too."""
+    events = iter(handle)
+    try:
+        while True:
+            try:
+                event = next(events, None)
+            except CortexError as error:
+                event = TokenEvent.failed(error)
+            if event is None:
+                return
+            on_event(event)
+    except Exception:
+        log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)

@@ -18,6 +18,7 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import in_group
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
+from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import ModelInfo
@@ -79,6 +80,7 @@ class EngineParts:
             notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
             identity=self.loaded.identity,
+            template_vars=_template_vars(self.loaded),
         )
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
@@ -165,6 +167,14 @@ class EngineParts:
     def kv_bytes_in_use(self) -> int:
         """Bytes of the blocks and tails that hold the tokens of running requests."""
         return self.cache.bytes_in_use + (self.runner.tail_bytes if self.scheduler.rows_running else 0)
+
+
+def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
+    """What the chat template reads. One that is broken is told of when messages are to be rendered."""
+    try:
+        return tuple(sorted(variables_read(loaded.tokenizer) or ()))
+    except InvalidRequest:
+        return ()
 
 
 def _checked_vocab_size(loaded: LoadedModel) -> int:

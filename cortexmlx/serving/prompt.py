@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
 from cortexmlx.request import Message, plain_message
@@ -22,14 +23,16 @@ class Reader(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
         """Messages through the chat template."""
 
 
-Prompt = str | Sequence[int] | Sequence[Message]
-"""Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template)."""
+Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
+"""Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template), which may have
+variables for that.
+"""
 
-_PROMPT_KINDS = "a prompt is a text, a list of token ids or a list of messages"
+_PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt"
 
 
 _LONG = 1 << 16
@@ -44,22 +47,33 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
         prompt = _plain(prompt)
         bos = tokenizer.bos_token
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
+    if isinstance(prompt, ChatPrompt):
+        return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits)
     listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
     if not listed:
         raise InvalidRequest(_PROMPT_KINDS)
     items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    if not all(isinstance(item, Mapping) for item in items):
+    return _of_messages(tokenizer, items, NO_VARIABLES, fits)
+
+
+def _of_messages(
+    tokenizer: SharedTokenizer,
+    messages: Sequence[Message],
+    variables: TemplateVars,
+    fits: Callable[[int], None] | None,
+) -> list[int]:
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
-    rendered = render(tokenizer, items)
+    rendered = render(tokenizer, messages, variables)
     return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
 
 
-def render(tokenizer: Reader, messages: Sequence[Message]) -> str | list[int]:
+def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
     """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot."""
     try:
-        rendered = tokenizer.render([plain_message(message) for message in messages])
+        rendered = tokenizer.render([plain_message(message) for message in messages], checked_vars(variables))
     except CortexError:
         raise
     except Exception as error:

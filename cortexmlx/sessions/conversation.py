@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.prompt import Reader, render
 from cortexmlx.serving.streams import Listener
@@ -66,10 +67,11 @@ class _Turn:
 class Conversation:
     """A conversation with the model of an engine, made by `Engine.conversation`.
 
-    `system` and `params`, the sampling parameters, may be changed between turns, and hold for those to come. Each turn
-    renders all messages through the model's chat template, and its tokens begin with those computed before as far as
-    the texts agree: the model's own tokens, not those of its text. So the prefix cache has them, after an `undo`, a
-    `regenerate`, an `edit` (up to it), in a `fork`, and in another process with what a disk kept.
+    `system`, `params`, the sampling parameters, and `template_vars`, the variables of the chat template, may be changed
+    between turns, and hold for those to come. Each turn renders all messages through the model's chat template, and its
+    tokens begin with those computed before as far as the texts agree: the model's own tokens, not those of its text. So
+    the prefix cache has them, after an `undo`, a `regenerate`, an `edit` (up to it), in a `fork`, and in another
+    process with what a disk kept.
 
     One thread at a time, one turn at a time; for more there is `fork`. A turn that fails, or is cancelled before its
     first word, leaves no trace. `notes` say what was remarkable about the file that was loaded.
@@ -83,10 +85,12 @@ class Conversation:
         system: str | None = None,
         messages: Sequence[Message] = (),
         params: SamplingParams | None = None,
+        template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
     ) -> None:
         self.system = system
         self.params = params or SamplingParams()
+        self.template_vars = checked_vars(template_vars)
         self.notes: tuple[str, ...] = ()
         self._host = host
         self._reader = reader
@@ -199,6 +203,7 @@ class Conversation:
             system=self.system,
             messages=self._messages,
             params=self.params,
+            template_vars=self.template_vars,
             client=self._client,
         )
         other._transcript = self._transcript
@@ -212,7 +217,8 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        Saved(model, self.system, self._messages, self.params, self._transcript).write(Path(path))
+        saved = Saved(model, self.system, self._messages, self.params, self._transcript, self.template_vars)
+        saved.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
@@ -224,6 +230,7 @@ class Conversation:
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
         self.system, self._messages, self.params = saved.system, saved.messages, saved.params
+        self.template_vars = dict(saved.template_vars)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
         self.notes = () if same else (_other_model(Path(path), saved.model, info),)
         for note in self.notes:
@@ -260,7 +267,7 @@ class Conversation:
         """What the model reads to answer these messages."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
-        rendered = render(self._reader, self._said(messages))
+        rendered = render(self._reader, self._said(messages), self.template_vars)
         if not isinstance(rendered, str):
             return _Turn(messages, Transcript(), rendered, self._opened_in(rendered))
         read = self._transcript.read(rendered, self._encode)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.kv.prefix import common_length
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Message
 from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize
@@ -43,13 +44,15 @@ def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
     """The tokens that prompts have which begin with `prefix`. Raises InvalidRequest."""
     if isinstance(prefix, str):
         return tokenize(tokenizer, prefix)
+    if isinstance(prefix, ChatPrompt):
+        return shared_beginning(tokenizer, prefix.messages, prefix.template_vars)
     items: list[Any] = list(prefix)
     if items and all(isinstance(item, Mapping) for item in items):
         return shared_beginning(tokenizer, items)
     return tokenize(tokenizer, items)
 
 
-def shared_beginning(reader: Reader, messages: Sequence[Message]) -> list[int]:
+def shared_beginning(reader: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> list[int]:
     """The tokens of every prompt that goes on after `messages`, found by two that do.
 
     Not those of the messages alone: a template puts more behind the last one, and where it opens an answer at once,
@@ -57,15 +60,17 @@ def shared_beginning(reader: Reader, messages: Sequence[Message]) -> list[int]:
     """
     roles = ("assistant", "user") if messages[-1].get("role") == "user" else ("user", "assistant")
     try:
-        one, other = _two(reader, messages, roles[0])
+        one, other = _two(reader, messages, variables, roles[0])
     except InvalidRequest:
-        one, other = _two(reader, messages, roles[1])
+        one, other = _two(reader, messages, variables, roles[1])
     return one[: common_length(one, other)]
 
 
-def _two(reader: Reader, messages: Sequence[Message], role: str) -> tuple[list[int], list[int]]:
+def _two(
+    reader: Reader, messages: Sequence[Message], variables: TemplateVars, role: str
+) -> tuple[list[int], list[int]]:
     """The prompts that go on with one letter and with another."""
-    one, other = (render(reader, [*messages, {"role": role, "content": letter}]) for letter in "ab")
+    one, other = (render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab")
     return _ids(reader, one), _ids(reader, other)
 
 

@@ -9,12 +9,13 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.request import Message, SamplingParams
 from cortexmlx.sessions.transcript import Transcript
 
@@ -45,13 +46,16 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the file of a conversation holds. `transcript` is None if the file does not vouch for it."""
+    """What the file of a conversation holds. `transcript` is None if the file does not vouch for it. Without
+    `template_vars` the file has none.
+    """
 
     model: SavedModel
     system: str | None
     messages: tuple[Message, ...]
     params: SamplingParams
     transcript: Transcript | None
+    template_vars: TemplateVars = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write it in the place of what is there, which stays if that fails. Raises ConversationFileError."""
@@ -69,6 +73,8 @@ class Saved:
             "sampling": sampling,
             "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
         }
+        if self.template_vars:
+            content["template_vars"] = dict(self.template_vars)
         try:
             content["digest"] = _digest(content)
             text = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ": "))
@@ -93,11 +99,11 @@ class Saved:
             if not (system is None or isinstance(system, str)) or not _are_messages(messages):
                 raise TypeError("its messages are none")
             model = SavedModel(**{name: _text(content["model"][name]) for name in ("name", "path", "identity")})
-            params = _params(content["sampling"])
+            params, variables = _params(content["sampling"]), checked_vars(content.get("template_vars", {}))
             transcript = None if digest is None else _transcript(content["transcript"])
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
             raise _foreign(path, str(error)) from error
-        return cls(model, system, tuple(messages), params, transcript)
+        return cls(model, system, tuple(messages), params, transcript, variables)
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.input import ENDPOINTS, KNOWN, REFUSED, BatchReader, BatchRequest, Style
+from cortexmlx.cli.batch.input import ENDPOINTS, KNOWN, REFUSED, TEMPLATE, BatchReader, BatchRequest, Style
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
@@ -45,7 +45,7 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
 def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None:
     fields = {"id", "custom_id", "prompt", "messages", "method", "url", "body", "model", "user", "echo"}
     first_cells = re.findall(r"^\| (`.*?) \|", INPUT, re.MULTILINE)
-    assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == (KNOWN | fields) - {
+    assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == (KNOWN | TEMPLATE | fields) - {
         "top_logprobs"
     }
     assert all(f"`{name}`" in INPUT for name in (*REFUSED, "top_logprobs", *ENDPOINTS))

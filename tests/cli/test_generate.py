@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.start import run
+from cortexmlx.messages import ChatPrompt
 from support import cli_fakes
 from support.adapters import write_adapter
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
@@ -69,6 +70,39 @@ def test_a_system_prompt_for_a_model_without_template_is_refused(
     assert capsys.readouterr().err == (
         "error: fake has no chat template, so --system has no place: put it into the prompt\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (["--no-think"], {"enable_thinking": False}),
+        (["--think"], {"enable_thinking": True}),
+        (["--template-var", "reasoning_effort=low"], {"reasoning_effort": "low"}),
+        (["--template-var", "enable_thinking=false", "--think"], {"enable_thinking": False}),
+        (["--template-var", 'reasoning_effort={"a": [1]}'], {"reasoning_effort": {"a": [1]}}),
+    ],
+)
+def test_the_chat_templates_variables_reach_it(fakes: Fakes, options: list[str], variables: dict[str, object]) -> None:
+    assert run(["generate", "fake", "-p", "hi", *options]) == 0
+    assert fakes.engine.seen[0][0] == ChatPrompt([{"role": "user", "content": "hi"}], variables)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--template-var", "x"], 2, "'x' is not NAME=VALUE"),
+        (["--no-think", "--raw"], 2, "--raw leaves out"),
+        (["--template-var", "colour=red"], 1, "does not read colour"),
+    ],
+)
+def test_variables_that_change_nothing_are_refused(
+    fakes: Fakes, capsys: pytest.CaptureFixture[str], options: list[str], code: int, said: str
+) -> None:
+    assert run(["generate", "fake", "-p", "hi", *options]) == code
+    assert said in capsys.readouterr().err
+    fakes.info = replace(fakes.info, chat_template=False)
+    assert run(["generate", "fake", "-p", "hi", "--no-think"]) == 1
+    assert "fake has no chat template" in capsys.readouterr().err
 
 
 def test_an_adapter_answers_as_mlx_lm_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

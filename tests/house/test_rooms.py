@@ -18,6 +18,7 @@ ORDER = (
     "logprobs",
     "machine",
     "request",
+    "messages",
     "stats",
     "host",
     "cpu",

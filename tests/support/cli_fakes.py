@@ -23,6 +23,8 @@ import pytest
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt
+from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
@@ -30,7 +32,9 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import EngineStats, Latency, Moment, StoreStats
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
+TEMPLATE_VARS = frozenset({"enable_thinking", "reasoning_effort"})
+"""What the fake chat template reads."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class FakeInfo:
     notes: tuple[str, ...] = ()
     adapter: str | None = None
     identity: str = "fa4e"
+    template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class FakeReader:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object] = NO_VARIABLES) -> str:
+        readable(variables, TEMPLATE_VARS)
         lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return lines + "<assistant>" + self.engine.template_end
 
@@ -93,6 +99,8 @@ class FakeEngine:
         """Code points; messages as `<role>content` lines, and what the template adds."""
         if isinstance(prompt, str):
             return list(map(ord, prompt))
+        if isinstance(prompt, ChatPrompt):
+            return list(map(ord, FakeReader(self).render(prompt.messages, prompt.template_vars)))
         if all(isinstance(item, int) for item in prompt):
             return [*prompt]  # type: ignore[list-item]
         return list(map(ord, FakeReader(self).render(prompt)))  # type: ignore[arg-type]
@@ -146,6 +154,8 @@ class FakeEngine:
         params.validate()
         if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
+        if isinstance(prompt, ChatPrompt):
+            readable(prompt.template_vars, TEMPLATE_VARS)
         return prompt, params, listener
 
     def _start(self, checked: Iterable[Any], handles: list[RequestHandle]) -> None:
@@ -213,6 +223,7 @@ def text_of(prompt: Prompt) -> str:
     """What the user said last."""
     if isinstance(prompt, str):
         return prompt
+    prompt = prompt.messages if isinstance(prompt, ChatPrompt) else prompt
     if prompt and isinstance(prompt[-1], Mapping):
         return str(prompt[-1]["content"])
     text = "".join(map(chr, prompt))  # type: ignore[arg-type]

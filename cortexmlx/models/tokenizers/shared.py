@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
+from cortexmlx.models.tokenizers.templates import readable, variables_read
 
 _UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
 
@@ -56,6 +58,11 @@ class SharedTokenizer:
         with self._turns:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    @cached_property
+    def template_vars(self) -> frozenset[str] | None:
+        """The variables that the chat template reads: see `variables_read`."""
+        return variables_read(self._tokenizer)
+
     def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
         """The text of token ids, as an answer of these tokens has it; with or without special tokens."""
         if isinstance(self._tokenizer, Tokenizer):
@@ -74,15 +81,17 @@ class SharedTokenizer:
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
         """Messages through the chat template, with the beginning of the answer: text whose special tokens are all
-        written out, or its ids where the tokenizer does both in one.
+        written out, or its ids where the tokenizer does both in one. `variables` are the template's; raises
+        InvalidRequest for those that it does not read.
         """
+        options = {**(readable(variables, self.template_vars) if variables else {}), "add_generation_prompt": True}
         if not self._alone:
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
             return text
         with self._turns:
-            return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+            return list(self._tokenizer.apply_chat_template(messages, **options))
 
 
 def _rust_core(wrapper: Any) -> Any:

@@ -13,10 +13,33 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.package import without_side_effects
+from cortexmlx.messages import EFFORT, THINKING, TemplateVars
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 
 _RENDERER = "transformers.utils.chat_template_utils"
+
+_RENDERERS_OWN = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "raise_exception",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""What a template may read that no caller sets: the renderer does, or takes it for an option of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,63 @@ def render(
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise unrendered(error) from error
     return str(rendered[0])
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """The variables that a template reads and a caller may set. Raises InvalidRequest when the template is broken."""
+    from jinja2 import TemplateError, meta, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what an assistant wrote, for training: its content is the template's."""
+
+        tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        parsed = ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols]).parse(template)
+        return frozenset(meta.find_undeclared_variables(parsed)) - _RENDERERS_OWN
+    except TemplateError as error:
+        raise unrendered(error) from error
+
+
+def variables_read(tokenizer: Any) -> frozenset[str] | None:
+    """The variables that the chat template of a tokenizer reads, mlx-lm's or ours: see `variables_of`. None where code
+    renders, which does not say.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if getattr(tokenizer, "_chat_template", None) is not None or not isinstance(template, str):
+        return None if tokenizer.has_chat_template else frozenset()
+    return variables_of(template)
+
+
+def readable(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
+    """The variables as a template that reads those called `names` takes them (None: code does, which checks them
+    itself). Raises InvalidRequest for those that it does not read, which would change nothing.
+
+    `reasoning_effort` "none" switches thoughts off where a template has no such variable, but a switch.
+    """
+    if names is None:
+        return dict(variables)
+    switch = "thinking" if THINKING not in names and "thinking" in names else THINKING
+    given = {switch if name == THINKING else name: value for name, value in variables.items()}
+    if given.get(EFFORT) == "none" and EFFORT not in names and switch in names:
+        given = {switch: False, **given}
+        del given[EFFORT]
+    if unread := sorted(given.keys() - names):
+        known = ", ".join(sorted(names)) or "none"
+        raise InvalidRequest(
+            f"the model's chat template does not read {', '.join(unread)}, so that would change nothing. "
+            f"Its variables: {known}."
+        )
+    return given
 
 
 def unrendered(error: Exception) -> InvalidRequest:

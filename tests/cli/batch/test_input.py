@@ -192,3 +192,36 @@ KEYS = [
 def test_no_line_ends_the_reading(lines: list[Any]) -> None:
     filled = [line for line in lines if not isinstance(line, bytes) or line.strip()]
     assert len(read(*lines, jsonl=True)) == len(filled)
+
+
+CHAT = {"custom_id": "c", "url": "/v1/chat/completions"}
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_the_chat_templates_variables_are_vllms_and_openais() -> None:
+    kwargs = {"enable_thinking": False, "left": None}
+    for line, wanted in (
+        ({**CHAT, "body": {"messages": HI, "chat_template_kwargs": kwargs}}, {"enable_thinking": False}),
+        ({**CHAT, "body": {"messages": HI, "reasoning_effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"messages": HI, "reasoning_effort": None, "chat_template_kwargs": None}, {}),
+        ({"prompt": "hi", "chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
+    ):
+        [request] = read(line)
+        assert isinstance(request, BatchRequest) and request.template_vars == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"messages": HI, "reasoning_effort": 3}, "reasoning_effort is 3"),
+        ({"messages": HI, "chat_template_kwargs": [1]}, "chat_template_kwargs is [1]"),
+        ({"prompt": [1, 2], "reasoning_effort": "low"}, "which this prompt does not go through"),
+        (
+            {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "a", "reasoning_effort": "low"}},
+            "which this prompt does not go through",
+        ),
+    ],
+)
+def test_variables_that_no_template_gets_are_refused(line: dict[str, Any], said: str) -> None:
+    [bad] = read(line)
+    assert isinstance(bad, BadLine) and said in bad.message

@@ -10,6 +10,7 @@ import pytest
 
 from cortexmlx.cli.batch.input import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
+from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
@@ -48,3 +49,24 @@ def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert {record["id"] for record in written} == {1, 3, 4, 5, 6, 7}
+
+
+def test_each_requests_variables_reach_its_template_and_one_that_it_does_not_read_is_its_own_error() -> None:
+    written: list[Any] = []
+    kinds: list[tuple[Any, dict[str, object]]] = [
+        ("text", {"enable_thinking": False}),
+        ([{"role": "user", "content": "list"}], {"reasoning_effort": "low"}),
+        ("plain", {}),
+        ("wrong", {"colour": "red"}),
+    ]
+    items = [
+        BatchRequest(i, i, Style.SIMPLE, prompt, SamplingParams(), template_vars=variables)
+        for i, (prompt, variables) in enumerate(kinds, 1)
+    ]
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    BatchRun(engine, items, written.append, lambda text: text, rows=4, ordered=True).run()
+    seen = [prompt for prompt, _ in engine.seen]
+    assert ChatPrompt([{"role": "user", "content": "text"}], {"enable_thinking": False}) in seen
+    assert ChatPrompt([{"role": "user", "content": "list"}], {"reasoning_effort": "low"}) in seen
+    assert "plain" in seen and len(seen) == 3
+    assert "does not read colour" in written[3]["error"]["message"]

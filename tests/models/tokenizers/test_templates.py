@@ -12,9 +12,10 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import FoundTemplate, find_template, render
+from cortexmlx.models.tokenizers.templates import FoundTemplate, find_template, readable, render, variables_of
 from cortexmlx.serving.prompt import tokenize
 from support.byte_tokenizers import SMOLLM, build
+from support.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED
 from support.tiny import write_tiny
 
 
@@ -133,3 +134,54 @@ def test_a_folders_template_that_fails_is_one_line_with_the_next_step(tmp_path: 
     with pytest.raises(InvalidRequest, match=r"cannot render these messages: .*--raw") as caught:
         tokenize(tokenizer, MESSAGES)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        (SWITCHED, {"enable_thinking"}),
+        (SET_FIRST, {"enable_thinking"}),
+        (OTHER_NAME, {"thinking"}),
+        (DEGREES, {"reasoning_effort"}),
+        ("{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{% break %}{% endfor %}", {"bos_token", "tools"}),
+        ("{{ messages }}{{ strftime_now('%d') }}{{ raise_exception('x') }}{% set ns = namespace(a=1) %}", set()),
+    ],
+)
+def test_the_variables_of_a_template_are_those_that_change_its_text(template: str, names: set[str]) -> None:
+    """The judge is transformers' own list, less what the renderer gives."""
+    from transformers.utils.chat_template_utils import _get_template_variables
+
+    assert variables_of(template) == names
+    assert _get_template_variables(template) - {"messages", "add_generation_prompt"} == names
+
+
+def test_a_broken_template_has_no_variables() -> None:
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        variables_of("{% for m in messages %}")
+
+
+def test_the_switch_of_thoughts_has_one_name_for_all_templates() -> None:
+    assert readable({"enable_thinking": False}, variables_of(SWITCHED)) == {"enable_thinking": False}
+    assert readable({"enable_thinking": False}, variables_of(OTHER_NAME)) == {"thinking": False}
+    assert readable({"reasoning_effort": "none"}, variables_of(SWITCHED)) == {"enable_thinking": False}
+    assert readable({"reasoning_effort": "none"}, variables_of(DEGREES)) == {"reasoning_effort": "none"}
+    assert readable({"reasoning_effort": "none", "thinking": True}, variables_of(OTHER_NAME)) == {"thinking": True}
+    assert readable({"anything": 1}, None) == {"anything": 1}, "code that renders checks it itself"
+
+
+@pytest.mark.parametrize(
+    ("variables", "template", "said"),
+    [
+        ({"enable_thinkin": False}, SWITCHED, "does not read enable_thinkin, .* Its variables: enable_thinking."),
+        ({"reasoning_effort": "low"}, SWITCHED, "does not read reasoning_effort"),
+        ({"enable_thinking": False}, DEGREES, "does not read enable_thinking, .* reasoning_effort."),
+        ({"b": 1, "a": 1}, "{{ messages }}", "does not read a, b, .* Its variables: none."),
+        ({"messages": []}, SWITCHED, "does not read messages"),
+        ({"add_generation_prompt": False}, SWITCHED, "does not read add_generation_prompt"),
+    ],
+)
+def test_variables_that_a_template_does_not_read_are_refused(
+    variables: dict[str, object], template: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        readable(variables, variables_of(template))

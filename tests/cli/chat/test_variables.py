@@ -1,0 +1,41 @@
+"""What is set of a chat template holds from the next turn on, and is refused before a turn depends on it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.commands import run_command
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.start import run
+from cortexmlx.errors import InvalidRequest
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+
+def test_set_think_and_any_variable_of_the_template(session: ChatSession) -> None:
+    screen = Console(file=io.StringIO(), width=100)
+    for line in ("/set think off", "/set reasoning_effort high"):
+        run_command(line, session, screen)
+    assert session.conversation.template_vars == {"enable_thinking": False, "reasoning_effort": "high"}
+    run_command("/set enable_thinking true", session, screen)
+    assert session.conversation.template_vars["enable_thinking"] is True
+    run_command("/set think none", session, screen)
+    assert session.conversation.template_vars == {"reasoning_effort": "high"}
+    assert '  reasoning_effort    "high"\n' in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_the_template_does_not_read_is_no_setting(session: ChatSession) -> None:
+    with pytest.raises(InvalidRequest, match="no setting 'colour'"):
+        run_command("/set colour red", session, Console(file=io.StringIO()))
+    assert session.conversation.template_vars == {}
+
+
+@pytest.mark.parametrize(("option", "code"), [("enable_thinking=false", 0), ("colour=red", 1)])
+def test_a_chat_refuses_it_before_the_first_turn(
+    fakes: Fakes, capsys: pytest.CaptureFixture[str], option: str, code: int
+) -> None:
+    assert run(["chat", "fake", "-p", "hi", "--template-var", option, "--no-save"]) == code
+    assert ("does not read colour" in capsys.readouterr().err) is bool(code)
+    assert len(fakes.engine.seen) == 1 - code

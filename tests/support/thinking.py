@@ -1,0 +1,46 @@
+"""Chat templates of models that think, in the few lines that matter, and tiny models that have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.tiny import write_tiny
+
+_TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+
+SWITCHED = (
+    _TURNS + "{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Thinks by itself, unless it is told not to (Qwen3)."""
+
+SET_FIRST = (
+    "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+    + _TURNS
+    + "{% generation %}{{ 'on' if enable_thinking else 'off' }}{% endgeneration %}"
+)
+"""Has a default of its own (SmolLM3)."""
+
+OTHER_NAME = _TURNS + "[assistant]{% if thinking %}<think>{% else %}</think>{% endif %}"
+"""Its switch has another name (DeepSeek V3.1)."""
+
+DEGREES = "effort: {{ reasoning_effort | default('medium') }}\n" + _TURNS + "[assistant]"
+"""Has degrees instead of a switch (gpt-oss)."""
+
+
+def write_thinking(path: Path, template: str, tokens: tuple[str, ...] = (), **config: Any) -> Path:
+    """A tiny model with this chat template; `tokens` get the places of unused ones in its vocabulary."""
+    write_tiny(path, **config)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    unused = [name for name in vocabulary if name.startswith("<unused")]
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    for name, token in zip(unused, tokens, strict=False):
+        number = vocabulary[token] = vocabulary.pop(name)
+        tokenizer["added_tokens"].append({"id": number, "content": token, **kind})
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
