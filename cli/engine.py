@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
+from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -40,18 +41,19 @@ def tell(engine: Engine) -> None:
 
 
 @contextmanager
-def loading(model: str) -> Iterator[Callable[[str, float], None] | None]:
+def loading(model: str) -> Iterator[OnProgress | None]:
     """A progress bar that goes away when the model is there. Only where a person looks: a pipe gets nothing."""
     if not console.is_terminal(sys.stderr):
         yield None
         return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich import progress as rich
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console.stderr(), transient=True) as progress:
-        task = progress.add_task(f"loading {model}", total=None)
+    with rich.Progress(*columns, console=console.stderr(), transient=True) as bar:
+        task = bar.add_task(f"loading {model}", total=None)
 
-        def show(what: str, fraction: float) -> None:
-            progress.update(task, description=f"{what} {model}", total=1.0, completed=fraction)
+        def show(news: Progress) -> None:
+            bar.update(task, description=f"{news.what} {model}", total=1.0, completed=news.fraction)
 
         yield show

@@ -29,6 +29,7 @@ from cortexmlx.errors import (
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.progress import Progress
 from cortexmlx.request import (
     Completion,
     FinishReason,
@@ -83,6 +84,7 @@ __all__ = [
     "Perplexity",
     "Pin",
     "PinRefused",
+    "Progress",
     "PromptLogprobs",
     "PromptTooLong",
     "RequestHandle",

@@ -18,6 +18,7 @@ from cortexmlx.host.package import enter_mlx_lm
 from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
+from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.app.asynchronous import AsyncCalls
 from cortexmlx.serving.app.callbacks import tell
@@ -61,7 +62,8 @@ class Engine(Texts, AsyncCalls):
     the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
     `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `kv_store` is a
     folder that keeps at most `kv_store_bytes` of what was computed, for after it has left memory, and for the next
-    engine; several may share it. `on_progress(what, fraction)` reports loading.
+    engine; several may share it. `on_progress` is told how far downloading and
+    loading are.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
@@ -93,7 +95,7 @@ class Engine(Texts, AsyncCalls):
         dequantize: bool | None = None,
         kv_store: str | Path | None = None,
         kv_store_bytes: int | str = EngineConfig.kv_store_bytes,
-        on_progress: Callable[[str, float], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         require_mlx_threads()
         config = EngineConfig(

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.messages import logged, one_line
 from cortexmlx.models.safetensors_check import check_weights
+from cortexmlx.progress import OnProgress, Progress
 
 # What mlx-lm reads of a model folder. Code is left out: it is never run.
 NEEDED_FILES = ["*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 
 
-Progress = Callable[[str, float], None]
-
-
-def _untold(what: str, fraction: float) -> None:
+def _untold(progress: Progress) -> None:
     """Progress that nobody watches."""
 
 
-def fetch(repo: str, on_progress: Progress = _untold) -> Path:
+def fetch(repo: str, on_progress: OnProgress = _untold) -> Path:
     """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
 
-    A complete copy is used without asking the network. `on_progress` is told the fraction of bytes that are here, of
-    the files begun so far; the download's threads call it, one at a time. Raises ModelNotFound for an unknown or
+    A complete copy is used without asking the network. `on_progress` is told the bytes that are here, of the
+    files begun so far; the download's threads call it, one at a time. Raises ModelNotFound for an unknown or
     closed repository or no network.
     """
     return cached_folder(repo) or _download(repo, NEEDED_FILES, on_progress)
@@ -36,7 +33,7 @@ def fetch_config(repo: str) -> Path:
     return cached_folder(repo) or _download(repo, ["config.json"])
 
 
-def _download(repo: str, files: list[str], on_progress: Progress = _untold) -> Path:
+def _download(repo: str, files: list[str], on_progress: OnProgress = _untold) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -75,7 +72,7 @@ def _download(repo: str, files: list[str], on_progress: Progress = _untold) -> P
     return folder
 
 
-def _silent_bar(on_progress: Progress) -> type[Any]:
+def _silent_bar(on_progress: OnProgress) -> type[Any]:
     """A progress bar for the hub library that shows nothing and tells `on_progress` instead."""
     from huggingface_hub.utils import tqdm
 
@@ -90,7 +87,7 @@ def _silent_bar(on_progress: Progress) -> type[Any]:
             with self.get_lock():
                 self.n += n or 0
                 if self.stored and self.total:
-                    on_progress("downloading", min(1.0, self.n / self.total))
+                    on_progress(Progress("downloading", min(int(self.n), int(self.total)), int(self.total)))
 
     return SilentBar
 

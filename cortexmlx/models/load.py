@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,12 @@ from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapte
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
-
-Progress = Callable[[str, float], None]
+from cortexmlx.progress import OnProgress, Progress
 
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
+
+LOADING_STEPS = 3
+"""The files are read, an adapter is put in, weights are widened."""
 
 
 def load_model(
@@ -26,7 +27,7 @@ def load_model(
     *,
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> LoadedModel:
     """Resolve `name` and load it, on the thread that will run it (MLX's streams belong to threads).
 
@@ -34,7 +35,7 @@ def load_model(
 
     `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
     that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
-    `on_progress(what, fraction)` is called on this thread, and while a model is downloaded on the download's threads,
+    `on_progress(progress)` is called on this thread, and while a model is downloaded on the download's threads,
     one at a time.
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
@@ -43,15 +44,16 @@ def load_model(
 
     blas.preload()
     enter_mlx_lm()
-    report = on_progress or (lambda what, fraction: None)
+    report = on_progress or (lambda progress: None)
     source = resolve(name)
     tuned = None if adapter is None else read_adapter(adapter)
     slow_below_float32 = _slow_below_float32()
     path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True, report)
-    report("loading weights", 0.8)
+    report(Progress("loading", 1, LOADING_STEPS))
     notes += _adapted(model, path, tuned)
+    report(Progress("loading", 2, LOADING_STEPS))
     notes += _widen(model, slow_below_float32, dequantize)
-    report("loading weights", 1.0)
+    report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
     return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
 
 
@@ -63,14 +65,14 @@ def _slow_below_float32() -> bool:
 
 
 def _read(
-    source: ModelSource, float32: bool, report: Progress
+    source: ModelSource, float32: bool, report: OnProgress
 ) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
     path = source.path
     if path is None:
         from cortexmlx.models.hub import fetch
 
         path = fetch(source.name, report)
-    report("loading weights", 0.0)
+    report(Progress("loading", 0, LOADING_STEPS))
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf
 

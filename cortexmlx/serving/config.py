@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.quantized import GROUP_SIZES, KV_BITS
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+from cortexmlx.progress import OnProgress
 from cortexmlx.scheduling.keep import DEFAULT_FIRST, KeepPolicy
 
 
@@ -37,7 +37,7 @@ class EngineConfig:
     dequantize: bool | None = None
     kv_store: str | Path | None = None
     kv_store_bytes: int | str = "4GB"
-    on_progress: Callable[[str, float], None] | None = None
+    on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         self._require("block_size", self.block_size in BLOCK_SIZES, f"one of {BLOCK_SIZES}")

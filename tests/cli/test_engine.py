@@ -12,6 +12,7 @@ import pytest
 
 from cortexmlx.cli.engine import loading, open_engine
 from cortexmlx.errors import EngineClosed
+from cortexmlx.progress import Progress
 from cortexmlx.serving.config import EngineConfig
 from support.tiny import write_tiny
 
@@ -56,7 +57,7 @@ def test_a_terminal_sees_what_is_loaded_and_how_far(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", Terminal())
     with loading("org/model") as show:
         assert show is not None
-        show("downloading", 0.37)
+        show(Progress("downloading", 37, 100))
     assert "downloading org/model" in sys.stderr.getvalue() and "37%" in sys.stderr.getvalue()
     monkeypatch.setenv("TERM", "dumb")
     with loading("org/model") as show:

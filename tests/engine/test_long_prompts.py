@@ -48,7 +48,7 @@ def test_token_ids_do_not_wait_for_a_text(engine: Engine, monkeypatch: pytest.Mo
         return [1]
 
     monkeypatch.setattr(engine._tokenizer, "encode", endless)
-    waiting = threading.Thread(target=engine.tokenize, args=("a text",))
+    waiting = threading.Thread(target=engine.encode, args=("a text",))
     waiting.start()
     assert began.wait(10)
     answers: list[int] = []

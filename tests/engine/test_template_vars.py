@@ -33,13 +33,13 @@ def test_the_tokens_are_mlx_lms(engine: Engine, model: Path) -> None:
     judge = load_tokenizer(model)
     for variables in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
         wanted = judge.apply_chat_template(MESSAGES, add_generation_prompt=True, **variables)
-        assert engine.tokenize(ChatPrompt(MESSAGES, variables)) == wanted
-    assert engine.tokenize(SILENT) != engine.tokenize(MESSAGES)
+        assert engine.encode(ChatPrompt(MESSAGES, variables)) == wanted
+    assert engine.encode(SILENT) != engine.encode(MESSAGES)
     assert engine.info.template_vars == ("enable_thinking",)
 
 
 def test_every_way_of_asking_takes_them(engine: Engine) -> None:
-    wanted = engine.generate(engine.tokenize(SILENT), FEW).token_ids
+    wanted = engine.generate(engine.encode(SILENT), FEW).token_ids
     assert engine.generate(SILENT, FEW).token_ids == wanted
     assert engine.submit(SILENT, FEW).result().token_ids == wanted
     assert [event.token_id for event in engine.stream(SILENT, FEW)][:3] == list(wanted)
@@ -66,7 +66,7 @@ def test_what_a_template_does_not_read_is_refused(engine: Engine, prompt: Any, s
 def test_a_conversation_keeps_them_in_turns_forks_and_files(engine: Engine, tmp_path: Path) -> None:
     talk = engine.conversation(params=FEW, template_vars={"enable_thinking": False})
     with talk.stream("hi") as reply:
-        assert list(reply.prompt) == engine.tokenize(SILENT)
+        assert list(reply.prompt) == engine.encode(SILENT)
         reply.result()
     assert talk.fork().template_vars == talk.template_vars == {"enable_thinking": False}
     talk.save(tmp_path / "talk.json")
@@ -82,5 +82,5 @@ def test_a_conversation_keeps_them_in_turns_forks_and_files(engine: Engine, tmp_
 
 def test_the_switch_works_by_its_common_name_where_a_template_has_another(tmp_path: Path) -> None:
     with Engine(write_thinking(tmp_path / "m", OTHER_NAME), kv_memory="1MB") as engine:
-        on, off = (engine.tokenize(ChatPrompt(MESSAGES, {"enable_thinking": value})) for value in (True, False))
+        on, off = (engine.encode(ChatPrompt(MESSAGES, {"enable_thinking": value})) for value in (True, False))
         assert len(off) == len(on) + len("/")

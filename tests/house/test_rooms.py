@@ -17,6 +17,7 @@ ORDER = (
     "errors",
     "logprobs",
     "machine",
+    "progress",
     "request",
     "messages",
     "stats",

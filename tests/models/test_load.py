@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.models import load_model
+from cortexmlx.progress import Progress
 from support.folders import CONFIG, write_folder
 from support.gguf_models import write_model
 
@@ -22,9 +23,10 @@ def test_half_precision_becomes_float32_on_a_cpu_even_when_weights_may_not_grow(
 
 
 def test_loading_reports_progress(tmp_path: Path) -> None:
-    seen: list[tuple[str, float]] = []
-    load_model(write_folder(tmp_path / "m"), on_progress=lambda what, fraction: seen.append((what, fraction)))
-    fractions = [fraction for _, fraction in seen]
+    seen: list[Progress] = []
+    load_model(write_folder(tmp_path / "m"), on_progress=seen.append)
+    assert {(p.what, p.unit) for p in seen} == {("loading", "steps")}
+    fractions = [p.fraction for p in seen]
     assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
 
 

@@ -23,7 +23,7 @@ PROGRAM = """
 import sys, threading
 from cortexmlx import CortexError, Engine, SamplingParams
 seen = []
-with Engine("org/tiny", kv_memory="256KB", on_progress=lambda *news: seen.append(news)) as engine:
+with Engine("org/tiny", kv_memory="256KB", on_progress=seen.append) as engine:
     told = threading.Event()
     def fail(event):
         told.set()
@@ -43,7 +43,7 @@ except CortexError:
     pass
 else:
     sys.exit("half a model was loaded")
-fractions = [fraction for what, fraction in seen if what == "downloading"]
+fractions = [p.fraction for p in seen if p.what == "downloading"]
 if not (fractions and max(fractions) == 1.0 and min(fractions) >= 0.0):
     sys.exit(f"progress was {seen}")
 """
