@@ -165,11 +165,22 @@ class Engine(Texts, AsyncCalls):
         return handle
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, timeout: float | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Completion:
-        """The whole answer to one prompt. An interrupt cancels the request. The rest as for `submit`."""
+        """The whole answer to one prompt. An interrupt cancels the request, and so does `on_progress` if it raises: it
+        is told on this thread how far a prompt is that takes several steps. The rest as for `submit`.
+        """
         handle = self._submit(self._checked(prompt, params, cache=cache, timeout=timeout))
         try:
+            for event in handle if on_progress is not None else ():
+                if event.progress is not None and on_progress is not None:
+                    on_progress(event.progress)
             return handle.result()
         except BaseException:
             handle.cancel()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NewType
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.progress import Progress
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -299,6 +300,10 @@ class TokenEvent:
     The last event of an answer has `finish_reason` and no token; the last of all has `completion`. Who is called with
     events (`on_event`) is told of a request that failed or was closed by a last event with `error`; who reads them is
     raised that error.
+
+    While a prompt is computed that takes several steps, events with `progress` and no text say how many of its tokens
+    are computed, a few times in a second at most. So they do for an answer that had to give up its memory, or goes on
+    with a part of its text: then the tokens of the answer so far are among them.
     """
 
     text: str
@@ -309,6 +314,7 @@ class TokenEvent:
     index: int = 0
     error: CortexError | None = None
     dropped: int = 0
+    progress: Progress | None = None
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:

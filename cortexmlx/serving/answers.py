@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.progress import Progress
 from cortexmlx.request import (
     Completion,
     FinishReason,
@@ -25,9 +26,13 @@ from cortexmlx.scheduling.job import Committed, Job
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text import TextStream
 
+PROGRESS_SECONDS = 0.1
+"""Between two events that tell of progress, at least."""
+
 if TYPE_CHECKING:
     from cortexmlx.execution.runner import StepResult
     from cortexmlx.execution.scores import TokenScores
+    from cortexmlx.scheduling.steps.plan import Segment
 
 
 class PromptScores:
@@ -112,6 +117,8 @@ class Answer:
         self.first: float | None = None
         self.last: float | None = None
         self._dropped = 0
+        self._reading_from: int | None = None
+        self._told = -math.inf
         self._answers = answers
         self._text = text
         self._logprobs: list[TokenLogprob] = []
@@ -132,11 +139,23 @@ class Answer:
         """A stop string was completed."""
         return self._text.stopped
 
-    def begin(self, now: float) -> None:
-        """Its first step was planned."""
+    def begin_step(self, segment: Segment, now: float) -> None:
+        """A step was planned that computes `segment` of its text. If that is one of several pieces, it is told which
+        tokens are computed already.
+        """
         if self.started is None:
             self.started = now
             self._answers.handle.advance(RequestState.PREFILLING)
+        total = len(self.job.tokens)
+        more = segment.first + segment.count < total
+        if not more and self._reading_from is None:
+            return
+        begun = segment.first if self._reading_from is None else self._reading_from
+        self._reading_from = begun if more else None
+        self._answers.handle.progress = Progress("prefilling", segment.first, total, cached=begun)
+        if now - self._told >= PROGRESS_SECONDS:
+            self._told = now
+            self._answers.tell(TokenEvent("", index=self.index, progress=self._answers.handle.progress))
 
     def take_scores(self, where: range, scores: TokenScores) -> None:
         """The log-probabilities of the prompt's tokens at the positions `where`."""

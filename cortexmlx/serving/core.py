@@ -232,7 +232,7 @@ class EngineCore(EngineParts):
         for segment in plan.segments if plan is not None and plan.groups is not None else ():
             answer = self._answers.get(segment.job)
             if answer is not None:
-                answer.begin(now)
+                answer.begin_step(segment, now)
         return plan
 
     def _dispatch(self, plan: StepPlan) -> None:
@@ -252,6 +252,10 @@ class EngineCore(EngineParts):
         result = self._attempt(pending.plan, lambda: self.runner.collect(pending))
         if result is not None:
             self._commit(result)
+        for segment in pending.plan.segments if pending.plan.kind is StepKind.MIXED else ():
+            answer = self._answers.get(segment.job)
+            if answer is not None and answer.of_request.handle.cancelling:  # no further piece of its prompt is begun
+                self.cancel(answer.of_request.handle.id)
 
     def _attempt(self, plan: StepPlan | None, work: Callable[[], _T]) -> _T | None:
         """What `work` returns; None if memory was refused to it, and the engine goes on with less."""

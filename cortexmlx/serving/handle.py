@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs
+from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
 
 log = logging.getLogger("cortexmlx")
@@ -20,7 +21,8 @@ _TELLINGS = 3
 class RequestHandle:
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
-    Events wait here until they are read; their number is bounded by the request's tokens. `listener`, if given, is
+    Events wait here until they are read; their number is bounded by the request's tokens, and of those that tell of
+    progress the newest waits alone. `listener`, if given, is
     told of every event on the engine's thread and must return at once. `owner` is kept alive until the request has
     ended.
     """
@@ -35,6 +37,8 @@ class RequestHandle:
         self.id = request
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
+        self.progress: Progress | None = None
+        """How far its prompt is computed, if that takes several steps; it stays what it was before the last of them."""
         self._cancel = cancel
         self._cancelling = False
         self._listener = listener
@@ -59,6 +63,11 @@ class RequestHandle:
     def ended(self) -> bool:
         """It has finished, failed or been cancelled."""
         return self._state.final
+
+    @property
+    def cancelling(self) -> bool:
+        """It was asked to stop."""
+        return self._cancelling
 
     def cancel(self) -> None:
         """Stop the request at the next step. Its result is the text so far, with finish_reason "cancelled"."""
@@ -102,6 +111,8 @@ class RequestHandle:
     def push(self, event: TokenEvent) -> None:
         """One more event; the one that carries a completion ends the request."""
         with self._lock:
+            if event.progress is not None and self._events and self._events[-1].progress is not None:
+                self._events.pop()
             self._events.append(event)
             if event.completion is not None:
                 cancelled = event.completion.finish_reason is FinishReason.CANCELLED
@@ -155,19 +166,3 @@ class RequestHandle:
             except BaseException:
                 log.exception("the listener of request %d raised when it was told of the end", self.id)
         self._listener = self._owner = None
-
-
-def deliver(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-    """Tell `on_event` of everything, of an error too."""
-    events = iter(handle)
-    try:
-        while True:
-            try:
-                event = next(events, None)
-            except CortexError as error:
-                event = TokenEvent.failed(error)
-            if event is None:
-                return
-            on_event(event)
-    except Exception:
-        log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)

@@ -13,6 +13,7 @@ from weakref import ref
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
+from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.prompt import Reader, render
 from cortexmlx.serving.streams import Listener
@@ -118,12 +119,18 @@ class Conversation:
     # -- turns --------------------------------------------------------------------------------------------------------
 
     def ask(
-        self, question: Question, params: SamplingParams | None = None, *, timeout: float | None = None
+        self,
+        question: Question,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Completion:
-        """The whole answer. `params` hold for this turn alone. An interrupt cancels it. `timeout` and errors as for
+        """The whole answer. `params` hold for this turn alone. An interrupt cancels it, and so does `on_progress` if it
+        raises: it is told on this thread how far a prompt is that takes several steps. `timeout` and errors as for
         `Engine.submit`.
         """
-        return self.stream(question, params, timeout=timeout).result()
+        return self.stream(question, params, timeout=timeout).result(on_progress)
 
     def stream(
         self,
@@ -159,10 +166,15 @@ class Conversation:
         return reply
 
     async def aask(
-        self, question: Question, params: SamplingParams | None = None, *, timeout: float | None = None
+        self,
+        question: Question,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Completion:
         """`ask` for asyncio."""
-        return await self.astream(question, params, timeout=timeout).result()
+        return await self.astream(question, params, timeout=timeout).result(on_progress)
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""

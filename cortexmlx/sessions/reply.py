@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 Done = Callable[[Completion], None]
 """Told of the completion, before its event is handed out."""
+
+
+def _tell(on_progress: OnProgress | None, event: TokenEvent) -> None:
+    if on_progress is not None and event.progress is not None:
+        on_progress(event.progress)
 
 
 class _Answer:
@@ -59,11 +65,13 @@ class Reply(_Answer, Iterator[TokenEvent]):
         """End the answer where it is; go on reading to its completion. Safe from another thread."""
         self._handle.cancel()
 
-    def result(self) -> Completion:
-        """The whole answer, once the events that are left have been read. Raises the request's error."""
+    def result(self, on_progress: OnProgress | None = None) -> Completion:
+        """The whole answer, once the events that are left have been read; `on_progress` is told of those that tell how
+        far a long prompt is. Raises the request's error.
+        """
         with self:
-            for _ in self:
-                pass
+            for event in self:
+                _tell(on_progress, event)
             return self._handle.result()
 
     def close(self) -> None:
@@ -112,11 +120,13 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         if self._handle is not None:
             self._handle.cancel()
 
-    async def result(self) -> Completion:
-        """The whole answer, once the events that are left have been read. Raises the request's error."""
+    async def result(self, on_progress: OnProgress | None = None) -> Completion:
+        """The whole answer, once the events that are left have been read; `on_progress` as for `Reply.result`. Raises
+        the request's error.
+        """
         async with self:
-            async for _ in self:
-                pass
+            async for event in self:
+                _tell(on_progress, event)
         assert self._handle is not None  # the request was submitted with the first event
         return self._handle.result()
 

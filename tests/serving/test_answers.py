@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.progress import Progress
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams, TokenEvent, TokenLogprob
-from cortexmlx.scheduling.job import Committed
+from cortexmlx.scheduling.job import Committed, JobId
+from cortexmlx.scheduling.steps.plan import Segment
 from cortexmlx.serving import answers as answers_module
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.handle import RequestHandle
@@ -136,13 +138,13 @@ def test_times_are_counted_from_the_submission(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(answers_module, "time", clock)
     growing = Growing(submitted=97.0)
     growing.jobs[0].cached = 1
-    growing.answers[0].begin(100.0)
+    growing.answers[0].begin_step(Segment(JobId(0), 0, 1, 2, True), 100.0)
     assert growing.handle.state is RequestState.PREFILLING
     for now in (104.0, 105.0, 106.0, 108.0):
         clock.now = now
         growing.say("x")
         assert growing.handle.state is RequestState.DECODING
-    growing.answers[0].begin(107.0)  # it was preempted, and begins again
+    growing.answers[0].begin_step(Segment(JobId(0), 1, 0, 7, True), 107.0)  # it was preempted, and begins again
     clock.now = 110.0
     growing.answers[0].finish(FinishReason.LENGTH)
     times = growing.handle.result(0).timings
@@ -183,3 +185,12 @@ def test_each_answer_has_a_seed_of_its_own_and_the_first_that_of_the_request() -
         seeds = [seed_of(seed, index) for index in range(2000)]
         assert seeds[0] == seed and len(set(seeds)) == 2000 and all(0 <= s < 2**63 for s in seeds)
     assert not {seed_of(1, i) for i in range(100)} & {seed_of(2, i) for i in range(100)}
+
+
+def test_progress_is_told_a_few_times_in_a_second_at_most() -> None:
+    growing = Growing()
+    growing.jobs[0].tokens = [1] * 100
+    for place, now in enumerate((7.0, 7.02, 7.09, 7.11, 7.2, 7.5)):
+        growing.answers[0].begin_step(Segment(JobId(0), 0, 10 * place, 10, False), now)
+        assert growing.handle.progress == Progress("prefilling", 10 * place, 100)
+    assert [event.progress and event.progress.done for event in growing.events] == [0, 30, 50]
