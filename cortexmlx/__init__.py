@@ -40,7 +40,16 @@ from cortexmlx.request import (
     TokenEvent,
     Usage,
 )
-from cortexmlx.stats import EngineStats, Latency, MemoryPressure, ModelInfo, Moment
+from cortexmlx.stats import (
+    BlockMap,
+    BlockState,
+    EngineStats,
+    GroupBlocks,
+    Latency,
+    MemoryPressure,
+    ModelInfo,
+    Moment,
+)
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -53,6 +62,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockMap",
+    "BlockState",
     "ChatPrompt",
     "Completion",
     "Conversation",
@@ -63,6 +74,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "ForkedProcess",
+    "GroupBlocks",
     "InvalidRequest",
     "KVBlockAllocator",
     "KVBlockError",

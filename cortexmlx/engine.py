@@ -34,7 +34,7 @@ from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning
-from cortexmlx.stats import EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
 
 if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
@@ -306,6 +306,13 @@ class Engine(Texts, AsyncCalls):
         """Counters and gauges of this moment. Raises EngineClosed."""
         stats: EngineStats = self._worker.ask(lambda core: core.stats())
         return stats
+
+    def blocks(self) -> BlockMap:
+        """Whose every block of the KV arena is at this moment. Cheap enough to be asked a few times in a second. Raises
+        EngineClosed.
+        """
+        blocks: BlockMap = self._worker.ask(lambda core: core.cache.block_map())
+        return blocks
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:
         """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.

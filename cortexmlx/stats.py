@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class MemoryPressure(str, Enum):
@@ -60,6 +60,56 @@ class Moment:
     free_blocks: int
     rows_running: int
     rows_waiting: int
+
+
+class BlockState(IntEnum):
+    """Whose a block of the arena is: nobody's, one running request's, several ones'. Or nobody's any more, but what it
+    holds can be used again: it is CACHED, and STORED if it is on disk, too, or on its way there.
+    """
+
+    FREE = 0
+    PRIVATE = 1
+    SHARED = 2
+    CACHED = 3
+    STORED = 4
+
+
+@dataclass(frozen=True)
+class GroupBlocks:
+    """The blocks of the `layers` layers that share block tables, which see all tokens or the `window` newest:
+    `states` has one byte for each, its BlockState, in the order in which they lie in memory. A block takes
+    `block_bytes` bytes; there may be `limit` blocks.
+    """
+
+    layers: int
+    window: int | None
+    block_bytes: int
+    limit: int
+    states: bytes
+
+    def count(self, state: BlockState) -> int:
+        """How many blocks are in a state."""
+        return self.states.count(state)
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """The arena at this moment, a picture for each layer group, in blocks of `block_size` tokens. The counts over all
+    groups are those of `EngineStats`: its `used_blocks` are private and shared, its `cached_blocks` cached and stored,
+    and its `free_blocks` all but the used ones.
+    """
+
+    block_size: int
+    groups: tuple[GroupBlocks, ...]
+
+    def count(self, state: BlockState) -> int:
+        """How many blocks of all groups are in a state."""
+        return sum(group.count(state) for group in self.groups)
+
+    @property
+    def total(self) -> int:
+        """Blocks of all groups."""
+        return sum(len(group.states) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -149,7 +199,6 @@ class EngineStats:
     peak_memory: int
     kv_store: StoreStats | None
     timeline: tuple[Moment, ...]
-    block_map: str
     sequences: tuple[str, ...]
 
     @property

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from cortexmlx.cli.chat.input import QuestionSource
     from cortexmlx.cli.chat.session import ChatSession, Question, ViewFactory
+    from cortexmlx.cli.chat.status import Arena
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
 
@@ -124,10 +125,12 @@ def talk(
     """The chat itself: asks, answers, and ends. `once`: only the first question."""
     from cortexmlx.cli.chat.input import LineCleared
     from cortexmlx.cli.chat.session import ChatSession, Question
+    from cortexmlx.cli.chat.status import Arena
 
     screen, pretty = console.stdout(), console.is_terminal(sys.stdout)
-    views = view_factory(engine, screen, pretty)
-    session = ChatSession(engine, views, conversation, presses.calling, keeper)
+    arena = Arena(engine.blocks) if pretty else None
+    views = view_factory(engine, screen, arena)
+    session = ChatSession(engine, views, conversation, presses.calling, keeper, arena)
     if once:
         if answer(session, Question(first), screen, pretty).finish_reason is FinishReason.CANCELLED:
             raise KeyboardInterrupt
@@ -199,16 +202,15 @@ def answer(session: ChatSession, question: Question, screen: Console, pretty: bo
     return completion
 
 
-def view_factory(engine: Engine, screen: Console, pretty: bool) -> ViewFactory:
-    """Rendered Markdown on a terminal, plain text elsewhere."""
+def view_factory(engine: Engine, screen: Console, arena: Arena | None) -> ViewFactory:
+    """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
+    from cortexmlx.cli.chat.status import Status
     from cortexmlx.cli.chat.view import MarkdownView, RawView
 
-    if not pretty:
+    if arena is None:
         return lambda reply: RawView()
     context = engine.info.context_length
-    return lambda reply: MarkdownView(
-        screen, prompt_tokens=len(reply.prompt), context=context, thinking=bool(reply.thinking)
-    )
+    return lambda reply: MarkdownView(screen, Status(reply, context, arena), thinking=bool(reply.thinking))
 
 
 def question_source(pretty: bool, remember: bool) -> QuestionSource:

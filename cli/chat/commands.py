@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.kept import find
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.slash import engine
 from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.options import json_or_text
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.messages import THINKING
 from cortexmlx.request import SamplingParams
 from cortexmlx.sessions.saved import Saved
@@ -179,50 +179,6 @@ def _last_question(chat: ChatSession, without: str) -> str:
     return str(asked[-1])
 
 
-def _stats(chat: ChatSession, argument: str, console: Console) -> None:
-    stats = chat.engine.stats()
-    now, most = format_bytes(stats.kv_bytes), format_bytes(stats.kv_bytes_limit)
-    lines = {
-        "KV memory": f"{format_bytes(stats.kv_bytes_in_use)} in use of {now}; it may grow to {most}",
-        "blocks": f"{stats.used_blocks:,} used, {stats.cached_blocks:,} cached, {stats.free_blocks:,} free "
-        f"of {stats.block_size} tokens; fragmentation {stats.fragmentation:.0%}",
-        "over time": f"{sparkline([moment.used_blocks for moment in stats.timeline])} used blocks",
-        "prefix cache": f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens found "
-        f"({stats.hit_rate:.0%})",
-        "latency": f"first token {stats.time_to_first_token.p50:.2f} s, between tokens {stats.inter_token.p50:.3f} s "
-        f"(medians; longest {stats.inter_token.longest:.2f} s)",
-        "tokens": f"{stats.prompt_tokens:,} read, {stats.generated_tokens:,} written in {stats.steps:,} steps",
-        "step time": f"plan {stats.plan_seconds:.2f} s, build {stats.build_seconds:.2f} s, "
-        f"wait {stats.wait_seconds:.2f} s, commit {stats.commit_seconds:.2f} s",
-        "attention": stats.attention_backend,
-        "memory": f"{format_bytes(stats.active_memory)} now, {format_bytes(stats.peak_memory)} at most",
-    }
-    if stats.keep_last:
-        kept = f"the first {stats.keep_first:,} and the newest {stats.keep_last:,} tokens of a text"
-        lines["kept"] = f"{kept}; {stats.dropped_tokens:,} dropped"
-    if stats.state_bytes:
-        lines["states"] = f"{format_bytes(stats.state_bytes)}, for {stats.state_snapshots:,} beginnings to use again"
-    for label, figure in lines.items():
-        console.print(f"  {label:<14}{figure}", style="dim", markup=False)
-
-
-def sparkline(values: Sequence[int], width: int = 40) -> str:
-    """Values as one line of bars, each that of the greatest in its part of them; the greatest of all is full height."""
-    bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
-    if not most:
-        return "-"
-    parts = min(width, len(values))
-    highest = [max(values[i * len(values) // parts : (i + 1) * len(values) // parts]) for i in range(parts)]
-    return "".join(bars[-(-v * (len(bars) - 1) // most)] for v in highest)
-
-
-def _blocks(chat: ChatSession, argument: str, console: Console) -> None:
-    stats = chat.engine.stats()
-    console.print(stats.block_map, style="dim", markup=False, soft_wrap=False)
-    for sequence in stats.sequences:
-        console.print(f"  {sequence}", style="dim", markup=False)
-
-
 def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
     used, context = chat.conversation.tokens, chat.engine.info.context_length
     if (stats := chat.engine.stats()).keep_last:
@@ -247,8 +203,8 @@ COMMANDS = (
     Command("/save", (), "/save FILE", "write the conversation to a file", _save),
     Command("/load", (), "/load FILE|NAME", "go on with a saved conversation, or one that was kept", _load),
     Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
-    Command("/stats", (), "/stats", "memory, steps and times of the engine", _stats),
-    Command("/blocks", (), "/blocks", "the map of the KV blocks", _blocks),
+    Command("/stats", (), "/stats", "memory, steps and times of the engine", engine.stats),
+    Command("/blocks", (), "/blocks [live]", "a picture of the KV blocks, now or below each answer", engine.blocks),
     Command("/exit", ("/quit", "/bye"), "/exit", "leave", _exit),
 )
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

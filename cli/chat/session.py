@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chat.kept import Keeper
+from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.view import AnswerView
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.request import Completion, FinishReason, SamplingParams
@@ -39,6 +40,7 @@ class ChatSession:
 
     `show` opens a view for an answer. `stoppable(stop)` is a context in which the user may end the answer, by a call of
     `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
+    `arena` is shown below answers where it is wanted; None: there is no place for it.
     """
 
     engine: Engine
@@ -46,6 +48,7 @@ class ChatSession:
     conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
     keeper: Keeper | None = None
+    arena: Arena | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -90,8 +93,7 @@ class ChatSession:
     def _follow(reply: Reply, view: AnswerView) -> Completion:
         shown = 0
         for event in reply:
-            if event.dropped:
-                view.drop(event.dropped)
+            view.note(event)
             view.feed(event.text)
             shown += len(event.text)
         completion = reply.result()

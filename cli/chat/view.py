@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, cast
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.spinner import Spinner
@@ -17,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cortexmlx.cli.chat.markdown import Line, MarkdownStream
+from cortexmlx.cli.chat.status import Status
 from cortexmlx.cli.chat.thinking import ThinkSplitter
 from cortexmlx.cli.terminal.console import is_terminal
+from cortexmlx.request import TokenEvent
 
 WIDEST = 100
 SHARE = 10
@@ -38,8 +40,8 @@ class AnswerView(Protocol):
     def feed(self, text: str) -> None:
         """More text."""
 
-    def drop(self, tokens: int) -> None:
-        """The model does not see so many of the older tokens any more."""
+    def note(self, event: TokenEvent) -> None:
+        """What the figures say of an event."""
 
 
 class RawView:
@@ -58,28 +60,23 @@ class RawView:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def drop(self, tokens: int) -> None:
+    def note(self, event: TokenEvent) -> None:
         """Plain text says nothing of it."""
 
 
 class MarkdownView:
-    """Rendered Markdown on a terminal. `prompt_tokens` of `context` are what the model reads first."""
+    """Rendered Markdown on a terminal, above its `status`."""
 
-    def __init__(self, console: Console, *, prompt_tokens: int, context: int, thinking: bool) -> None:
+    def __init__(self, console: Console, status: Status, *, thinking: bool) -> None:
         self._console = console
-        self._prompt_tokens = prompt_tokens
-        self._context = context
+        self._status = status
         self._splitter = ThinkSplitter(thinking=thinking)
         self._stream = self._new_stream()
         self._thought = thinking
         self._spinner = Spinner("dots")
-        self._pieces = 0
-        self._dropped = 0
-        self._started = time.monotonic()
-        self._first = 0.0
         self._due = 0.0
         self._live = Live(
-            get_renderable=self._status,
+            get_renderable=self._below,
             console=console,
             transient=True,
             refresh_per_second=8,
@@ -87,6 +84,7 @@ class MarkdownView:
         )
 
     def __enter__(self) -> MarkdownView:
+        self._status.__enter__()
         self._live.start()
         return self
 
@@ -97,11 +95,10 @@ class MarkdownView:
             self._take(part.text, part.thought)
         self._print(self._stream.rest())
         self._live.stop()
+        self._status.__exit__(kind, error, trace)
 
     def feed(self, text: str) -> None:
         """One more piece; what has become final is printed, but not at every piece."""
-        self._pieces += 1
-        self._first = self._first or time.monotonic()
         for part in self._splitter.feed(text):
             self._take(part.text, part.thought)
         begun = time.monotonic()
@@ -109,9 +106,9 @@ class MarkdownView:
             self._print(self._stream.lines())
             self._due = time.monotonic() + max(SHARE * (time.monotonic() - begun), SOONEST_SECONDS)
 
-    def drop(self, tokens: int) -> None:
-        """The figures say so."""
-        self._dropped += tokens
+    def note(self, event: TokenEvent) -> None:
+        """The status says so."""
+        self._status.note(event)
 
     def _take(self, text: str, thought: bool) -> None:
         if thought != self._thought:
@@ -130,23 +127,15 @@ class MarkdownView:
         for line in lines:
             self._console.print(Segments([*Segment.apply_style(line, style), Segment.line()]), end="")
 
-    def _status(self) -> Table:
-        """The words of the line that is being written, and how it goes."""
+    def _below(self) -> Group:
+        """The words of the line that is being written, how it goes, and what is wanted below that."""
         grid = Table.grid(expand=True)
         grid.add_column(no_wrap=True, ratio=1)
         grid.add_column(no_wrap=True, justify="right")
-        figures = Text(f" {self._figures()} ", style="dim")
+        figures = Text(f" {self._status.figures()} ", style="dim")
         figures.append_text(cast(Text, self._spinner.render(time.monotonic())))
         room = max(min(self._console.width, WIDEST) - figures.cell_len - 1, 0)
         grid.add_row(Text(self._stream.unfinished[-room:] if room else "", style="dim"), figures)
-        return grid
-
-    def _figures(self) -> str:
-        now = time.monotonic()
-        if not self._first:
-            return f"reading {self._prompt_tokens:,} tokens · {now - self._started:.0f} s"
-        used = (self._prompt_tokens + self._pieces - self._dropped) / self._context
-        dropped = f" · {self._dropped:,} dropped" if self._dropped else ""
-        seconds = now - self._first
-        rate = f"{(self._pieces - 1) / seconds:.0f} tok/s · " if seconds > 0.5 else ""
-        return f"{self._pieces} tokens · {rate}TTFT {self._first - self._started:.1f} s · context {used:.0%}{dropped}"
+        arena, size = self._status.arena, self._console.size
+        picture = arena.rows(size.width, size.height, plain=self._console.options.ascii_only) if arena else []
+        return Group(grid, *picture)

@@ -10,7 +10,8 @@ import numpy as np
 from cortexmlx.kv.blocks.pool import BlockPool
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.prefix import GONE, PrefixCache
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBloc
         single_run_sequences=sum(e.single_run() for e in entries),
         fragmentation=max(p.allocator.fragmentation() for p in pools),
     )
+
+
+def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], limits: Counts) -> BlockMap:
+    """Whose every block is, at this moment. Costs a pass over the counts, and over the cached blocks."""
+    pictures = []
+    for group, (layers, pool, limit) in enumerate(zip(groups, pools, limits, strict=True)):
+        states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
+        waiting = [*pool.passed.items(), *pool.unused.items(), *pool.pinned.items()]
+        below = [BlockState.STORED if group in entry.below else BlockState.CACHED for _, entry in waiting]
+        states[[block for block, _ in waiting]] = below
+        bytes_each = block_size * layers.bytes_per_token
+        pictures.append(GroupBlocks(len(layers.layers), layers.spec.window, bytes_each, limit, states.tobytes()))
+    return BlockMap(block_size, tuple(pictures))
 
 
 def check_invariants(

@@ -9,9 +9,10 @@ from cortexmlx.arrays import IntArray
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.blocks.pool import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
-from cortexmlx.kv.invariants import CacheStats, cache_stats
+from cortexmlx.kv.invariants import CacheStats, block_map, cache_stats
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.stats import BlockMap
 
 _UNLIMITED = 1 << 40
 """Tokens of a sequence whose length costs no memory: more than any model's context."""
@@ -89,6 +90,10 @@ class SequenceTables(BlockPools):
     def stats(self) -> CacheStats:
         """Counts over all groups, at this moment."""
         return cache_stats(self._pools, self._sequences)
+
+    def block_map(self) -> BlockMap:
+        """Whose every block is, at this moment."""
+        return block_map(self.block_size, self.groups, self._pools, self.max_blocks)
 
     def describe(self, seq: int) -> str:
         """A sequence's blocks for people: its runs as `start+count`, groups separated by bars."""

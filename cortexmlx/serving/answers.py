@@ -143,19 +143,22 @@ class Answer:
         """A step was planned that computes `segment` of its text. If that is one of several pieces, it is told which
         tokens are computed already.
         """
+        total, first = len(self.job.tokens), segment.first
+        more = first + segment.count < total
+        begun = first if self._reading_from is None else self._reading_from
+        progress = Progress("prefilling", first, total, cached=begun)
         if self.started is None:
             self.started = now
             self._answers.handle.advance(RequestState.PREFILLING)
-        total = len(self.job.tokens)
-        more = segment.first + segment.count < total
+            if self.index == 0:
+                self._answers.handle.progress = progress
         if not more and self._reading_from is None:
             return
-        begun = segment.first if self._reading_from is None else self._reading_from
         self._reading_from = begun if more else None
-        self._answers.handle.progress = Progress("prefilling", segment.first, total, cached=begun)
+        self._answers.handle.progress = progress
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            self._answers.tell(TokenEvent("", index=self.index, progress=self._answers.handle.progress))
+            self._answers.tell(TokenEvent("", index=self.index, progress=progress))
 
     def take_scores(self, where: range, scores: TokenScores) -> None:
         """The log-probabilities of the prompt's tokens at the positions `where`."""

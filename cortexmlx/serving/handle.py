@@ -38,7 +38,7 @@ class RequestHandle:
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
         self.progress: Progress | None = None
-        """How far its prompt is computed, if that takes several steps; it stays what it was before the last of them."""
+        """How far its prompt was when its newest piece began, from the first on; `cached` tokens of it were found."""
         self._cancel = cancel
         self._cancelling = False
         self._listener = listener

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cortexmlx.progress import OnProgress
+from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
 
@@ -64,6 +64,16 @@ class Reply(_Answer, Iterator[TokenEvent]):
     def cancel(self) -> None:
         """End the answer where it is; go on reading to its completion. Safe from another thread."""
         self._handle.cancel()
+
+    @property
+    def progress(self) -> Progress | None:
+        """See `RequestHandle.progress`."""
+        return self._handle.progress
+
+    @property
+    def cancelling(self) -> bool:
+        """It was asked to end."""
+        return self._handle.cancelling
 
     def result(self, on_progress: OnProgress | None = None) -> Completion:
         """The whole answer, once the events that are left have been read; `on_progress` is told of those that tell how

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import cached_text, capacity
+from support.blocks import cached_text, capacity, check_block_map
 
 
 def groups(count: int) -> tuple[LayerGroup, ...]:
@@ -177,6 +177,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check_invariants()
+        check_block_map(self.cache)
         for seq, tokens in self.tokens.items():
             assert self.cache.length(seq) == len(tokens)
             for group in self.each_group():

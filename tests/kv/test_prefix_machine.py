@@ -18,6 +18,7 @@ from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
+from support.blocks import check_block_map
 
 Salt = str | None
 Text = tuple[int, ...]
@@ -178,6 +179,7 @@ class PrefixMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check_invariants()
+        check_block_map(self.cache)
         self.forget_free_blocks()
         for seq, text in self.texts.items():
             assert self.cache.length(seq) == len(text)

@@ -1,8 +1,11 @@
-"""Looking at a sequence's blocks."""
+"""Looking at a sequence's blocks, and at the picture of all blocks."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.stats import BlockState
 
 
 def capacity(cache: KVCache, seq: int) -> int:
@@ -17,3 +20,23 @@ def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
     cache.append(seq, len(tokens))
     cache.register(seq, tokens, len(tokens), keys)
     cache.release_blocks(seq, tokens, len(tokens), keys)
+
+
+def check_block_map(cache: KVCache) -> None:
+    """The picture says of every block what the allocator, the block tables and the counts say of it."""
+    picture, stats = cache.block_map(), cache.stats()
+    assert [len(group.states) for group in picture.groups] == [*cache.blocks]
+    assert [group.limit for group in picture.groups] == [*cache.max_blocks]
+    for number, group in enumerate(picture.groups):
+        owners = Counter(b for seq in cache.sequences for b in cache.block_table(seq, number).tolist())
+        for block, (state, mark) in enumerate(zip(group.states, cache.allocator(number).block_map(), strict=True)):
+            kept = {BlockState.CACHED, BlockState.STORED}
+            owned = {0: kept if mark == "X" else {BlockState.FREE}, 1: {BlockState.PRIVATE}}
+            assert state in owned.get(owners[block], {BlockState.SHARED}), f"block {block} of group {number}"
+        assert sum(map(group.count, BlockState)) == len(group.states)
+    count = picture.count
+    assert count(BlockState.PRIVATE) + count(BlockState.SHARED) == stats.used_blocks
+    assert (count(BlockState.SHARED), picture.total) == (stats.shared_blocks, stats.total_blocks)
+    assert count(BlockState.CACHED) + count(BlockState.STORED) == stats.cached_blocks
+    assert picture.total - stats.used_blocks == stats.free_blocks
+    assert count(BlockState.FREE) == sum(cache.allocator(g).free_blocks for g in range(len(cache.groups)))

@@ -2,8 +2,9 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
-words, `!say X` says X. A file that FAKE_BEGUN in the environment names appears with the fourth word. `!script` says the
-pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is null it waits (`support/terminal.py`).
+words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
+appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
+null it waits (`support/terminal.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.tokenizers.templates import readable
+from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.stats import EngineStats, Latency, Moment, StoreStats
+from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, Moment, StoreStats
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 TEMPLATE_VARS = frozenset({"enable_thinking", "reasoning_effort"})
@@ -113,10 +115,15 @@ class FakeEngine:
     def longest_request(self) -> int:
         return self.info.context_length
 
+    def blocks(self) -> BlockMap:
+        """An arena of one group, of which a request in flight has three blocks."""
+        used = bytes([BlockState.PRIVATE] * 3 * self.in_flight + [BlockState.CACHED] * 2)
+        return BlockMap(32, (GroupBlocks(30, None, 2**20, 1024, used.ljust(64, b"\0")),))
+
     def stats(self) -> EngineStats:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
-        values |= {"attention_backend": "reference", "attention_notes": (), "block_map": "##..", "sequences": ()}
+        values |= {"attention_backend": "reference", "attention_notes": (), "sequences": ()}
         values |= {"total_blocks": 4, "kv_store": None}
         if self.options.kv_store is not None:
             values["kv_store"] = StoreStats(str(self.options.kv_store), 10**9, 0, 0, 0, 0, 0, 0)
@@ -179,6 +186,8 @@ class FakeEngine:
             self._left()
             handle.fail(KVCacheFull("the cache is full: raise --kv-memory"))
             return
+        if "!read" in text:
+            self._read(handle, int(text.split("!read ")[1]))
         words: list[str | None] = scripted() if "!script" in text else [*answer_to(text)]
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
@@ -207,6 +216,15 @@ class FakeEngine:
         self._left()
         handle.push(TokenEvent("", finish_reason=reason, completion=done))
 
+    def _read(self, handle: RequestHandle, pieces: int) -> None:
+        """A long prompt: pieces of 100 tokens, half a second each, and none behind the one in which it is cancelled."""
+        for piece in range(pieces):
+            handle.progress = Progress("prefilling", 100 * piece, 100 * pieces)
+            handle.push(TokenEvent("", progress=handle.progress))
+            time.sleep(0.5)
+            if handle.id in self.cancelled:
+                return
+
     def _left(self) -> None:
         with self.lock:
             self.in_flight -= 1
@@ -234,6 +252,8 @@ def answer_to(text: str) -> list[str]:
     """The answer in pieces whose concatenation it is."""
     if "!say " in text:
         said = text.split("!say ", 1)[1]
+    elif "!read" in text:
+        said = "That was long."
     elif "!long" in text or "!slow" in text:
         said = " ".join(f"word{i}" for i in range(200))
     else:

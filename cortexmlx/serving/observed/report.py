@@ -86,7 +86,6 @@ def engine_stats(core: Reported) -> EngineStats:
         peak_memory=mx.get_peak_memory(),
         kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
-        block_map=core.cache.allocator(0).block_map(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
     )
 

@@ -59,8 +59,8 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
         def feed(self, text: str) -> None:
             told.append(text)
 
-        def drop(self, tokens: int) -> None:
-            told.append(tokens)
+        def note(self, event: TokenEvent) -> None:
+            told.append(event.dropped)
 
     handle = RequestHandle(RequestId(1), lambda request: None)
     for event in (TokenEvent("a", 1), TokenEvent("b", 2, dropped=30), TokenEvent("c", 3)):
@@ -69,7 +69,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
     handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
     reply = Reply(handle, (), "", lambda completion: None)
     assert ChatSession._follow(reply, Told()).text == "abc"
-    assert told[:4] == ["a", 30, "b", "c"]
+    assert told[:6] == [0, "a", 30, "b", 0, "c"]
 
 
 def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -> None:

@@ -12,6 +12,9 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
+from cortexmlx.request import TokenEvent
+from cortexmlx.stats import BlockMap, GroupBlocks
+from support.statuses import status_of
 
 
 def viewed(pieces: list[str], *, thinking: bool = False, terminal: bool = False) -> str:
@@ -19,7 +22,7 @@ def viewed(pieces: list[str], *, thinking: bool = False, terminal: bool = False)
     screen = Console(
         file=io.StringIO(), width=60, force_terminal=terminal, color_system="standard" if terminal else None
     )
-    with MarkdownView(screen, prompt_tokens=3, context=100, thinking=thinking) as view:
+    with MarkdownView(screen, status_of(3, 100), thinking=thinking) as view:
         for piece in pieces:
             view.feed(piece)
     assert isinstance(screen.file, io.StringIO)
@@ -58,7 +61,7 @@ def test_a_warning_goes_above_the_figures_or_to_a_file(terminal: bool, monkeypat
     screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     try:
         log_to_stderr(debug=False)
-        with MarkdownView(screen, prompt_tokens=3, context=100, thinking=False) as view:
+        with MarkdownView(screen, status_of(3, 100), thinking=False) as view:
             view.feed("Hello")
             logging.getLogger("cortexmlx").warning("the [disk] is full")
     finally:
@@ -81,21 +84,25 @@ def test_thoughts_are_dim_and_apart(thinking: bool) -> None:
     assert said.index("let me") < said.index("answer.")
 
 
-def test_while_it_is_written_the_figures_stand_below() -> None:
-    screen = Console(file=io.StringIO(), width=80)
-    view = MarkdownView(screen, prompt_tokens=1234, context=10_000, thinking=False)
+def test_while_it_is_written_its_last_words_the_figures_and_the_arena_stand_below() -> None:
+    screen = Console(file=io.StringIO(), width=80, height=24)
+    status = status_of(1234, 10_000)
+    view = MarkdownView(screen, status, thinking=False)
 
-    def status() -> str:
+    def below() -> str:
         with screen.capture() as shown:
-            screen.print(view._status())
+            screen.print(view._below())
         return shown.get()
 
-    assert "reading 1,234 tokens" in status()
+    assert "reading 1,234 tokens" in below()
     with view:
         for _ in range(6):
+            view.note(TokenEvent("and so ", 1))
             view.feed("and so ")
-        assert "6 tokens · " in status() and "TTFT 0.0 s · context 12%" in status()
-        assert status().startswith("and so"), "the words of the line that is not final"
-    view.drop(500)
-    view.drop(500)
-    assert "· context 2% · 1,000 dropped" in status()
+        assert "6 tokens · TTFT 0.0 s · context 12%" in below()
+        assert below().startswith("and so"), "the words of the line that is not final"
+        assert status.arena is not None
+        assert len(below().splitlines()) == 1
+        status.arena.toggle()
+        status.arena.newest = BlockMap(32, (GroupBlocks(30, None, 1024, 8, bytes([1, 1, 0, 0, 0, 0, 0, 0])),))
+        assert below().splitlines()[-1].strip() == "██······"

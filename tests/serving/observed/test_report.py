@@ -54,4 +54,4 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
         counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
         assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
     assert cache.describe(jobs[0].id) in stats.sequences[0]
-    assert len(stats.block_map) > 0 and stats.single_run_share == 1.0
+    assert stats.single_run_share == 1.0

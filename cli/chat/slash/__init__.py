@@ -1,0 +1,1 @@
+"""What the commands of a chat do, by what they are about."""

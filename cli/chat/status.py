@@ -1,0 +1,137 @@
+"""What is said of an answer while it is written: how far its prompt is, how fast it comes, how full context and arena
+are; and below that, where it is wanted, a picture of the arena.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from cortexmlx.errors import CortexError
+from cortexmlx.progress import Progress
+from cortexmlx.request import TokenEvent
+from cortexmlx.stats import BlockMap, BlockState
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+WATCH_SECONDS = 0.25
+"""Between two looks at the arena."""
+
+SHARE = 3
+"""One line in so many of the window is for the picture of the arena."""
+
+
+class Answered(Protocol):
+    """What is known of an answer before its end."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The tokens that the model reads."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """See `RequestHandle.progress`."""
+
+    @property
+    def cancelling(self) -> bool:
+        """It was asked to stop."""
+
+
+class Arena:
+    """The newest picture of the arena, which `ask` takes. `shown`: it is wanted below what is written."""
+
+    def __init__(self, ask: Callable[[], BlockMap]) -> None:
+        self.shown = False
+        self.newest: BlockMap | None = None
+        self._ask = ask
+
+    def toggle(self) -> None:
+        """Show it, or show it no more."""
+        self.shown = not self.shown
+
+    def watch(self, until: threading.Event) -> None:
+        """Take pictures until it is enough, or the engine has gone. It answers between two steps, so this needs a
+        thread of its own.
+        """
+        while not until.is_set():
+            try:
+                self.newest = self._ask()
+            except CortexError:
+                return
+            until.wait(WATCH_SECONDS)
+
+    def rows(self, width: int, height: int, *, plain: bool = False) -> list[Text]:
+        """What is wanted of it in a window of this size."""
+        from cortexmlx.cli.terminal.blockmap import draw
+
+        if not self.shown or self.newest is None:
+            return []
+        return draw(self.newest, width, max(height // SHARE, 1), plain=plain)
+
+
+class Status:
+    """The figures of one answer, of the `context` tokens that there may be. In a `with` it looks at the arena."""
+
+    def __init__(self, answer: Answered, context: int, arena: Arena | None = None) -> None:
+        self.arena = arena
+        self._answer = answer
+        self._context = context
+        self._tokens = 0
+        self._dropped = 0
+        self._again: Progress | None = None
+        self._started = time.monotonic()
+        self._first = 0.0
+        self._enough = threading.Event()
+
+    def __enter__(self) -> Status:
+        if self.arena is not None:
+            threading.Thread(target=self.arena.watch, args=(self._enough,), name="cortexmlx-arena", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._enough.set()
+
+    def note(self, event: TokenEvent) -> None:
+        """What an event says."""
+        self._dropped += event.dropped
+        self._again = event.progress
+        if event.token_id is not None:
+            self._tokens += 1
+            self._first = self._first or time.monotonic()
+
+    def figures(self) -> str:
+        """All of it in a line."""
+        now, prompt, progress = time.monotonic(), len(self._answer.prompt), self._answer.progress
+        if self._answer.cancelling:
+            return f"stopping{'' if self._first else ' with the piece of the prompt that is under way'}"
+        if not self._first:
+            return f"{_reading(progress, prompt)} · {now - self._started:.0f} s"
+        if self._again is not None:
+            return f"{self._tokens:,} tokens · {_reading(self._again, self._again.total)} again"
+        parts = [f"{self._tokens:,} token{'s' * (self._tokens != 1)}"]
+        if (seconds := now - self._first) > 0.5:
+            parts.append(f"{(self._tokens - 1) / seconds:.0f} tok/s")
+        parts.append(f"TTFT {self._first - self._started:.1f} s")
+        used = (prompt + self._tokens - self._dropped) / self._context
+        parts.append(f"context {used:.0%}")
+        if self.arena is not None and (picture := self.arena.newest) is not None:
+            held = picture.count(BlockState.PRIVATE) + picture.count(BlockState.SHARED)
+            parts.append(f"KV {held:,} block{'s' * (held != 1)}")
+        if progress is not None and progress.cached:
+            parts.append(f"{progress.cached:,} cached")
+        if self._dropped:
+            parts.append(f"{self._dropped:,} dropped")
+        return " · ".join(parts)
+
+
+def _reading(progress: Progress | None, prompt: int) -> str:
+    if progress is None or progress.done == progress.cached == 0:
+        return f"reading {prompt:,} tokens"
+    cached = f", {progress.cached:,} cached" if progress.cached else ""
+    return f"reading {progress.done:,} of {progress.total:,} tokens{cached}"

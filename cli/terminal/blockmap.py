@@ -1,0 +1,118 @@
+"""A picture of the KV arena in characters: a cell for each block, or for as many as it takes to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.text import Text
+
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a state is drawn, on a terminal that has only ASCII, too, and what it is called."""
+
+    cell: str
+    plain: str
+    style: str
+    name: str
+
+
+LOOKS = {
+    BlockState.PRIVATE: Look("█", "#", "green", "private"),
+    BlockState.SHARED: Look("▓", "@", "magenta", "shared"),
+    BlockState.CACHED: Look("▒", "+", "cyan", "cached"),
+    BlockState.STORED: Look("░", "-", "blue", "cached and on disk"),
+    BlockState.FREE: Look("·", ".", "bright_black", "free"),
+}
+"""In the order of the legend. Where a cell stands for several blocks, the first of those that are equally many wins."""
+
+INDENT = "  "
+
+
+def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
+    """The picture in at most `lines` lines of `width` columns: what the cells mean and how many blocks are so, then of
+    each group a line of figures and its blocks, in the order in which they lie in memory. Where that is too much, first
+    the figures are left out, then the legend, then the last groups.
+
+    A cell for several blocks shows what most of those that are not free are, dim if most of them are free. `plain`: for
+    a terminal that has only ASCII.
+    """
+    width = max(1, width - len(INDENT))
+    legend = _side_by_side(_legend(picture, plain), width)
+    left = len(picture.groups)
+    titled = len(legend) + 2 * left <= lines
+    drawn = legend if len(legend) + left <= lines else []
+    for group in picture.groups:
+        rows = (lines - len(drawn)) // left - titled
+        if rows > 0:
+            each = max(1, -(-len(group.states) // (rows * width)))
+            drawn += [_figures(group, picture, each, width)] * titled + _cells(group.states, each, width, plain)
+        left -= 1
+    for line in drawn:
+        line.pad_left(len(INDENT))
+        line.no_wrap = True
+    return drawn
+
+
+def _legend(picture: BlockMap, plain: bool) -> list[Text]:
+    return [
+        Text.assemble((look.plain if plain else look.cell, look.style), f" {look.name} {picture.count(state):,}")
+        for state, look in LOOKS.items()
+    ]
+
+
+def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
+    """In as many lines as it takes; what is too long for one is cut."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
+            lines[-1].append("  ").append_text(part)
+        else:
+            part.truncate(width)
+            lines.append(part)
+    return lines
+
+
+def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
+    """Of one group, what matters most first; of its layers only where they are not all."""
+    count = len(group.states)
+    parts = [f"{count:,} block{'s' * (count != 1)} of {picture.block_size} tokens"]
+    if len(picture.groups) > 1:
+        seen = "all tokens" if group.window is None else f"{group.window:,} tokens"
+        parts.insert(0, f"{group.layers} layer{'s' * (group.layers != 1)} that see {seen}")
+    if each > 1:
+        parts.append(f"{each:,} to a cell")
+    if group.block_bytes:
+        parts.append(format_bytes(count * group.block_bytes))
+    if group.limit > count:
+        parts.append(f"up to {group.limit:,}")
+    while len(parts) > 1 and len(", ".join(parts)) > width:
+        parts.pop()
+    return Text(parts[0][:width] if len(parts) == 1 else ", ".join(parts), style="dim")
+
+
+def _cells(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
+    """Cells of so many blocks each, in rows."""
+    cells = [states[at : at + each] for at in range(0, len(states), each)]
+    return [_row(cells[at : at + width], plain) for at in range(0, len(cells), width)]
+
+
+def _row(cells: Iterable[bytes], plain: bool) -> Text:
+    row = Text()
+    for (look, dim), alike in groupby(map(_look, cells)):
+        row.append((look.plain if plain else look.cell) * len(list(alike)), f"dim {look.style}" if dim else look.style)
+    return row
+
+
+def _look(cell: bytes) -> tuple[Look, bool]:
+    """How a cell is drawn, and whether dim."""
+    free = cell.count(BlockState.FREE)
+    if free == len(cell):
+        return LOOKS[BlockState.FREE], False
+    commonest = max((state for state in LOOKS if state is not BlockState.FREE), key=cell.count)
+    return LOOKS[commonest], 2 * free > len(cell)

@@ -1,0 +1,29 @@
+"""The status of an answer that nobody writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortexmlx.cli.chat.status import Arena, Status
+from cortexmlx.errors import EngineClosed
+from cortexmlx.progress import Progress
+from cortexmlx.stats import BlockMap
+
+
+@dataclass
+class Written:
+    """What a status reads of a reply."""
+
+    prompt: range
+    progress: Progress | None = None
+    cancelling: bool = False
+
+
+def closed() -> BlockMap:
+    """The picture that an engine takes that has gone."""
+    raise EngineClosed("the engine is closed")
+
+
+def status_of(prompt: int, context: int) -> Status:
+    """Of an answer to so many tokens of prompt."""
+    return Status(Written(range(prompt)), context, Arena(closed))
