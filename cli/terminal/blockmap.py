@@ -26,7 +26,7 @@ LOOKS = {
     BlockState.PRIVATE: Look("█", "#", "green", "private"),
     BlockState.SHARED: Look("▓", "@", "magenta", "shared"),
     BlockState.CACHED: Look("▒", "+", "cyan", "cached"),
-    BlockState.STORED: Look("░", "-", "blue", "cached and on disk"),
+    BlockState.STORED: Look("░", "-", "blue", "on disk"),
     BlockState.FREE: Look("·", ".", "bright_black", "free"),
 }
 """In the order of the legend. Where a cell stands for several blocks, the first of those that are equally many wins."""

@@ -50,7 +50,7 @@ def test_a_group_of_windows_has_a_picture_of_its_own(tiny: Any) -> None:
 def test_what_is_cached_and_on_disk_is_told_from_what_is_only_cached(tiny: Any, tmp_path: Path) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(PROMPT)
-        assert counts(driver.core.cache.block_map())["CACHED"] >= 10
+        assert counts(driver.core.cache.block_map())["CACHED"] >= 2, "some wait to be written"
         driver.rest()
         now = counts(driver.core.cache.block_map())
         assert now == {"CACHED": 1, "STORED": driver.counts.stored_blocks}, "the last block is not full"

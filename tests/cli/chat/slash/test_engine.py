@@ -80,7 +80,7 @@ def test_blocks_draws_the_arena_with_its_legend(session: ChatSession, screen: Co
     blocks(session, "", screen)
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().splitlines() == [
-        "  █ private 0  ▓ shared 0  ▒ cached 2  ░ cached and on disk 0  · free 62",
+        "  █ private 0  ▓ shared 0  ▒ cached 2  ░ on disk 0  · free 62",
         "  64 blocks of 32 tokens, 64 MiB, up to 1,024",
         "  ▒▒" + "·" * 62,
     ]

@@ -1,0 +1,58 @@
+"""The status of an answer in a real terminal: a long prompt, a stop while it is computed, the arena below answers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from support.terminal import STOP, Terminal, pieces
+
+SIZES = [(80, 24), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((40, 10), (200, 50)))]
+
+
+@pytest.mark.parametrize(("columns", "lines"), SIZES)
+def test_a_long_prompt_says_how_far_it_is_and_a_stop_is_heard_at_once(columns: int, lines: int) -> None:
+    with Terminal("--no-history", columns=columns, lines=lines) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("!read 40\r")
+        terminal.shows("reading 100 of 4,000")
+        terminal.shows("reading 300 of 4,000")
+        pressed = time.monotonic()
+        terminal.type("\x03")
+        terminal.shows("stopping")
+        heard = time.monotonic() - pressed
+        terminal.wait_for_prompt()
+        assert heard < 0.45, "before the piece of half a second has ended"
+        assert any("stopped before the first word" in line for line in terminal.lines())
+        terminal.type("hello\r")
+        terminal.wait_for("You said: hello")
+        terminal.wait_for_prompt()
+        assert not any("reading" in line or "stopping" in line for line in terminal.lines()), "nothing of it stays"
+
+
+@pytest.mark.parametrize(("columns", "lines"), SIZES)
+def test_the_arena_is_drawn_below_an_answer_until_it_is_asked_again(columns: int, lines: int) -> None:
+    with Terminal("--no-history", columns=columns, lines=lines) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/blocks live\r")
+        terminal.wait_for("/blocks ends it")
+        terminal.wait_for_prompt()
+        terminal.ask([*pieces("The sky is blue, "), STOP, *pieces("and the grass is green.")])
+        terminal.wait_for_stop()
+        terminal.shows("██▒·" if columns == 40 else "███▒▒·")
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        assert terminal.answer() == ["The sky is blue, and the grass is green."]
+        assert not any("▒" in line for line in terminal.lines()), "it goes with the answer's end"
+        terminal.type("/blocks\r")
+        terminal.wait_for("not drawn any more")
+        terminal.shows("▒▒")
+        terminal.wait_for_prompt()
+        before = terminal.raw.count("▒".encode())
+        terminal.ask([*pieces("Yes, "), STOP, *pieces("it is.")])
+        terminal.wait_for_stop()
+        terminal.shows("TTFT")
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        assert terminal.raw.count("▒".encode()) == before
