@@ -11,6 +11,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.reading import Reading
 from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
@@ -86,25 +87,32 @@ def as_prompt(
 
 def stream(handle: RequestHandle) -> Completion:
     """Print the answer piece by piece; Ctrl-C ends it where it is."""
-    try:
-        for event in handle:
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        handle.cancel()
-    except BrokenPipeError:
-        handle.cancel()
-        raise
+    with Reading() as reading:
+        try:
+            for event in handle:
+                reading.note(event)
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            handle.cancel()
+            reading.stopping()
+        except BrokenPipeError:
+            handle.cancel()
+            raise
+        completion = handle.result()
     print(flush=True)
-    return handle.result()
+    return completion
 
 
 def collect(handle: RequestHandle) -> Completion:
     """Wait for the answer; Ctrl-C keeps what there is."""
-    try:
-        return handle.result()
-    except KeyboardInterrupt:
-        handle.cancel()
+    with Reading() as reading:
+        try:
+            for event in handle:
+                reading.note(event)
+        except KeyboardInterrupt:
+            handle.cancel()
+            reading.stopping()
         return handle.result()
 
 
