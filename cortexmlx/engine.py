@@ -22,6 +22,7 @@ from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.app.asynchronous import AsyncCalls
 from cortexmlx.serving.app.callbacks import tell
+from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
 from cortexmlx.serving.app.texts import Texts
 from cortexmlx.serving.completed import AsCompleted, paired
@@ -34,10 +35,10 @@ from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning
-from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.stats import ModelInfo
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.core import EngineCore
+    pass
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
 
 
-class Engine(Texts, AsyncCalls):
+class Engine(Looks, Texts, AsyncCalls):
     """Loads a model and answers requests, many at once, in this process.
 
     `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it or
@@ -62,8 +63,7 @@ class Engine(Texts, AsyncCalls):
     the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
     `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `kv_store` is a
     folder that keeps at most `kv_store_bytes` of what was computed, for after it has left memory, and for the next
-    engine; several may share it. `on_progress` is told how far downloading and
-    loading are.
+    engine; several may share it. `on_progress` is told how far downloading and loading are.
 
     The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
     ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
@@ -300,52 +300,7 @@ class Engine(Texts, AsyncCalls):
             raise
         return pin
 
-    # -- looking and ending -------------------------------------------------------------------------------------------
-
-    def stats(self) -> EngineStats:
-        """Counters and gauges of this moment. Raises EngineClosed."""
-        stats: EngineStats = self._worker.ask(lambda core: core.stats())
-        return stats
-
-    def blocks(self) -> BlockMap:
-        """Whose every block of the KV arena is at this moment. Cheap enough to be asked a few times in a second. Raises
-        EngineClosed.
-        """
-        blocks: BlockMap = self._worker.ask(lambda core: core.cache.block_map())
-        return blocks
-
-    def inspect(self, look: Callable[[EngineCore], T]) -> T:
-        """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.
-        Requests that are submitted meanwhile begin together. What is in the core may change with every version.
-        Raises what `look` raises, and EngineClosed.
-        """
-        seen: T = self._worker.ask(look)
-        return seen
-
-    @property
-    def longest_request(self) -> int:
-        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory. With
-        `keep_last`, whose rows go on beyond context and memory, as many as can be counted or `max_request_tokens`.
-        """
-        scheduler = self._worker.core.scheduler
-        return scheduler.limits.room(0, scheduler.cache.capacity_tokens)
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.
-        Takes a time that grows with the arena. Raises EngineClosed.
-        """
-        self._worker.ask(lambda core: core.check_invariants())
-
-    def on_memory_pressure(self, level: MemoryPressure | str) -> None:
-        """Give memory back before the system takes it: "warning" drops half of the unused prefix cache, "critical"
-        all of it, the arena's free end and MLX's own buffers. Running requests go on. Raises InvalidRequest or
-        EngineClosed.
-        """
-        try:
-            critical = MemoryPressure(level) is MemoryPressure.CRITICAL
-        except ValueError:
-            raise InvalidRequest(f'level is {level!r}, but must be "warning" or "critical"') from None
-        self._worker.ask(lambda core: core.relieve(critical))
+    # -- ending -------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""

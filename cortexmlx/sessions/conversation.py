@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,9 +17,11 @@ from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.prompt import Reader, render
 from cortexmlx.serving.streams import Listener
+from cortexmlx.sessions.exchange import as_markdown, messages_in
 from cortexmlx.sessions.reply import AsyncReply, Reply
-from cortexmlx.sessions.saved import Saved, SavedModel, listed
+from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
 from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Offered, Turn, without_answer
 
 if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
@@ -54,15 +56,16 @@ class Host(Protocol):
     ) -> RequestHandle:
         """See `Engine.submit`."""
 
-
-@dataclass(frozen=True)
-class _Turn:
-    """A turn that has begun: the messages to be answered, and what the model reads."""
-
-    messages: tuple[Message, ...]
-    transcript: Transcript
-    prompt: list[int]
-    thinking: str
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        params: SamplingParams | None = None,
+        template_vars: TemplateVars = NO_VARIABLES,
+        client: str | None = None,
+    ) -> Conversation:
+        """See `Engine.conversation`."""
 
 
 class Conversation:
@@ -76,6 +79,8 @@ class Conversation:
 
     One thread at a time, one turn at a time; for more there is `fork`. A turn that fails, or is cancelled before its
     first word, leaves no trace. `notes` say what was remarkable about the file that was loaded.
+
+    `unread` of the oldest messages are not sent to the model any more (`make_room`). It may be changed between turns.
     """
 
     def __init__(
@@ -96,9 +101,11 @@ class Conversation:
         self._host = host
         self._reader = reader
         self._client = client
+        self.unread = 0
         self._messages = listed(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
+        self._offered: Offered | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -107,7 +114,7 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all that was said, as the next turn sends them; 0 if nothing was."""
+        """Tokens of what was said, as the next turn sends them; 0 if nothing was."""
         said = self._said(self._messages)
         return len(self._begin(self._messages).prompt) if said else 0
 
@@ -115,6 +122,28 @@ class Conversation:
     def context_left(self) -> int:
         """Tokens that are left for what comes in one request of this engine, and with that in the model's context."""
         return max(0, self._host.longest_request - self.tokens)
+
+    def count(self, question: Question | None = None) -> int:
+        """Tokens that the model would read to answer `question` (None: the last one). Raises InvalidRequest."""
+        return len(self._begin(self._asked(question)).prompt)
+
+    def make_room(self, answer: int, question: Question | None = None) -> int:
+        """Send the oldest turns no more, as few as leave room for `question` (None: the last one) and `answer` tokens:
+        all of them if that is not enough, and none if the question has no room even so. They stay in `messages`.
+        Returns how many messages that are, which `unread` counts. The system prompt is always sent.
+        """
+        messages, longest = self._asked(question), self._host.longest_request
+
+        def tokens(begin: int) -> int:
+            return len(self._begin(messages, begin).prompt)
+
+        if tokens(before := self.unread) + answer <= longest:
+            return 0
+        turns = [i for i in range(before + 1, len(messages)) if messages[i]["role"] == "user"]
+        fits = bisect_left(turns, True, key=lambda begin: tokens(begin) + answer <= longest)
+        if turns and (fits < len(turns) or tokens(turns[-1]) < longest):
+            self.unread = turns[min(fits, len(turns) - 1)]
+        return self.unread - before
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -180,6 +209,16 @@ class Conversation:
         """Answer the last question again. Raises InvalidRequest if there is none."""
         return self.stream(None, params).result()
 
+    def choose(self, answer: Completion) -> None:
+        """Let the last turn have another of the answers that it got: its completion, or one of the `others` of that
+        (`n` above 1). Raises InvalidRequest for anything else.
+        """
+        self._check_quiet()
+        offered = self._offered
+        if offered is None or not any(answer is each for each in offered.answers):
+            raise InvalidRequest("that is no answer of the last turn: choose its completion, or one of its others")
+        self._keep(offered.turn, offered.params, answer)
+
     # -- what was said ------------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Message, ...]:
@@ -187,9 +226,9 @@ class Conversation:
         is empty if nothing was said.
         """
         self._check_quiet()
-        question = _without_answer(self._messages)
+        question = without_answer(self._messages)
         begin = next((i + 1 for i in range(len(question) - 1, -1, -1) if question[i]["role"] == "assistant"), 0)
-        self._messages = self._messages[:begin]
+        self._change(self._messages[:begin])
         return question[begin:]
 
     def edit(self, index: int, text: str) -> None:
@@ -200,25 +239,29 @@ class Conversation:
             raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
         changed = list(self._messages)
         changed[index] = {**changed[index], "content": text}
-        self._messages = tuple(changed)
+        self._change(tuple(changed))
 
     def clear(self) -> None:
         """Forget all messages, but not the system prompt."""
         self._check_quiet()
-        self._messages = ()
+        self._change(())
 
-    def fork(self) -> Conversation:
-        """Another conversation that begins with this one. What both share is computed and kept once."""
-        other = Conversation(
-            self._host,
-            self._reader,
+    def fork(self, engine: Host | None = None) -> Conversation:
+        """Another conversation that begins with this one. What both share is computed and kept once. It may go on with
+        another `engine`, and then reads all of it; if that has another model, everything is computed anew.
+        """
+        host = self._host if engine is None else engine
+        other = host.conversation(
             system=self.system,
             messages=self._messages,
             params=self.params,
             template_vars=self.template_vars,
             client=self._client,
         )
-        other._transcript = self._transcript
+        if host.info.identity == self._host.info.identity:
+            other._transcript = self._transcript
+        if host is self._host:
+            other.unread = self.unread
         return other
 
     # -- in a file ----------------------------------------------------------------------------------------------------
@@ -229,24 +272,39 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        saved = Saved(model, self.system, self._messages, self.params, self._transcript, self.template_vars)
+        saved = Saved(
+            model, self.system, self._messages, self.params, self._transcript, self.template_vars, self.unread
+        )
         saved.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
-        are the same and everything is computed anew; `notes` and the log say so. Raises ConversationFileError; then
-        nothing has changed.
+        are the same and everything is computed anew; `notes` and the log say so. Or with messages as the OpenAI API has
+        them: a JSON list, an object with `messages`, or one message a line; the sampling parameters stay as they are.
+        Raises ConversationFileError; then nothing has changed.
         """
         self._check_quiet()
-        saved, info = Saved.read(Path(path)), self._host.info
+        path = Path(path)
+        exchanged = messages_in(path, text_of(path))
+        if exchanged is not None:
+            self.system, messages = exchanged
+            self._change(messages, unread=0)
+            self._transcript, self.notes = Transcript(), ()
+            return
+        saved, info = Saved.read(path), self._host.info
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
-        self.system, self._messages, self.params = saved.system, saved.messages, saved.params
+        self.system, self.params = saved.system, saved.params
         self.template_vars = dict(saved.template_vars)
+        self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
-        self.notes = () if same else (_other_model(Path(path), saved.model, info),)
+        self.notes = () if same else (_other_model(path, saved.model, info),)
         for note in self.notes:
             log.warning(note)
+
+    def markdown(self) -> str:
+        """All that was said, to read: a heading for each message, their texts as they are."""
+        return as_markdown(self._host.info.name, self._said(self._messages))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -262,7 +320,7 @@ class Conversation:
         """All messages, with the question last."""
         self._check_quiet()
         if question is None:
-            messages = _without_answer(self._messages)
+            messages = without_answer(self._messages)
         elif isinstance(question, str):
             messages = (*self._messages, {"role": "user", "content": question})
         else:
@@ -275,15 +333,23 @@ class Conversation:
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *messages]
 
-    def _begin(self, messages: tuple[Message, ...]) -> _Turn:
-        """What the model reads to answer these messages."""
+    def _change(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
+        """These are the messages now. What is not read any more of them would be all: then all is read."""
+        self._messages, self._offered = messages, None
+        self.unread = self.unread if unread is None else unread
+        if self.unread >= len(messages):
+            self.unread = 0
+
+    def _begin(self, messages: tuple[Message, ...], unread: int | None = None) -> Turn:
+        """What the model reads to answer these messages, but for the first `unread` (None: those of this one)."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
-        rendered = render(self._reader, self._said(messages), self.template_vars)
+        sent = messages[self.unread if unread is None else unread :]
+        rendered = render(self._reader, self._said(sent), self.template_vars)
         if not isinstance(rendered, str):
-            return _Turn(messages, Transcript(), rendered, self._opened_in(rendered))
+            return Turn(messages, Transcript(), rendered, self._opened_in(rendered))
         read = self._transcript.read(rendered, self._encode)
-        return _Turn(messages, read, list(read.tokens), next((tag for tag in THINK if rendered.endswith(tag)), ""))
+        return Turn(messages, read, list(read.tokens), next((tag for tag in THINK if rendered.endswith(tag)), ""))
 
     def _encode(self, text: str) -> list[int]:
         return self._reader.encode(text, False)
@@ -293,22 +359,23 @@ class Conversation:
         ids = ((tag, self._encode(tag)) for tag in THINK)
         return next((tag for tag, tail in ids if tail and prompt[-len(tail) :] == tail), "")
 
-    def _end(self, turn: _Turn, params: SamplingParams, completion: Completion) -> None:
-        """Keep a turn that has ended. The token that ended it is the template's to write."""
-        tokens, text, reason = completion.token_ids, completion.text, completion.finish_reason
-        if reason is FinishReason.CANCELLED and not text:
-            return
-        stopped = reason is FinishReason.STOP
+    def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
+        """Keep a turn that has ended with the first of its answers, unless it was cancelled before there was any."""
+        answers = (completion, *completion.others)
+        kept = next((a for a in answers if a.text or a.finish_reason is not FinishReason.CANCELLED), None)
+        if kept is not None:
+            self._keep(turn, params, kept)
+            self._offered = Offered(turn, params, answers)
+
+    def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
+        """Keep a turn with this answer. The token that ended it is the template's to write."""
+        tokens, text = answer.token_ids, answer.text
+        stopped = answer.finish_reason is FinishReason.STOP
         if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
             tokens, stopped = tokens[:-1], False
         self._messages = (*turn.messages, {"role": "assistant", "content": turn.thinking + text})
         # What a stop string cut away is not said: the tokens of the rest are those of its text.
         self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)
-
-
-def _without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """All up to the last question: without the answer to it, if it is there."""
-    return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
 def _other_model(path: Path, saved: SavedModel, info: ModelInfo) -> str:

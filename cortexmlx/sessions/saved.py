@@ -47,7 +47,7 @@ class SavedModel:
 @dataclass(frozen=True)
 class Saved:
     """What the file of a conversation holds. `transcript` is None if the file does not vouch for it. Without
-    `template_vars` the file has none.
+    `template_vars` the file has none; `unread` of the messages were not sent to the model any more.
     """
 
     model: SavedModel
@@ -56,6 +56,7 @@ class Saved:
     params: SamplingParams
     transcript: Transcript | None
     template_vars: TemplateVars = field(default_factory=dict)
+    unread: int = 0
 
     def write(self, path: Path) -> None:
         """Write it in the place of what is there, which stays if that fails. Raises ConversationFileError."""
@@ -70,6 +71,7 @@ class Saved:
             "model": vars(self.model),
             "system": self.system,
             "messages": list(self.messages),
+            **({"unread": self.unread} if self.unread else {}),
             "sampling": sampling,
             "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
         }
@@ -100,14 +102,17 @@ class Saved:
                 raise TypeError("its messages are none")
             model = SavedModel(**{name: _text(content["model"][name]) for name in ("name", "path", "identity")})
             params, variables = _params(content["sampling"]), checked_vars(content.get("template_vars", {}))
+            unread = content.get("unread", 0)
+            if type(unread) is not int or not 0 <= unread <= len(messages):
+                raise ValueError("more of it is unread than there is")
             transcript = None if digest is None else _transcript(content["transcript"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
             raise _foreign(path, str(error)) from error
-        return cls(model, system, tuple(messages), params, transcript, variables)
+        return cls(model, system, tuple(messages), params, transcript, variables, unread)
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, if it is one of ours."""
+def text_of(path: Path) -> str:
+    """The text in a file that may hold a conversation. Raises ConversationFileError."""
     try:
         if not path.is_file():
             raise ConversationFileError(f"{path} is {'no file' if path.exists() else 'not there'}")
@@ -116,11 +121,23 @@ def _content(path: Path) -> dict[str, Any]:
             raise ConversationFileError(
                 f"{path} has {size:,} bytes, and a saved conversation has {LARGEST:,} at most: it is something else"
             )
-        content = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        text = path.read_bytes().decode("utf-8", "surrogatepass")
     except OSError as error:
         raise ConversationFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise _foreign(path, "it is no JSON, or torn") from error
+    if not text:
+        raise _foreign(path, "it is empty")
+    return text
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, if it is one of ours."""
+    text = text_of(path)
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _foreign(path, "it is empty" if not size else "it is no JSON, or torn") from error
+        raise _foreign(path, "it is no JSON, or torn") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise _foreign(path, f'no JSON object with "format": "{_FORMAT}"')
     if content.get("version") != VERSION:

@@ -145,6 +145,7 @@ class FakeEngine:
         listener: Any = None,
         client: str | None = None,
         background: bool = False,
+        timeout: float | None = None,
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
         self._start([self._checked(prompt, params, on_event or listener)], handles)

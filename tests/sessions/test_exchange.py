@@ -1,0 +1,88 @@
+"""Messages that others have written are read, or refused by name; and all that was said can be read as Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import ConversationFileError
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.sessions.exchange import messages_in
+from support.cli_fakes import FakeEngine
+
+SAID: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    {"role": "tool", "content": "42", "tool_call_id": "1"},
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(SAID),
+        json.dumps({"model": "gpt-4o", "temperature": 1, "messages": SAID}, indent=2),
+        "\n".join(map(json.dumps, SAID)) + "\n\n",
+        json.dumps({"messages": SAID}) + "\n",
+        json.dumps([{"messages": SAID}]),
+    ],
+)
+def test_messages_of_the_openai_api_are_loaded_in_every_form(text: str, tmp_path: Path) -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    talk = engine.conversation(system="Old.", params=SamplingParams(top_k=3))
+    talk.ask("old")
+    (tmp_path / "talk.json").write_text(text)
+    talk.load(tmp_path / "talk.json")
+    assert talk.system == "Be brief." and talk.params.top_k == 3
+    assert [(m["role"], m["content"]) for m in talk.messages] == [("user", "Hello"), ("assistant", ""), ("tool", "42")]
+    assert talk.messages[1]["tool_calls"] == [{"id": "1"}] and talk.messages[2]["tool_call_id"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[{"content": "hi"}]', "message 1 is no map with a"),
+        ('[{"role": "user", "content": "hi"}, "hello"]', "message 2 is no map with a"),
+        ('[{"role": "user", "content": 7}]', "message 1 has no text: its content is 7"),
+        ('[{"role": "user"}]', "message 1 has no text"),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "message 1: a message's `content` has a part of"),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, "has 2 conversations: keep one of them in a file"),
+        ('{"role": "user"', "is not a saved conversation: it is no JSON, or torn"),
+        ("{}", "is not a saved conversation: no JSON object with"),
+        ("[]", "is not a saved conversation: no JSON object with"),
+        ("", "is not a saved conversation: it is empty"),
+        ("1\n2\n", "message 1 is no map"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_changes_nothing(text: str, says: str, tmp_path: Path) -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    talk = engine.conversation(system="Old.")
+    talk.ask("old")
+    before = talk.messages
+    (tmp_path / "talk.json").write_text(text)
+    with pytest.raises(ConversationFileError, match=says):
+        talk.load(tmp_path / "talk.json")
+    assert (talk.system, talk.messages) == ("Old.", before)
+
+
+def test_a_saved_conversation_is_no_list_of_messages(tmp_path: Path) -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    talk = engine.conversation()
+    talk.ask("one")
+    talk.save(tmp_path / "talk.json")
+    assert messages_in(tmp_path, (tmp_path / "talk.json").read_text()) is None
+
+
+def test_all_that_was_said_can_be_read_as_markdown() -> None:
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    talk = engine.conversation(system="Be brief.")
+    talk.ask("a\n\n```\nb\n```")
+    assert talk.markdown() == (
+        "# A conversation with fake\n\n## System\n\nBe brief.\n\n## User\n\na\n\n```\nb\n```\n\n"
+        "## Assistant\n\nYou said: a\n\n```\nb\n```\n"
+    )
