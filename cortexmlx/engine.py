@@ -300,7 +300,7 @@ class Engine(Looks, Texts, AsyncCalls):
             raise
         return pin
 
-    # -- ending -------------------------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""

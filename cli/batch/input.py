@@ -1,131 +1,144 @@
 """Reading a batch: OpenAI batch JSONL, simple JSONL or plain lines, one request per line, nothing held in memory.
 
-A line that cannot be understood becomes a `BadLine` with its number; it never ends the run.
+A line that cannot be understood becomes a `BadLine` with its number; it never ends the run. An id that occurs twice
+does: two records of one name could not be told from each other.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from cortexmlx.cli.batch.bodies.fields import given, unknown
+from cortexmlx.cli.batch.bodies.params import echo_of, params_of, variables_of
+from cortexmlx.cli.batch.bodies.prompts import checked, prompts_of
+from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Identity, Style, key_of
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars, body_vars
-from cortexmlx.request import Message, SamplingParams, plain_message
+from cortexmlx.request import SamplingParams
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
-ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
-REFUSED = ("tools", "functions", "response_format", "stream", "logits_processors")
-"""What would change the answer, and is not served: better an error than an answer to another question."""
-KNOWN = {f.name for f in fields(SamplingParams)} - {"logits_processors"} | set(ALIASES) | {"top_logprobs"}
-TEMPLATE = {"chat_template_kwargs", "reasoning_effort"}
-"""What goes to the chat template."""
+ENDPOINTS = {style.value: style for style in (Style.CHAT, Style.COMPLETIONS, Style.RESPONSES)}
+ENVELOPE = ("custom_id", "id", "method", "url", "body")
 
 
-class Style(str, Enum):
-    """The shape of an input line, and so of its output record."""
+class Ids:
+    """The line that each id was given on, in their order. `lines` are by the key of `key_of`."""
 
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    SIMPLE = "simple"
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
 
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """One request of a batch.
-
-    `line` counts from 1; `id` is the user's, or the line; `raw` prompts skip the chat template. With `echo` the answer
-    begins with the prompt. `template_vars` are the chat template's.
-    """
-
-    line: int
-    id: str | int
-    style: Style
-    prompt: str | list[int] | list[Message]
-    params: SamplingParams
-    raw: bool = False
-    echo: bool = False
-    template_vars: TemplateVars = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line that is no request, and why."""
-
-    line: int
-    id: str | int
-    style: Style
-    message: str
+    def add(self, identity: Identity | None, line: int) -> None:
+        """Raises InvalidRequest, with both line numbers, for an id that was there before."""
+        first = self.lines.setdefault(key_of(identity, line), line)
+        if first != line:
+            raise InvalidRequest(
+                f"lines {first} and {line} both have the id {identity!r}: their answers could not be told apart, so "
+                "every request needs an id of its own (one without has the number of its line)"
+            )
 
 
 class BatchReader:
     """Iterates over the requests of `lines` (bytes, as they are in the file).
 
-    `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `ignored` counts the keys
-    that mean nothing here, so that a misspelt one can be reported.
+    `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `ids`, if given, is told of
+    every line's id. `models` are the names of models in the bodies, which change nothing.
     """
 
-    def __init__(self, lines: Iterable[bytes], defaults: SamplingParams, *, jsonl: bool | None, raw: bool) -> None:
-        self.ignored: dict[str, int] = {}
+    def __init__(
+        self,
+        lines: Iterable[bytes],
+        defaults: SamplingParams,
+        *,
+        jsonl: bool | None,
+        raw: bool,
+        ids: Ids | None = None,
+    ) -> None:
+        self.models: set[str] = set()
         self._lines = lines
         self._defaults = defaults
         self._jsonl = jsonl
         self._raw = raw
+        self._ids = ids
 
     def __iter__(self) -> Iterator[BatchRequest | BadLine]:
-        numbered = ((n, line.strip()) for n, line in enumerate(self._lines, start=1))
-        filled = ((n, line.removeprefix(b"\xef\xbb\xbf")) for n, line in numbered if line)
-        first = next(filled, None)
-        if first is None:
-            return
-        parse = self._parse_json if _decide(self._jsonl, first[1]) else self._parse_text
-        for number, line in itertools.chain([first], filled):
-            yield parse(number, line)
+        jsonl, filled = filled_lines(self._lines, self._jsonl)
+        parse = self._parse_json if jsonl else self._parse_text
+        for number, line in filled:
+            item = parse(number, line)
+            if self._ids is not None:
+                self._ids.add(item.id, number)
+            yield item
 
     def _parse_text(self, number: int, line: bytes) -> BatchRequest | BadLine:
         try:
-            return BatchRequest(number, number, Style.SIMPLE, _checked(_utf8(line)), self._defaults, self._raw)
+            return BatchRequest(number, number, Style.SIMPLE, (checked(_utf8(line)),), self._defaults, self._raw)
         except InvalidRequest as error:
             return BadLine(number, number, Style.SIMPLE, str(error))
 
     def _parse_json(self, number: int, line: bytes) -> BatchRequest | BadLine:
-        identity: str | int = number
+        identity: Identity | None = None
         style = Style.SIMPLE
         try:
             data = _object(line)
-            identity, style = _identity(data, number), _style(data)
+            style = _style(data)
+            identity = identity_of(data, number)
             if style is Style.SIMPLE:
-                return self._request(number, identity, style, data, {"id", "prompt", "messages"}, self._raw)
+                return self._request(number, identity, style, data, self._raw)
             _check_envelope(data)
-            body = data["body"]
-            expected = {"model", "prompt", "messages", "user"} | ({"echo"} if style is Style.COMPLETIONS else set())
-            return self._request(number, identity, style, body, expected, raw=style is Style.COMPLETIONS)
+            return self._request(number, identity, style, data["body"], raw=style is Style.COMPLETIONS)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
 
     def _request(
-        self, number: int, identity: str | int, style: Style, body: Mapping[str, Any], expected: set[str], raw: bool
+        self, number: int, identity: Identity, style: Style, body: Mapping[str, Any], raw: bool
     ) -> BatchRequest:
-        refused = [key for key in REFUSED if body.get(key)]
-        if refused:
-            raise InvalidRequest(f"{refused[0]!r} is not supported")
-        for key in body.keys() - expected - KNOWN - TEMPLATE - set(REFUSED):
-            self.ignored[key] = self.ignored.get(key, 0) + 1
-        prompt, variables, echo = _prompt(body, style), body_vars(body), "echo" in expected and _echo(body)
-        templated = not raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
-        if variables and not templated:
-            raise InvalidRequest(
-                f"{', '.join(variables)}: set for a chat template, which this prompt does not go through"
-            )
-        params = _params(body, style, self._defaults, echo)
-        return BatchRequest(number, identity, style, prompt, params, raw, echo, variables)
+        said = given(body, style)
+        echo = style is Style.COMPLETIONS and echo_of(said)
+        params = params_of(said, style, self._defaults, echo)
+        if isinstance(body.get("model"), str):
+            self.models.add(body["model"])
+        prompts = prompts_of(said, style)
+        variables = variables_of(said, prompts, raw=raw)
+        return BatchRequest(number, identity, style, prompts, params, raw, echo, body, variables)
 
 
-def _decide(jsonl: bool | None, first: bytes) -> bool:
-    return first.startswith(b"{") if jsonl is None else jsonl
+def survey(lines: Iterable[bytes], jsonl: bool | None) -> Ids:
+    """The ids of a whole input, which has a request for each. Raises InvalidRequest if one occurs twice."""
+    ids = Ids()
+    is_json, filled = filled_lines(lines, jsonl)
+    for number, line in filled:
+        identity: Identity | None = number
+        if is_json:
+            try:
+                identity = identity_of(_object(line), number)
+            except InvalidRequest:
+                identity = None
+        ids.add(identity, number)
+    return ids
+
+
+def filled_lines(lines: Iterable[bytes], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes]]]:
+    """Whether the lines are JSON, and those that are not blank with their numbers from 1."""
+    stripped = ((n, line.strip()) for n, line in enumerate(lines, start=1))
+    filled = ((n, line.removeprefix(b"\xef\xbb\xbf")) for n, line in stripped if line)
+    first = next(filled, None)
+    if first is None:
+        return False, iter(())
+    return first[1].startswith(b"{") if jsonl is None else jsonl, itertools.chain([first], filled)
+
+
+def identity_of(data: Mapping[str, Any], number: int) -> Identity:
+    """The id of a line, or its number if it has none. Raises InvalidRequest for what is no id."""
+    names = [name for name in ("custom_id", "id") if data.get(name) is not None]
+    if not names:
+        return number
+    identity = data[names[0]]
+    if len(names) > 1:
+        raise InvalidRequest("there are both `custom_id` and `id`: give one of them")
+    if isinstance(identity, bool) or not isinstance(identity, str | int):
+        raise InvalidRequest(f"{names[0]} is {identity!r}, but must be a text or an integer")
+    return identity
 
 
 def _utf8(line: bytes) -> str:
@@ -133,14 +146,6 @@ def _utf8(line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
-
-
-def _checked(text: str) -> str:
-    if not text:
-        raise InvalidRequest("the prompt is empty")
-    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise InvalidRequest("the prompt holds a NUL or half of a surrogate pair, which is no text")
-    return text
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -155,91 +160,24 @@ def _object(line: bytes) -> dict[str, Any]:
     return data
 
 
-def _identity(data: Mapping[str, Any], number: int) -> str | int:
-    identity = data.get("custom_id", data.get("id"))
-    return identity if isinstance(identity, (str, int)) and not isinstance(identity, bool) else number
-
-
 def _style(data: Mapping[str, Any]) -> Style:
+    url = data.get("url")
     if "body" not in data and "url" not in data:
         return Style.SIMPLE
-    return Style.COMPLETIONS if data.get("url") == ENDPOINTS[1] else Style.CHAT
+    return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
+    unknown(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'")
-    if data.get("url", ENDPOINTS[0]) not in ENDPOINTS:
-        raise InvalidRequest(f"url is {data['url']!r}, but must be one of {', '.join(ENDPOINTS)}")
+    url = data.get("url", Style.CHAT.value)
+    if url == "/v1/embeddings":
+        raise InvalidRequest(
+            "/v1/embeddings is not served: the models that run here write text, and what they compute on the way is "
+            "no embedding"
+        )
+    if not isinstance(url, str) or url not in ENDPOINTS:
+        raise InvalidRequest(f"url is {url!r}, but must be one of {', '.join(ENDPOINTS)}")
     if not isinstance(data.get("body"), dict):
         raise InvalidRequest("`body` is missing or not an object")
-
-
-def _prompt(body: Mapping[str, Any], style: Style) -> str | list[int] | list[Message]:
-    if style is not Style.COMPLETIONS and "messages" in body:
-        return _messages(body["messages"])
-    if style is Style.CHAT:
-        raise InvalidRequest("`messages` is missing")
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return _checked(prompt)
-    if isinstance(prompt, list) and prompt and all(type(t) is int for t in prompt):
-        return prompt
-    wanted = "`prompt`" if style is Style.COMPLETIONS else "`prompt` or `messages`"
-    raise InvalidRequest(f"{wanted} must be one text or a list of token ids, not {type(prompt).__name__}")
-
-
-def _messages(messages: Any) -> list[Message]:
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise InvalidRequest("`messages` must be a list of objects with `role` and `content`")
-    return [_message(m) for m in messages]
-
-
-def _message(message: dict[str, Any]) -> Message:
-    if not isinstance(message.get("role"), str):
-        raise InvalidRequest("a message has no `role`")
-    message = plain_message(message)
-    content = message.get("content")
-    if not isinstance(content, str):
-        raise InvalidRequest(f"a message's `content` must be text, not {type(content).__name__}")
-    return {**message, "content": _checked(content) if content else content}
-
-
-def _echo(body: Mapping[str, Any]) -> bool:
-    echo = body.get("echo") or False
-    if not isinstance(echo, bool):
-        raise InvalidRequest(f"echo is {echo!r}, but must be true or false")
-    if echo and not isinstance(body.get("prompt"), str):
-        raise InvalidRequest("echo needs a `prompt` that is a text")
-    return echo
-
-
-def _params(body: Mapping[str, Any], style: Style, defaults: SamplingParams, echo: bool) -> SamplingParams:
-    """The defaults with what the line says; null means the default. What is to echo has its log-probabilities, too, if
-    any were asked for.
-    """
-    given = {ALIASES.get(k, k): v for k, v in body.items() if k in KNOWN and k != "top_logprobs" and v is not None}
-    for name, convert in _CONVERT.items():
-        if name in given:
-            given[name] = convert(given[name])
-    if style is Style.CHAT and "logprobs" in given:
-        given["logprobs"] = (body.get("top_logprobs") or 0) if given["logprobs"] is True else None
-    if echo and given.get("logprobs") is not None:
-        given.setdefault("prompt_logprobs", given["logprobs"])
-    params = replace(defaults, **given)
-    params.validate()
-    return params
-
-
-def _stops(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-def _biases(value: Any) -> dict[int, Any]:
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except (AttributeError, ValueError):
-        raise InvalidRequest(f"logit_bias is {value!r}, but must be an object from token ids to numbers") from None
-
-
-_CONVERT: dict[str, Callable[[Any], Any]] = {"stop": _stops, "logit_bias": _biases}

@@ -1,155 +1,197 @@
-"""Writing a batch: one JSON record per request, on disk before the next one is begun."""
+"""Writing a batch: one JSON record per request, on disk as soon as it is there.
+
+A file gets the records as they finish, so that nothing that was finished is lost however a run ends; one that is to be
+in the order of the input is put into it when the run ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Protocol
 
-from cortexmlx.cli.batch.input import BadLine, BatchRequest, Style
+from cortexmlx.cli.batch.bodies.records import key_of_record
+from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.cli.terminal.text import to_json
-from cortexmlx.errors import CortexError
-from cortexmlx.logprobs import PromptLogprobs
-from cortexmlx.request import Completion, Usage
-
-Record = dict[str, Any]
+from cortexmlx.errors import CortexError, InvalidRequest
 
 
-class BatchWriter:
-    """Writes records to a file, flushed and synced one by one, or to stdout. `failed` counts error records.
+class Sink(Protocol):
+    """What takes records."""
 
-    `append`: what the file holds stays.
-    """
+    def append(self, record: Record) -> None:
+        """Take one record; what was taken is not lost."""
 
-    def __init__(self, path: Path | None, *, append: bool = False) -> None:
+
+class RecordStream:
+    """Stdout, a pipe or a device: each record goes out at once."""
+
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file = sys.stdout if path is None else path.open("a" if append else "w", encoding="utf-8")
-        self.written = 0
-        self.failed = 0
+        self._file = sys.stdout if path is None else path.open("w", encoding="utf-8")
 
-    def write(self, record: Record) -> None:
-        """One line, safely on disk when this returns. Raises CortexError if the file takes no more."""
-        line = to_json(record) + "\n"
-        if self._path is None:
-            self._file.write(line)
+    def append(self, record: Record) -> None:
+        """Raises CortexError if it takes no more, BrokenPipeError if nobody reads."""
+        try:
+            self._file.write(to_json(record) + "\n")
             self._file.flush()
-        else:
-            try:
-                self._file.write(line)
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                raise CortexError(
-                    f"{self._path} cannot be written: {error.strerror or error}; what it holds stays, and with "
-                    "--resume the rest is asked"
-                ) from error
-        self.written += 1
-        self.failed += bool(record.get("error"))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
 
     def close(self) -> None:
-        """Close the file; stdout stays open."""
+        """Stdout stays open."""
         if self._path is not None:
             with contextlib.suppress(OSError):  # what a full disk did not take, as was said
                 self._file.close()
 
 
-def error_record(item: BatchRequest | BadLine, message: str, code: str = "invalid_request") -> Record:
-    """What stands in the place of an answer: the error, with the number of the line it came from."""
-    error = {"code": code, "message": message, "line": item.line}
-    if item.style is Style.SIMPLE:
-        return {"id": item.id, "error": error}
-    return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": None, "error": error}
+class RecordFile:
+    """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` how many
+    of those that it held when it was opened are errors.
 
-
-def answer_record(request: BatchRequest, answers: Sequence[Completion], model: str) -> Record:
-    """The answer in the shape of the question: an OpenAI batch record, or a simple one."""
-    if request.style is Style.SIMPLE:
-        first, *others = [_simple(answer) for answer in answers]
-        return {"id": request.id, **first, **({"others": others} if others else {})}
-    body = {
-        "id": f"cmpl-{request.line}",
-        "object": "chat.completion" if request.style is Style.CHAT else "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [_choice(request, index, answer) for index, answer in enumerate(answers)],
-        "usage": _usage(answers),
-    }
-    response = {"status_code": 200, "request_id": f"req_{request.line}", "body": body}
-    return {"id": f"batch_req_{request.line}", "custom_id": request.id, "response": response, "error": None}
-
-
-def _simple(answer: Completion) -> Record:
-    usage = {**asdict(answer.usage), "total_tokens": answer.usage.total_tokens}
-    record: Record = {"text": answer.text, "finish_reason": answer.finish_reason.value, "usage": usage}
-    if answer.logprobs is not None:
-        record["logprobs"] = [asdict(token) for token in answer.logprobs]
-    if answer.prompt_logprobs is not None and not answer.index:
-        record["prompt_logprobs"] = _of_prompt(answer.prompt_logprobs)
-    return record
-
-
-def _choice(request: BatchRequest, index: int, answer: Completion) -> Record:
-    text = f"{request.prompt if request.echo else ''}{answer.text}"
-    said: Record = {"text": text}
-    if request.style is Style.CHAT:
-        said = {"message": {"role": "assistant", "content": text}}
-    if answer.prompt_logprobs is not None and not request.echo and not index:
-        said["prompt_logprobs"] = _of_prompt(answer.prompt_logprobs)
-    return {
-        "index": index,
-        **said,
-        "logprobs": _logprobs(request, answer),
-        "finish_reason": answer.finish_reason.value,
-    }
-
-
-def _of_prompt(told: PromptLogprobs) -> list[Record | None]:
-    return [None if token is None else asdict(token) for token in told]
-
-
-def _logprobs(request: BatchRequest, answer: Completion) -> Record | None:
-    """Tokens are named `token_id:N`: a token's own text is not always text. An echo's come first, and the first has
-    none.
+    It is made if there is none. A last line that was cut in half is cut off, and what `keep` refuses is left out.
+    Raises InvalidRequest for a file that holds something else, CortexError if it cannot be written.
     """
-    if answer.logprobs is None:
+
+    def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None) -> None:
+        self.path = path.resolve()  # behind a link is what is replaced
+        self.failed = 0
+        self._name = path
+        self._records: list[tuple[str, int, int]] = []
+        left_out = self._read(keep) if self.path.exists() else False
+        try:
+            if left_out:
+                self._replace(self._records)
+            self._file = self.path.open("ab", buffering=0)
+            self._file.truncate(self._size)
+        except OSError as error:
+            raise _unwritten(str(path), error, "it is as it was") from error
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of its records."""
+        return [key for key, _, _ in self._records]
+
+    def append(self, record: Record) -> None:
+        """One line, on disk when this returns. Raises CortexError if the file takes no more. A record that an
+        interrupt came after is not taken again.
+        """
+        key = key_of_record(record)
+        assert key is not None
+        if self._records and self._records[-1][0] == key:
+            return
+        line = to_json(record).encode() + b"\n"
+        size = self._size
+        try:
+            written = self._file.write(line)
+            while written < len(line):
+                written += self._file.write(line[written:])
+            os.fsync(self._file.fileno())
+            self._records.append((key, size, len(line)))
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            if not isinstance(error, OSError):
+                raise
+            then = "what it holds stays, and with --resume the rest is asked"
+            raise _unwritten(str(self._name), error, then) from error
+
+    def arrange(self, lines: Mapping[str, int]) -> None:
+        """Put the records into the order of `lines`, the lines of the input that each key is from; others come last."""
+        ordered = sorted(self._records, key=lambda each: lines.get(each[0], sys.maxsize))
+        if ordered == self._records:
+            return
+        try:
+            self._replace(ordered)
+        except OSError as error:
+            raise _unwritten(
+                f"{self._name} in the order of the input",
+                error,
+                "it holds every record in the order in which they finished, and --resume puts them into order",
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def _size(self) -> int:
+        """Where its last record ends."""
+        return sum(self._records[-1][1:]) if self._records else 0
+
+    def _read(self, keep: Callable[[Record], bool] | None) -> bool:
+        """Find the records of the file; whether some of them are to be left out."""
+        left_out, place = False, 0
+        with self.path.open("rb") as file:
+            for number, (line, record) in enumerate(_whole_lines(file), 1):
+                start, place = place, place + len(line)
+                if record is None or (key := key_of_record(record)) is None:
+                    raise InvalidRequest(
+                        f"line {number} of {self._name} is no record of a batch: --force begins it again"
+                    )
+                if keep is not None and not keep(record):
+                    left_out = True
+                    continue
+                self._records.append((key, start, len(line)))
+                self.failed += bool(record.get("error"))
+        return left_out
+
+    def _replace(self, records: Sequence[tuple[str, int, int]]) -> None:
+        """Write the file again with these of its records: at every moment the old or the new one is there."""
+        new = self.path.with_name(self.path.name + ".new")
+        placed, place = [], 0
+        try:
+            with self.path.open("rb") as old, new.open("wb") as file:
+                for key, start, length in records:
+                    old.seek(start)
+                    file.write(old.read(length))
+                    placed.append((key, place, length))
+                    place += length
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        self._records = placed
+
+
+class BatchWriter:
+    """Writes answers to `out` and errors to `errors`, which may be the same."""
+
+    def __init__(self, out: Sink, errors: Sink) -> None:
+        self._out = out
+        self._errors = errors
+
+    def write(self, record: Record) -> None:
+        """One record, safe when this returns."""
+        (self._errors if record.get("error") else self._out).append(record)
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Record | None]]:
+    """The lines of a file, each with the object that it is, if it is one. A last line that is torn is left out."""
+    held: bytes | None = None
+    for line in file:
+        if held is not None:
+            yield held, _object(held)
+        held = line
+    if held is not None and held.endswith(b"\n") and (record := _object(held)) is not None:
+        yield held, record
+
+
+def _object(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    if request.style is Style.COMPLETIONS:
-        told = answer.prompt_logprobs if request.echo else None
-        echoed = () if told is None else tuple(told)
-        ids = [*(() if told is None else told.tokens), *(t.token_id for t in answer.logprobs)]
-        every = (*echoed, *answer.logprobs)
-        return {
-            "tokens": [_name(token) for token in ids],
-            "token_logprobs": [None if t is None else t.logprob for t in every],
-            "top_logprobs": [None if t is None else {_name(token): value for token, value in t.top} for t in every],
-        }
-    content = [
-        {
-            "token": _name(t.token_id),
-            "logprob": t.logprob,
-            "top_logprobs": [{"token": _name(token), "logprob": value} for token, value in t.top],
-        }
-        for t in answer.logprobs
-    ]
-    return {"content": content}
+    return record if isinstance(record, dict) else None
 
 
-def _name(token: int) -> str:
-    return f"token_id:{token}"
-
-
-def _usage(answers: Sequence[Completion]) -> Record:
-    """The prompt counts once, however many answers it has."""
-    first = answers[0].usage
-    total = Usage(first.prompt_tokens, sum(a.usage.completion_tokens for a in answers), first.cached_tokens)
-    return {
-        "prompt_tokens": total.prompt_tokens,
-        "completion_tokens": total.completion_tokens,
-        "total_tokens": total.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": total.cached_tokens},
-    }
+def _unwritten(name: str, error: OSError, then: str) -> CortexError:
+    return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")

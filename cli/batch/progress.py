@@ -22,12 +22,14 @@ LOG_SECONDS = 10.0
 class Progress:
     """Shows `run` on stderr from a thread of its own: done of total, running, waiting, tok/s, KV use, time left.
 
+    What finished `before` this run, of the `total`, is counted as done, but tells nothing of the time that is left.
     `live` False: the results go to the same terminal, so nothing is drawn over them.
     """
 
-    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool) -> None:
+    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, before: int = 0) -> None:
         self._engine = engine
         self._run = run
+        self._before = before
         self._total = total
         self._status: Any = None
         if console.is_terminal(sys.stderr) and (live or not sys.stdout.isatty()):
@@ -66,15 +68,18 @@ class Progress:
     def _line(self) -> str:
         stats, run = self._engine.stats(), self._run
         elapsed = run.seconds
+        done = self._before + run.done
         parts = [
-            f"{run.done}/{self._total} done" if self._total is not None else f"{run.done} done",
+            f"{done}/{self._total} done" if self._total is not None else f"{done} done",
+            *([f"{run.failed} failed"] if run.failed else []),
             f"{stats.rows_running} running",
             f"{stats.rows_waiting} waiting",
             f"{stats.generated_tokens / elapsed:.0f} tok/s",
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
         if self._total is not None and run.done:
-            parts.append(f"{duration(elapsed / run.done * (self._total - run.done))} left")
+            left = max(self._total - done, 0)
+            parts.append(f"{duration(elapsed / run.done * left)} left")
         return " · ".join(parts)
 
 

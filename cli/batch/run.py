@@ -1,33 +1,47 @@
-"""Running a batch: requests through the engine, records in input order or as they finish."""
+"""Running a batch: requests through the engine, records as they finish or in input order."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import tee
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from itertools import count, tee
+from typing import TYPE_CHECKING
 
-from cortexmlx.cli.batch.input import BadLine, BatchRequest
-from cortexmlx.cli.batch.output import Record, answer_record, error_record
+from cortexmlx.cli.batch.bodies.records import Recorder, error_record
+from cortexmlx.cli.batch.bodies.request import Asked, BadLine, BatchRequest
+from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.request import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.serving.prompt import Prompt
 
 HELD_PER_ROW = 64
-"""Requests per row that may be in memory in all: in input order, finished ones wait for the slowest before them."""
+"""Prompts per row that may be in memory in all, where finished ones wait for the slowest before them."""
 
 NOTHING: Prompt = ()
 """A bad line goes to the engine as a prompt without tokens: it ends at once, in its place among the others."""
 
 
+@dataclass
+class _Open:
+    """An item of the input on its way: what has come back for each of its prompts."""
+
+    place: int
+    item: BatchRequest | BadLine
+    left: int
+    refused: InvalidRequest | None = None
+    results: dict[int, Completion | CortexError] = field(default_factory=dict)
+
+
 class BatchRun:
     """Feeds `items` to the engine and hands each finished record to `write`.
 
-    `prepare` makes a prompt of a plain text. `done` and `tokens` count what has been written.
+    `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
+    back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
+    tokens.
     """
 
     def __init__(
@@ -35,22 +49,27 @@ class BatchRun:
         engine: Engine,
         items: Iterable[BatchRequest | BadLine],
         write: Callable[[Record], None],
-        prepare: Callable[[str], str | list[Message] | ChatPrompt],
+        prepare: Callable[[BatchRequest, Asked], Prompt],
+        recorder: Recorder,
         *,
         rows: int,
-        ordered: bool,
+        in_order: bool,
     ) -> None:
         self.done = 0
+        self.failed = 0
         self.tokens = 0
+        self.cached = 0
         self._engine = engine
         self._items = items
         self._write = write
         self._prepare = prepare
-        self._ordered = ordered
+        self._recorder = recorder
+        self._in_order = in_order
         self._most_held = rows * HELD_PER_ROW
-        self._asked: dict[int, BatchRequest | BadLine] = {}
+        self._asked: dict[int, tuple[_Open, int]] = {}
         self._records: dict[int, Record] = {}
         self._next = 0
+        self._broken = False
         self._started = time.monotonic()
 
     @property
@@ -62,62 +81,89 @@ class BatchRun:
         """Run to the end. An interrupt cancels what runs and keeps what has finished."""
         prompts, params = tee(self._read())
         completed = self._engine.as_completed(
-            map(self._prompt, prompts), map(_params, params), window=self._most_held if self._ordered else None
+            (prompt for prompt, _ in prompts),
+            (own for _, own in params),
+            window=self._most_held if self._in_order else None,
         )
         try:
-            for place, result in completed:
-                self._records[place] = self._record(place, result)
-                self._emit(in_order=self._ordered)
+            for index, result in completed:
+                self._take(index, result)
+                self._emit(in_order=self._in_order)
         except BaseException:
             completed.close()
-            for place, result in completed.finished():
-                if not _cancelled(result):
-                    self._records[place] = self._record(place, result)
-            self._emit(in_order=False)
+            if not self._broken:
+                for index, result in completed.finished():
+                    if not _cancelled(result):
+                        self._take(index, result)
+                self._emit(in_order=False)
             raise
 
-    def _read(self) -> Iterator[BatchRequest | BadLine]:
+    def _read(self) -> Iterator[tuple[Prompt, SamplingParams]]:
+        """The prompts of all items, one after the other, each with its parameters."""
+        index = count()
         for place, item in enumerate(self._items):
-            self._asked[place] = item
-            yield item
+            if isinstance(item, BadLine):
+                self._asked[next(index)] = _Open(place, item, left=1), 0
+                yield NOTHING, SamplingParams()
+                continue
+            opened = _Open(place, item, left=len(item.prompts))
+            for which, asked in enumerate(item.prompts):
+                self._asked[next(index)] = opened, which
+                yield self._prompt(opened, item, asked), item.params
 
-    def _prompt(self, item: BatchRequest | BadLine) -> Prompt:
-        if isinstance(item, BadLine):
+    def _prompt(self, opened: _Open, item: BatchRequest, asked: Asked) -> Prompt:
+        try:
+            return self._prepare(item, asked)
+        except InvalidRequest as error:
+            opened.refused = error
             return NOTHING
-        prompt = self._prepare(item.prompt) if isinstance(item.prompt, str) and not item.raw else item.prompt
-        if not item.template_vars:
-            return prompt
-        messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return ChatPrompt(messages, item.template_vars)
 
-    def _record(self, place: int, result: Completion | CortexError) -> Record:
-        item = self._asked.pop(place)
+    def _take(self, index: int, result: Completion | CortexError) -> None:
+        """Note what has come back for a prompt; the last one of an item makes its record."""
+        opened, which = self._asked.pop(index)
+        opened.results[which] = result
+        opened.left -= 1
+        if isinstance(result, Completion):
+            self.tokens += sum(len(answer.token_ids) for answer in (result, *result.others))
+            self.cached += result.usage.cached_tokens
+        if not opened.left:
+            self._records[opened.place] = self._record(opened)
+            self.done += 1
+            self.failed += bool(self._records[opened.place].get("error"))
+
+    def _record(self, opened: _Open) -> Record:
+        item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]
         if isinstance(item, BadLine):
             return error_record(item, item.message)
-        if isinstance(result, (InvalidRequest, PromptTooLong)):
-            return error_record(item, str(result))
-        if isinstance(result, CortexError):
-            return error_record(item, str(result), code=type(result).__name__)
-        answers = (result, *result.others)
-        self.tokens += sum(len(answer.token_ids) for answer in answers)
-        if _cancelled(result):
-            return error_record(item, "cancelled before it could finish", code="cancelled")
-        return answer_record(item, answers, self._engine.info.name)
+        if opened.refused is not None:
+            return error_record(item, str(opened.refused))
+        answers: list[tuple[Completion, ...]] = []
+        for result in results:
+            if isinstance(result, CortexError):
+                refused = isinstance(result, InvalidRequest | PromptTooLong)
+                return error_record(item, str(result), **({} if refused else {"code": type(result).__name__}))
+            if _cancelled(result):
+                return error_record(item, "cancelled before it could finish", code="cancelled")
+            answers.append((result, *result.others))
+        return self._recorder.answer(item, answers)
 
     def _emit(self, *, in_order: bool) -> None:
         """Write the records that may be written: in order up to the first that is missing, or all."""
         if not in_order:
             for place in sorted(self._records):
-                self._write(self._records.pop(place))
-                self.done += 1
+                self._hand_over(place)
         while self._next in self._records:
-            self._write(self._records.pop(self._next))
+            self._hand_over(self._next)
             self._next += 1
-            self.done += 1
 
-
-def _params(item: BatchRequest | BadLine) -> SamplingParams:
-    return SamplingParams() if isinstance(item, BadLine) else item.params
+    def _hand_over(self, place: int) -> None:
+        """Write a record, and only then forget it: an interrupt may come in between."""
+        try:
+            self._write(self._records[place])
+        except Exception:
+            self._broken = True
+            raise
+        del self._records[place]
 
 
 def _cancelled(result: Completion | CortexError) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.input import ENDPOINTS, KNOWN, REFUSED, TEMPLATE, BatchReader, BatchRequest, Style
+from cortexmlx.cli.batch.bodies.fields import ALIASES, NO_EFFECT, SAMPLING, SERVED, UNSERVED
+from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
+from cortexmlx.cli.batch.input import ENDPOINTS, ENVELOPE, BatchReader
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
@@ -34,24 +36,25 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
     lines = examples(INPUT, "jsonl")
     reader = BatchReader([line.encode() for line in lines], SamplingParams(), jsonl=None, raw=False)
     read = list(reader)
-    assert len(read) == len(lines) == 6 and all(isinstance(item, BatchRequest) for item in read)
-    assert {item.style for item in read} == set(Style) and reader.ignored == {}
+    assert len(read) == len(lines) == 7 and all(isinstance(item, BatchRequest) for item in read)
+    assert {item.style for item in read} == set(Style)
     plain = [line.encode() for line in examples(INPUT, "text")]
-    assert [item.prompt for item in BatchReader(plain, SamplingParams(), jsonl=None, raw=False)] == [  # type: ignore[union-attr]
-        line.decode() for line in plain
-    ]
+    asked = BatchReader(plain, SamplingParams(), jsonl=None, raw=False)
+    assert [item.prompts for item in asked if isinstance(item, BatchRequest)] == [(line.decode(),) for line in plain]
 
 
 def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None:
-    fields = {"id", "custom_id", "prompt", "messages", "method", "url", "body", "model", "user", "echo"}
+    served = frozenset[str]().union(*SERVED.values(), ENVELOPE)
     first_cells = re.findall(r"^\| (`.*?) \|", INPUT, re.MULTILINE)
-    assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == (KNOWN | TEMPLATE | fields) - {
-        "top_logprobs"
-    }
-    assert all(f"`{name}`" in INPUT for name in (*REFUSED, "top_logprobs", *ENDPOINTS))
+    in_tables = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+    assert in_tables == (served | {"effort"}) - {"top_logprobs", "max_output_tokens"}
+    others = INPUT.partition("**Everything else")[2].partition("**Ids.**")[0]
+    listed = {name for item in others.split("\n- ")[1:3] for name in re.findall(r"`(\w+)`", item)}
+    assert listed == NO_EFFECT | UNSERVED.keys()
+    assert all(f"`{name}`" in INPUT for name in ("top_logprobs", "max_output_tokens", *ENDPOINTS))
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN - {"top_logprobs"}))
+@pytest.mark.parametrize("name", sorted(SAMPLING | ALIASES.keys()))
 def test_every_parameter_reaches_the_request(name: str) -> None:
     values: dict[str, Any] = {
         "stop": "x",
@@ -69,9 +72,9 @@ def test_the_records_on_the_page_have_the_shape_of_those_that_are_written(fakes:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     asked = [
         {"id": "q2", "prompt": "hi"},
-        {"custom_id": "a", "url": ENDPOINTS[0], "body": chat},
+        {"custom_id": "a", "url": Style.CHAT.value, "body": chat},
         {"id": "q9", "prompt": ""},
-        {"custom_id": "q9", "url": ENDPOINTS[0], "body": {}},
+        {"custom_id": "q8", "url": Style.CHAT.value, "body": {}},
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
     assert run(["batch", "fake", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]) == 1

@@ -97,7 +97,7 @@ class FakeEngine:
     ) -> None:
         self.closed = True
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """Code points; messages as `<role>content` lines, and what the template adds."""
         if isinstance(prompt, str):
             return list(map(ord, prompt))
@@ -106,6 +106,9 @@ class FakeEngine:
         if all(isinstance(item, int) for item in prompt):
             return [*prompt]  # type: ignore[list-item]
         return list(map(ord, FakeReader(self).render(prompt)))  # type: ignore[arg-type]
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
 
     def conversation(self, **options: Any) -> Conversation:
         host: Any = self

@@ -58,6 +58,10 @@ class Detokenizer(ABC):
     def finalize(self) -> None:
         """No more tokens: flush an unfinished character as U+FFFD."""
 
+    @abstractmethod
+    def bytes_of(self, token: int) -> bytes:
+        """What one token stands for by itself, which may be part of a character: no bytes beyond the vocabulary."""
+
     @property
     def text(self) -> str:
         """All certain text so far."""
@@ -87,6 +91,9 @@ class ByteDetokenizer(Detokenizer):
 
     def finalize(self) -> None:
         self._text.append(self._decoder.decode(b"", final=True))
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
 
 class LeadingSpace(Enum):
@@ -141,6 +148,12 @@ class PieceDetokenizer(Detokenizer):
     def finalize(self) -> None:
         self._flush(final=True)
 
+    def bytes_of(self, token: int) -> bytes:
+        if not 0 <= token < len(self._pieces):
+            return b""
+        piece = self._pieces[token]
+        return piece.text.encode("utf-8", "replace") if piece.byte is None else bytes([piece.byte])
+
     def _without_leading(self, piece: Piece) -> str:
         drop, text = self._drop, piece.text
         if drop is LeadingSpace.DROP_ALL and piece.marked:
@@ -187,6 +200,9 @@ class WindowDetokenizer(Detokenizer):
 
     def finalize(self) -> None:
         self._grow(final=True)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._decode([token]).encode("utf-8", "replace")
 
     def _grow(self, final: bool) -> None:
         before = self._decode(self.tokens[self._begin : self._told])

@@ -11,6 +11,7 @@ from typing import Any
 from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
+from cortexmlx.models.tokenizers.detokenize import Detokenizer
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
 from cortexmlx.models.tokenizers.templates import readable, variables_read
 
@@ -80,6 +81,18 @@ class SharedTokenizer:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for by itself; none beyond the vocabulary."""
+        with self._turns:
+            if self._by_token is not None:
+                return self._by_token.bytes_of(token)
+            return str(self._tokenizer.decode([token])).encode("utf-8", "replace")
+
+    @cached_property
+    def _by_token(self) -> Detokenizer | None:
+        detokenizer = self._tokenizer.detokenizer
+        return detokenizer if isinstance(detokenizer, Detokenizer) else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
         """Messages through the chat template, with the beginning of the answer: text whose special tokens are all

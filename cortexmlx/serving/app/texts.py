@@ -44,3 +44,10 @@ class Texts:
                 raise InvalidRequest(f"token id {token!r} is outside the vocabulary of {self.info.vocab_size} tokens")
             ids.append(int(token))
         return self._tokenizer.decode(ids, special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for by itself, as UTF-8, which may be a part of a character; none for what is no token of
+        the model.
+        """
+        self._worker.check_process()
+        return self._tokenizer.token_bytes(token)

@@ -47,7 +47,6 @@ def test_simple_records_in_input_order_with_a_summary_on_stderr(
         "usage": {
             "prompt_tokens": 4,
             "completion_tokens": 2,
-            "cached_tokens": 2,
             "dropped_tokens": 0,
             "total_tokens": 6,
         },
@@ -88,7 +87,6 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
                     "prompt_tokens": 4,
                     "completion_tokens": 3,
                     "total_tokens": 7,
-                    "prompt_tokens_details": {"cached_tokens": 2},
                 },
             },
         },
@@ -142,12 +140,77 @@ def test_a_huge_input_is_read_only_as_fast_as_it_is_answered(fakes: Fakes, out: 
     assert 3 < fakes.engine.most_in_flight <= 12
 
 
-def test_ignored_keys_are_reported_once(
+def test_the_batch_guides_own_example_runs_and_says_who_answered(
     fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source.write_text('{"prompt": "a", "max_token": 1}\n{"prompt": "b", "max_token": 1}\n')
+    """The two requests that the OpenAI API's guide to batches shows."""
+    lines = [
+        {
+            "custom_id": f"request-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "gpt-3.5-turbo-0125",
+                "messages": [{"role": "system", "content": kind}, {"role": "user", "content": "Hello world!"}],
+                "max_tokens": 1000,
+            },
+        }
+        for number, kind in enumerate(["You are a helpful assistant.", "You are an unhelpful assistant."], 1)
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
     assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
-    assert "cortexmlx: ignored keys: max_token (2x)\n" in capsys.readouterr().err
+    assert [record["custom_id"] for record in records(out)] == ["request-1", "request-2"]
+    assert "cortexmlx: requests name 'gpt-3.5-turbo-0125': fake answered them\n" in capsys.readouterr().err
+
+
+def test_a_name_that_two_lines_have_is_refused_before_anything_is_loaded(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "y"}\n{"id": "a", "prompt": "z"}\n')
+    for options in ([], ["--resume"]):
+        assert run(["batch", "fake", str(source), "-o", str(out), *options]) == 1
+        assert "error: lines 1 and 3 both have the id 'a': " in capsys.readouterr().err
+        assert fakes.opened == [] and not out.exists()
+
+
+def test_a_name_that_comes_twice_through_a_pipe_ends_the_run(
+    fakes: Fakes, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_bytes(b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "z"}\n')
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["batch", "fake", "-", "-o", str(out)]) == 1
+    err = capsys.readouterr().err
+    assert err.count("error: ") == 1 and "error: lines 1 and 2 both have the id 'a': " in err
+    assert "z" not in out.read_text()
+
+
+def test_a_line_of_ten_megabytes_is_one_of_the_others(fakes: Fakes, source: Path, out: Path) -> None:
+    long = "a" * 10_000_000
+    source.write_text(
+        f'{{"id": 1, "prompt": "{long}", "max_tokens": 1}}\n{{"id": 2, "prompt": "b"}}\n{{"id": 3, "x": "{long}"}}\n'
+    )
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
+    assert [record.get("text") for record in records(out)] == ["You", "You said: b", None]
+
+
+def test_a_device_that_is_full_ends_the_run_with_one_message(
+    fakes: Fakes, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert run(["batch", "fake", str(source), "-o", "/dev/full"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("error: ") == 1 and "error: /dev/full cannot be written: No space left on device" in err
+    assert not Path("/dev/full.run").exists()
+
+
+def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> None:
+    source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(20_000)))
+    process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source)], stdout=-1, stderr=-1, stdin=-3)
+    assert process.stdout is not None and process.stderr is not None
+    assert json.loads(process.stdout.readline())["text"] == "You said: 0"
+    process.stdout.close()
+    assert process.wait(20) == 141 and b"rror" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +220,13 @@ def test_ignored_keys_are_reported_once(
         ("batch fake {tmp}/in.jsonl -o {tmp}", 1, "error: {tmp} is a folder: give -o a file\n"),
         ("batch fake {tmp}/in.jsonl -o {tmp}/no/out", 1, "error: no folder {tmp}/no to write out into\n"),
         ("batch fake {tmp}/in.jsonl -o {tmp}/in.jsonl", 1, "error: {tmp}/in.jsonl is both input and output: "),
+        ("batch fake {tmp}/in.jsonl -o {tmp}/x --errors {tmp}/x", 1, "error: {tmp}/x is for answers and for errors"),
+        (
+            "batch fake {tmp}/in.jsonl -o /dev/null --resume",
+            1,
+            "error: /dev/null is no file, so there is nothing to go",
+        ),
+        ("batch fake {tmp}/in.csv", 1, "error: {tmp}/in.csv is a table: batch reads JSONL"),
         ("batch missing {tmp}/in.jsonl", 1, "error: no model 'missing'"),
         ("batch a b c", 2, "3 arguments, but MODEL and IN are two"),
         ("batch", 2, "Missing argument"),
@@ -166,6 +236,7 @@ def test_unusable_files_are_refused_before_anything_is_loaded(
     line: str, code: int, says: str, fakes: Fakes, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source.write_text('{"prompt": "a"}\n')
+    source.with_name("in.csv").write_text("prompt\na\n")
     assert run(line.format(tmp=tmp_path).split()) == code
     assert says.format(tmp=tmp_path) in capsys.readouterr().err
     assert fakes.opened == [] and source.read_text() == '{"prompt": "a"}\n'

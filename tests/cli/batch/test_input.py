@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.input import BadLine, BatchReader, BatchRequest, Style
+from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style, key_of
+from cortexmlx.cli.batch.input import BatchReader, Ids, survey
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)
@@ -23,15 +25,15 @@ def read(*lines: bytes | dict[str, Any], jsonl: bool | None = None, raw: bool = 
 
 def test_plain_lines_are_prompts_and_blank_ones_are_nothing() -> None:
     assert read(b"first\n", b"\n", b"  third \r\n") == [
-        BatchRequest(1, 1, Style.SIMPLE, "first", DEFAULTS),
-        BatchRequest(3, 3, Style.SIMPLE, "third", DEFAULTS),
+        BatchRequest(1, 1, Style.SIMPLE, ("first",), DEFAULTS),
+        BatchRequest(3, 3, Style.SIMPLE, ("third",), DEFAULTS),
     ]
 
 
 def test_simple_json_lines_carry_their_own_parameters() -> None:
     line = {"id": "a", "prompt": "hi", "temp": 0.5, "max_tokens": 7, "stop": "END", "seed": None, "top_k": 5}
     [request] = read(line)
-    assert isinstance(request, BatchRequest) and (request.id, request.prompt, request.raw) == ("a", "hi", False)
+    assert isinstance(request, BatchRequest) and (request.id, request.prompts, request.raw) == ("a", ("hi",), False)
     assert request.params == SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), top_k=5)
 
 
@@ -39,7 +41,7 @@ def test_messages_keep_their_roles_and_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     [request] = read({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]})
     assert isinstance(request, BatchRequest)
-    assert request.prompt == [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
+    assert request.prompts[0] == [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
 
 
 def test_openai_chat_and_completions_lines() -> None:
@@ -61,7 +63,7 @@ def test_openai_chat_and_completions_lines() -> None:
     assert isinstance(first, BatchRequest) and isinstance(second, BatchRequest)
     assert (first.style, first.id, first.raw) == (Style.CHAT, "c1", False)
     assert first.params == SamplingParams(max_tokens=5, logprobs=2, logit_bias={42: -100})
-    assert (second.style, second.prompt, second.raw) == (Style.COMPLETIONS, "once", True)
+    assert (second.style, second.prompts, second.raw) == (Style.COMPLETIONS, ("once",), True)
     assert second.params == SamplingParams(max_tokens=99, logprobs=3, n=2)
 
 
@@ -70,33 +72,20 @@ def completion(**body: Any) -> dict[str, Any]:
 
 
 def test_an_echo_has_log_probabilities_if_the_answer_has() -> None:
-    bare, scored, chat = read(
-        completion(echo=True),
-        completion(echo=True, logprobs=2, max_tokens=0),
-        {**CHAT, "body": {"messages": [{"role": "user", "content": "hi"}], "echo": True}},
+    bare, scored, tokens = read(
+        completion(echo=True), completion(echo=True, logprobs=2, max_tokens=0), completion(echo=True, prompt=[5, 6])
     )
-    assert isinstance(bare, BatchRequest) and isinstance(scored, BatchRequest) and isinstance(chat, BatchRequest)
-    assert bare.echo and bare.params == DEFAULTS
+    assert isinstance(bare, BatchRequest) and isinstance(scored, BatchRequest) and isinstance(tokens, BatchRequest)
+    assert bare.echo and bare.params == DEFAULTS and tokens.echo
     assert scored.echo and scored.params == replace(DEFAULTS, max_tokens=0, logprobs=2, prompt_logprobs=2)
-    assert not chat.echo, "there is no such thing in a chat"
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"echo": "yes"}, "echo is 'yes', but must be true or false"),
-        ({"echo": True, "prompt": [1, 2]}, "echo needs a `prompt` that is a text"),
-        ({"echo": True, "max_tokens": 0}, "max_tokens is 0, but must be an integer in 1..2147483647 (0 only with"),
-    ],
-)
-def test_an_echo_of_what_is_no_text_is_an_error(body: dict[str, Any], message: str) -> None:
-    [bad] = read(completion(**body))
-    assert isinstance(bad, BadLine) and bad.message.startswith(message)
-
-
-def test_token_ids_are_a_prompt_too() -> None:
-    [request] = read({"prompt": [1, 2, 3]})
-    assert isinstance(request, BatchRequest) and request.prompt == [1, 2, 3]
+def test_a_response_is_a_chat_after_its_instructions() -> None:
+    said = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    [request] = read({"url": "/v1/responses", "body": {"input": said, "instructions": "Be brief."}})
+    assert isinstance(request, BatchRequest) and (request.id, request.style) == (1, Style.RESPONSES)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert request.prompts == (messages,) and not request.raw
 
 
 CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
@@ -109,7 +98,11 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         (b"[1, 2]", "a JSON list, but must be an object"),
         (b'{"prompt": "\xff"}', "not UTF-8: byte 0xff at column 13"),
         (b"[" * 100_000, "not JSON"),
-        ({"text": "hi"}, "`prompt` or `messages` must be one text or a list of token ids, not NoneType"),
+        ({"text": "hi"}, "unknown field of a request: 'text'"),
+        ({}, "`prompt` or `messages` must be one text or a list of token ids, not NoneType"),
+        ({"prompt": "hi", "id": [1]}, "id is [1], but must be a text or an integer"),
+        ({"prompt": "hi", "id": 1, "custom_id": "a"}, "there are both `custom_id` and `id`"),
+        ({"prompt": "hi", "max_token": 3, "note": 1}, "'max_token' (did you mean 'max_tokens'?), 'note'"),
         ({"prompt": ["a", "b"]}, "must be one text or a list of token ids, not list"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "a\0b"}, "a NUL or half of a surrogate pair"),
@@ -126,11 +119,15 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         ({"prompt": "hi", "stop": [1]}, "stop is [1]"),
         ({"prompt": "hi", "logit_bias": [1]}, "logit_bias is [1], but must be an object"),
         ({**CHAT, "method": "GET", "body": {}}, "method is 'GET', but must be 'POST'"),
-        ({**CHAT, "url": "/v1/embeddings", "body": {}}, "url is '/v1/embeddings', but must be one of /v1/chat/"),
+        ({**CHAT, "url": "/v1/embeddings", "body": {}}, "/v1/embeddings is not served: "),
+        ({**CHAT, "url": "/v1/images", "body": {}}, "url is '/v1/images', but must be one of /v1/chat/completions, "),
+        ({**CHAT, "url": [], "body": {}}, "url is [], but must be one of /v1/chat/completions, "),
+        ({**CHAT, "body": {}, "priority": 1}, "unknown field of a request around its `body`: 'priority'"),
         (CHAT, "`body` is missing or not an object"),
-        ({**CHAT, "body": {"prompt": "hi"}}, "`messages` is missing"),
-        ({**CHAT, "body": {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}}, "'tools' is not supported"),
-        ({"prompt": "hi", "stream": True}, "'stream' is not supported"),
+        ({**CHAT, "body": {}}, "`messages` is missing"),
+        ({**CHAT, "body": {"prompt": "hi"}}, "unknown field of a /v1/chat/completions body: 'prompt'"),
+        ({**CHAT, "body": {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}}, "'tools' is not served"),
+        ({"prompt": "hi", "stream": True}, "'stream' is not served: the answers of a batch are whole"),
     ],
 )
 def test_a_bad_line_says_why_with_its_number_and_the_next_is_read(line: bytes | dict[str, Any], says: str) -> None:
@@ -142,27 +139,41 @@ def test_a_bad_line_says_why_with_its_number_and_the_next_is_read(line: bytes | 
 def test_a_bad_line_keeps_its_id_if_it_has_one() -> None:
     [bad] = read({"custom_id": "mine", "url": "/v1/chat/completions", "body": None})
     assert (bad.id, bad.style) == ("mine", Style.CHAT)
+    [unknown] = read(b'{"custom_id": "mi', jsonl=True)
+    assert unknown.id is None and key_of(unknown.id, unknown.line) == "line 1"
 
 
 def test_the_first_line_decides_unless_told() -> None:
     assert [type(r) for r in read(b"plain", b'{"prompt": "x"}')] == [BatchRequest, BatchRequest]
     assert [type(r) for r in read(b"plain", b'{"prompt": "x"}', jsonl=True)] == [BadLine, BatchRequest]
     [request] = read(b'{"prompt": "x"}', jsonl=False)
-    assert request == BatchRequest(1, 1, Style.SIMPLE, '{"prompt": "x"}', DEFAULTS)
+    assert request == BatchRequest(1, 1, Style.SIMPLE, ('{"prompt": "x"}',), DEFAULTS)
 
 
-def test_keys_without_meaning_are_counted() -> None:
-    reader = BatchReader(
-        [b'{"prompt": "a", "max_token": 3}', b'{"prompt": "b", "max_token": 3}'], DEFAULTS, jsonl=None, raw=False
-    )
-    assert len(list(reader)) == 2 and reader.ignored == {"max_token": 2}
+def test_models_that_requests_name_are_known_in_the_end() -> None:
+    reader = BatchReader([b'{"prompt": "a", "model": "big"}', b'{"prompt": "b"}'], DEFAULTS, jsonl=None, raw=False)
+    assert len(list(reader)) == 2 and reader.models == {"big"}
 
 
-def test_functions_are_nothing_that_a_line_can_name() -> None:
-    [bad] = read({"prompt": "a", "logits_processors": ["print"]})
-    assert isinstance(bad, BadLine) and bad.message == "'logits_processors' is not supported"
-    [request] = read({"prompt": "a", "logits_processors": []})
-    assert isinstance(request, BatchRequest) and request.params == DEFAULTS
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([{"id": "a"}, {"id": "b"}, {"custom_id": "a"}], "lines 1 and 3 both have the id 'a'"),
+        ([{"id": "x"}, {}, {"id": 2}], "lines 2 and 3 both have the id 2"),
+    ],
+)
+def test_an_id_that_occurs_twice_ends_the_reading_with_both_lines(lines: list[dict[str, Any]], says: str) -> None:
+    encoded = [json.dumps({"prompt": "hi", **line}).encode() for line in lines]
+    with pytest.raises(InvalidRequest, match=says):
+        survey(encoded, None)
+    with pytest.raises(InvalidRequest, match=says):
+        list(BatchReader(encoded, DEFAULTS, jsonl=None, raw=False, ids=Ids()))
+
+
+def test_a_broken_line_has_nobodys_id() -> None:
+    """Ids from 0 on are those of the lines, less one: line 2 is broken, and 2 is the id of line 3."""
+    lines = [b'{"id": 0, "prompt": "a"}', b"{oops", b'{"id": 2, "prompt": "c"}', b"\n", b'{"id": "2", "prompt": "d"}']
+    assert survey(lines, None).lines == {"0": 1, "line 2": 2, "2": 3, '"2"': 5}
 
 
 JSON = st.recursive(
@@ -194,7 +205,18 @@ def test_no_line_ends_the_reading(lines: list[Any]) -> None:
     assert len(read(*lines, jsonl=True)) == len(filled)
 
 
-CHAT = {"custom_id": "c", "url": "/v1/chat/completions"}
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4) | st.lists(st.binary(max_size=9), max_size=4))
+def test_the_survey_and_the_reader_agree_on_every_id(lines: list[Any]) -> None:
+    encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    try:
+        surveyed = survey(encoded, None)
+    except InvalidRequest:
+        return
+    seen = Ids()
+    list(BatchReader(encoded, DEFAULTS, jsonl=None, raw=False, ids=seen))
+    assert list(seen.lines.items()) == list(surveyed.lines.items())
+
+
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -205,6 +227,10 @@ def test_the_chat_templates_variables_are_vllms_and_openais() -> None:
         ({**CHAT, "body": {"messages": HI, "reasoning_effort": "low"}}, {"reasoning_effort": "low"}),
         ({"messages": HI, "reasoning_effort": None, "chat_template_kwargs": None}, {}),
         ({"prompt": "hi", "chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
+        (
+            {"url": "/v1/responses", "body": {"input": "hi", "reasoning": {"effort": "low"}}},
+            {"reasoning_effort": "low"},
+        ),
     ):
         [request] = read(line)
         assert isinstance(request, BatchRequest) and request.template_vars == wanted
@@ -215,6 +241,7 @@ def test_the_chat_templates_variables_are_vllms_and_openais() -> None:
     [
         ({"messages": HI, "reasoning_effort": 3}, "reasoning_effort is 3"),
         ({"messages": HI, "chat_template_kwargs": [1]}, "chat_template_kwargs is [1]"),
+        ({"url": "/v1/responses", "body": {"input": "hi", "reasoning": {"summary": "auto"}}}, "'summary'"),
         ({"prompt": [1, 2], "reasoning_effort": "low"}, "which this prompt does not go through"),
         (
             {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "a", "reasoning_effort": "low"}},

@@ -1,152 +1,155 @@
-"""Writing a batch: each record in the shape of its question, and on disk before the next."""
+"""Writing a batch: a record is on disk as soon as it is there, and a file is whole however its run ended."""
 
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.input import BadLine, BatchRequest, Style
-from cortexmlx.cli.batch.output import BatchWriter, answer_record, error_record
-from cortexmlx.cli.batch.resume import RunIdentity, start
-from cortexmlx.errors import CortexError
-from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
+from cortexmlx.errors import CortexError, InvalidRequest
 
-
-def answer(text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> Completion:
-    usage = Usage(prompt_tokens=5, completion_tokens=tokens, cached_tokens=2)
-    return Completion(text, tuple(range(tokens)), FinishReason.STOP, usage, Timings(0, 0, 0, 0, 0), logprobs)
+ERROR = {"id": 2, "error": {"code": "x", "line": 2}}
 
 
-def request(style: Style) -> BatchRequest:
-    return BatchRequest(7, "q", style, "hi", SamplingParams())
-
-
-LOGPROBS = (TokenLogprob(3, -0.5, ((3, -0.5), (9, -1.5))), TokenLogprob(4, -2.0))
-
-
-def test_the_prompt_of_several_answers_is_counted_once() -> None:
-    body = answer_record(request(Style.CHAT), [answer("a", 3), answer("b", 4)], "m")["response"]["body"]
-    assert body["usage"] == {
-        "prompt_tokens": 5,
-        "completion_tokens": 7,
-        "total_tokens": 12,
-        "prompt_tokens_details": {"cached_tokens": 2},
-    }
-    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
-    simple = answer_record(request(Style.SIMPLE), [answer("a", 3), answer("b", 4)], "m")
-    assert (simple["id"], simple["text"], [other["text"] for other in simple["others"]]) == ("q", "a", ["b"])
-    assert "others" not in answer_record(request(Style.SIMPLE), [answer("a", 3)], "m")
-
-
-def test_log_probabilities_have_the_shape_of_each_endpoint() -> None:
-    def choice(style: Style) -> object:
-        [one] = answer_record(request(style), [answer("ab", 2, LOGPROBS)], "m")["response"]["body"]["choices"]
-        return one["logprobs"]
-
-    assert choice(Style.CHAT) == {
-        "content": [
-            {
-                "token": "token_id:3",
-                "logprob": -0.5,
-                "top_logprobs": [
-                    {"token": "token_id:3", "logprob": -0.5},
-                    {"token": "token_id:9", "logprob": -1.5},
-                ],
-            },
-            {"token": "token_id:4", "logprob": -2.0, "top_logprobs": []},
-        ]
-    }
-    assert choice(Style.COMPLETIONS) == {
-        "tokens": ["token_id:3", "token_id:4"],
-        "token_logprobs": [-0.5, -2.0],
-        "top_logprobs": [{"token_id:3": -0.5, "token_id:9": -1.5}, {}],
-    }
-    simple = answer_record(request(Style.SIMPLE), [answer("ab", 2, LOGPROBS)], "m")
-    assert [(token["token_id"], token["logprob"]) for token in simple["logprobs"]] == [(3, -0.5), (4, -2.0)]
-    assert "logprobs" not in answer_record(request(Style.SIMPLE), [answer("ab", 2)], "m")
-
-
-def test_those_of_a_prompt_stand_beside_the_first_answer_or_with_an_echo_before_it() -> None:
-    ids, own = np.array([[0, 0], [8, 1], [5, 2]], np.int32), np.array([np.nan, -1.5, -0.25], np.float32)
-    top = np.array([[0, 0], [-1.5, -2.0], [-0.25, -4.0]], np.float32)
-    told = PromptLogprobs((6, 8, 5), own, ids, top)
-    answers = [replace(answer("ab", 2, LOGPROBS), index=i, prompt_logprobs=told) for i in range(2)]
-    asked = request(Style.COMPLETIONS)
-    listed = [
-        None,
-        asdict(TokenLogprob(8, -1.5, ((8, -1.5), (1, -2.0)))),
-        asdict(TokenLogprob(5, -0.25, ((5, -0.25), (2, -4.0)))),
-    ]
-    first, second = answer_record(asked, answers, "m")["response"]["body"]["choices"]
-    assert first["prompt_logprobs"] == listed and "prompt_logprobs" not in second and first["text"] == "ab"
-    simple = answer_record(request(Style.SIMPLE), answers, "m")
-    assert simple["prompt_logprobs"] == listed and "prompt_logprobs" not in simple["others"][0]
-    for choice in answer_record(replace(asked, echo=True), answers, "m")["response"]["body"]["choices"]:
-        assert choice["text"] == "hiab" and "prompt_logprobs" not in choice
-        assert choice["logprobs"] == {
-            "tokens": ["token_id:6", "token_id:8", "token_id:5", "token_id:3", "token_id:4"],
-            "token_logprobs": [None, -1.5, -0.25, -0.5, -2.0],
-            "top_logprobs": [
-                None,
-                {"token_id:8": -1.5, "token_id:1": -2.0},
-                {"token_id:5": -0.25, "token_id:2": -4.0},
-                {"token_id:3": -0.5, "token_id:9": -1.5},
-                {},
-            ],
-        }
-
-
-def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
-    error = {"code": "invalid_request", "message": "bad", "line": 7}
-    assert error_record(BadLine(7, "q", Style.SIMPLE, "bad"), "bad") == {"id": "q", "error": error}
-    assert error_record(request(Style.CHAT), "gone", code="cancelled") == {
-        "id": "batch_req_7",
-        "custom_id": "q",
-        "response": None,
-        "error": {"code": "cancelled", "message": "gone", "line": 7},
-    }
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_record_is_on_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.jsonl"
     synced: list[int] = []
-    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
-    writer = BatchWriter(path)
-    for count, record in enumerate([{"id": 1, "text": "né"}, {"id": 2, "error": {"code": "x"}}, {"id": 3}], 1):
-        writer.write(record)
-        lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) == count and json.loads(lines[-1]) == record
+    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(path.stat().st_size))
+    file = RecordFile(path)
+    for count, record in enumerate([{"id": 1, "text": "né"}, ERROR, {"id": 3}], 1):
+        file.append(record)
+        lines = lines_of(path)
+        assert len(lines) == count and lines[-1] == record
         assert len(synced) == count and synced[-1] == path.stat().st_size
-    assert (writer.written, writer.failed) == (3, 1) and "né" in path.read_text(encoding="utf-8")
-    writer.close()
-    again = BatchWriter(path, append=True)
-    again.write({"id": 4})
+    assert "né" in path.read_text(encoding="utf-8")
+    file.close()
+    again = RecordFile(path)
+    assert (again.keys, again.failed) == (["1", "2", "3"], 1)
+    again.append({"id": 4})
     again.close()
-    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
-    BatchWriter(path).close()
-    assert path.read_text() == ""
+    assert [record["id"] for record in lines_of(path)] == [1, 2, 3, 4]
+
+
+@given(st.integers(0, 200), st.booleans())
+def test_wherever_a_file_is_torn_whole_records_stay(
+    tmp_path_factory: pytest.TempPathFactory, at: int, zeros: bool
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "out"
+    lines = [json.dumps({"id": i, "text": "é" * i}, ensure_ascii=False).encode() + b"\n" for i in range(6)]
+    path.write_bytes(b"".join(lines)[:at] + b"\0" * (40 * zeros))
+    file = RecordFile(path)
+    whole = [n for n in range(6) if sum(map(len, lines[: n + 1])) <= at]
+    assert file.keys == list(map(str, whole)) and path.read_bytes() == b"".join(lines[n] for n in whole)
+    file.close()
+
+
+def test_what_is_no_record_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text('{"id": 1}\nmy notes\n{"id": 2}\n')
+    with pytest.raises(InvalidRequest, match=r"line 2 of .*notes is no record of a batch: --force begins it again"):
+        RecordFile(path)
+    assert path.read_text() == '{"id": 1}\nmy notes\n{"id": 2}\n'
+
+
+@settings(max_examples=25)
+@given(st.permutations(range(5)), st.integers(0, 5))
+def test_records_come_into_the_order_of_the_input(
+    tmp_path_factory: pytest.TempPathFactory, finished: list[int], before: int
+) -> None:
+    path = tmp_path_factory.mktemp("order") / "out"
+    place = {str(n): n for n in range(5)}
+    for part in (finished[:before], finished[before:]):
+        file = RecordFile(path)
+        for n in part:
+            file.append({"id": n, "text": "é" * n})
+            file.append({"id": n, "text": "é" * n})  # an interrupt came after it was taken
+        file.arrange(place)
+        assert file.keys == [record and str(record["id"]) for record in lines_of(path)]
+        file.close()
+    assert lines_of(path) == [{"id": n, "text": "é" * n} for n in range(5)]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["out"]
+
+
+def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    file = RecordFile(link)
+    for record in ({"id": 1}, ERROR, {"id": 3}):
+        file.append(record)
+    file.close()
+    kept = RecordFile(link, lambda record: not record.get("error"))
+    assert kept.keys == ["1", "3"] and kept.failed == 0 and lines_of(real) == [{"id": 1}, {"id": 3}]
+    kept.arrange({"3": 1, "1": 2})
+    kept.close()
+    assert link.is_symlink() and lines_of(link) == [{"id": 3}, {"id": 1}]
+
+
+def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RecordFile(tmp_path / "out")
+    file.append({"id": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", full)
+    with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
+        file.append({"id": 2})
+    assert lines_of(tmp_path / "out") == [{"id": 1}] and file.keys == ["1"]
+    monkeypatch.undo()
+    file.append({"id": 0})
+    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", full)
+    with pytest.raises(CortexError, match=r"in the order of the input cannot be written: .* --resume puts them into"):
+        file.arrange({"0": 1, "1": 2})
+    assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RecordFile(tmp_path / "out")
+
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cortexmlx.cli.batch.output.os.fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.append({"id": 1})
+    assert lines_of(tmp_path / "out") == [] == file.keys
+    file.append({"id": 1})
+    assert lines_of(tmp_path / "out") == [{"id": 1}]
+
+
+def test_a_device_that_is_full_is_named(tmp_path: Path) -> None:
+    stream = RecordStream(Path("/dev/full"))
+    with pytest.raises(CortexError, match=r"/dev/full cannot be written: No space left on device"):
+        stream.append({"id": 1})
+    stream.close()
 
 
 def test_stdout_stays_open(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = BatchWriter(None)
-    writer.write({"id": 1})
-    writer.close()
+    stream = RecordStream(None)
+    stream.append({"id": 1})
+    stream.close()
     print("more")
     assert capsys.readouterr().out == '{"id": 1}\nmore\n'
 
 
-def test_a_full_disk_is_said_with_the_files_name_and_how_to_go_on(tmp_path: Path) -> None:
-    (tmp_path / "out").symlink_to("/dev/full")
-    writer = BatchWriter(tmp_path / "out")
-    with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
-        writer.write({"id": 1})
-    writer.close()
-    (tmp_path / "new.run").symlink_to("/dev/full")
-    with pytest.raises(CortexError, match=r"new\.run cannot be written: No space left on device"):
-        start(tmp_path / "new", RunIdentity("fake", "-", None, False, SamplingParams()))
+def test_errors_go_to_their_own_file(tmp_path: Path) -> None:
+    out, errors = RecordFile(tmp_path / "out"), RecordFile(tmp_path / "errors")
+    writer = BatchWriter(out, errors)
+    for record in ({"id": 1}, ERROR, {"id": 3}):
+        writer.write(record)
+    assert (out.keys, errors.keys) == (["1", "3"], ["2"])

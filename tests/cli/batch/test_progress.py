@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.batch import progress
-from cortexmlx.cli.batch.input import BatchRequest, Style
+from cortexmlx.cli.batch.bodies.records import Recorder
+from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.progress import Progress, duration
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
@@ -24,23 +25,24 @@ def test_duration_is_short() -> None:
 
 
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:
-    items = [BatchRequest(i, i, Style.SIMPLE, p, SamplingParams(max_tokens=8)) for i, p in enumerate(prompts, 1)]
-    return BatchRun(engine, items, lambda record: None, lambda text: text, rows=1, ordered=True)
+    items = [BatchRequest(i, i, Style.SIMPLE, (p,), SamplingParams(max_tokens=8)) for i, p in enumerate(prompts, 1)]
+    recorder = Recorder("fake", 0, lambda token: b"")
+    return BatchRun(engine, items, lambda record: None, lambda _, asked: asked, recorder, rows=1, in_order=True)
 
 
-@pytest.mark.parametrize("total", [3, None])
+@pytest.mark.parametrize("total", [7, None])
 def test_a_log_is_told_what_is_done_runs_and_is_left(
     total: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
-    run = run_of(engine, ["quick", "!slow", "!slow"])
-    with Progress(engine, run, total=total, live=True):
+    run = run_of(engine, ["!fail", "!slow", "!slow"])
+    with Progress(engine, run, total=total, live=True, before=4):
         run.run()
     out, err = capsys.readouterr()
     assert out == "" and err, "nothing of it goes to the results"
-    of, left = ("/3", r" · [\d:]+( s)? left") if total else ("", "")
-    line = rf"cortexmlx: \d{of} done · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
+    of, left = ("/7", r" · [\d:]+( s)? left") if total else ("", "")
+    line = rf"cortexmlx: [4-7]{of} done( · 1 failed)? · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
     assert all(re.fullmatch(line, said) for said in err.splitlines()), err
     assert ("left" in err) is (total is not None)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.resume import RunIdentity, resume, start
+from cortexmlx.cli.batch.resume import RunFile, RunIdentity
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
@@ -57,22 +56,37 @@ def test_functions_are_no_part_of_what_a_run_was() -> None:
 def test_what_rows_keep_is_part_of_what_a_run_was(files: tuple[Path, Path], fakes: Fakes) -> None:
     batch(files, "--keep-last", "100")
     with_it = files[1].read_bytes()
-    assert batch(files, "--resume") == 1 and files[1].read_bytes() == with_it
-    assert batch(files, "--resume", "--keep-last", "100", "--keep-first", "4") == 0
+    assert batch(files, "--resume") == 1 and files[1].read_bytes() == with_it and len(fakes.opened) == 1
+    assert batch(files, "--resume", "--keep-last", "100", "--keep-first", "4") == 1 and len(fakes.opened) == 2
 
 
-def test_a_finished_run_asks_nothing(files: tuple[Path, Path], fakes: Fakes) -> None:
+def test_a_finished_run_asks_nothing_and_its_errors_are_still_failures(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch(files)
     before = files[1].read_bytes()
-    assert batch(files, "--resume") == 0
+    capsys.readouterr()
+    assert batch(files, "--resume") == 1
     assert asked(fakes) == [] and files[1].read_bytes() == before
+    assert "4 were there already, 1 of them errors: --retry-errors asks them again\n" in capsys.readouterr().err
 
 
-def test_errors_are_asked_again_on_request(files: tuple[Path, Path], fakes: Fakes) -> None:
+def test_errors_are_asked_again_on_request_and_come_where_they_were(files: tuple[Path, Path], fakes: Fakes) -> None:
     batch(files)
     assert batch(files, "--resume", "--retry-errors") == 1
     assert asked(fakes) == ["!fail"]
-    assert sorted(record["id"] for record in records(files[1])) == ["q0", "q1", "q2", "q3"]
+    assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
+
+
+def test_errors_of_a_file_of_their_own_are_asked_again_too(files: tuple[Path, Path], fakes: Fakes) -> None:
+    errors = files[1].with_name("errors.jsonl")
+    assert batch(files, "--errors", str(errors)) == 1
+    assert [[r["id"] for r in records(path)] for path in (files[1], errors)] == [["q0", "q1", "q3"], ["q2"]]
+    assert batch(files, "--resume", "--errors", str(errors)) == 1 and asked(fakes) == []
+    files[0].write_text(files[0].read_text().replace("!fail", "c"))
+    assert batch(files, "--resume", "--retry-errors", "--errors", str(errors)) == 0
+    assert asked(fakes) == ["c"] and errors.read_text() == ""
+    assert [record["id"] for record in records(files[1])] == ["q0", "q1", "q2", "q3"]
 
 
 def test_without_an_output_to_go_on_with_it_begins(files: tuple[Path, Path], fakes: Fakes) -> None:
@@ -80,11 +94,59 @@ def test_without_an_output_to_go_on_with_it_begins(files: tuple[Path, Path], fak
     assert len(records(files[1])) == 4
 
 
-def test_without_resume_it_begins_again(files: tuple[Path, Path], fakes: Fakes) -> None:
+def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch(files)
-    batch(files, "--max-tokens", "1")
+    before = files[1].read_bytes()
+    capsys.readouterr()
+    assert batch(files) == 1
+    said = (
+        f"error: {files[1]} is there already: --resume goes on with it, --force begins it again and loses what it holds"
+    )
+    assert said in capsys.readouterr().err
+    assert files[1].read_bytes() == before and len(fakes.opened) == 1
+    assert batch(files, "--force", "--max-tokens", "1") == 1
     assert [record.get("text") for record in records(files[1])] == ["You", "You", None, "You"]
-    assert batch(files, "--resume", "--max-tokens", "1") == 0
+    assert batch(files, "--resume", "--max-tokens", "1") == 1 and asked(fakes) == []
+
+
+def test_records_that_finished_in_another_order_are_put_into_that_of_the_input(
+    files: tuple[Path, Path], fakes: Fakes
+) -> None:
+    """As after a kill: what had finished is in the file, in any order, with half a line."""
+    assert batch(files) == 1
+    whole = files[1].read_bytes()
+    lines = whole.splitlines(keepends=True)
+    files[1].write_bytes(lines[3] + lines[1] + lines[2][:9])
+    assert batch(files, "--resume", "--unordered") == 1 and asked(fakes) == ["a", "!fail"]
+    assert sorted(files[1].read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert batch(files, "--resume") == 1 and asked(fakes) == []
+    assert files[1].read_bytes() == whole
+
+
+def test_one_run_at_a_time_writes_a_file(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = RunFile(files[1])
+    assert batch(files) == 1 and not files[1].exists()
+    assert f"another batch is writing {files[1]}: wait for it" in capsys.readouterr().err
+    other.close()
+    assert batch(files) == 1 and files[1].exists()
+
+
+def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path, Path], fakes: Fakes) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    files[0].write_text(
+        "".join(json.dumps({"custom_id": i, "url": "/v1/chat/completions", "body": body}) + "\n" for i in "ab")
+    )
+    assert batch(files) == 0
+    first = files[1].read_bytes().splitlines(keepends=True)[0]
+    run_file = files[1].with_name("out.jsonl.run")
+    run_file.write_text(json.dumps({**json.loads(run_file.read_text()), "created": 5}))
+    files[1].write_bytes(first)
+    assert batch(files, "--resume") == 0
+    assert [record["response"]["body"]["created"] for record in records(files[1])][1] == 5
 
 
 @pytest.mark.parametrize(
@@ -96,19 +158,28 @@ def test_without_resume_it_begins_again(files: tuple[Path, Path], fakes: Fakes) 
         (["--raw"], "raw"),
         (["--adapter", "tuned"], "adapter"),
         (["--kv-bits", "4"], "kv_bits"),
-        (["-m", "fake"], None),
+        (["--errors", "errors"], "errors"),
     ],
 )
 def test_another_kind_of_run_is_refused_with_what_differs(
-    options: list[str], what: str | None, files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+    options: list[str], what: str, files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch(files)
     before = files[1].read_bytes()
     capsys.readouterr()
-    assert batch(files, "--resume", *options) == (1 if what else 0)
-    said = f"error: out.jsonl was written with another {what}: use the same, or leave out --resume to begin again\n"
-    assert what is None or capsys.readouterr().err.endswith(said)
-    assert files[1].read_bytes() == before
+    assert batch(files, "--resume", *options) == 1
+    said = f"error: out.jsonl was written with another {what}: use the same, or --force to begin again\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert files[1].read_bytes() == before and len(fakes.opened) == 1, "before anything is loaded"
+
+
+def test_other_weights_under_the_same_name_are_another_model(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    fakes.info = replace(fakes.info, identity="other")
+    assert batch(files, "--resume") == 1
+    assert "out.jsonl was written with another weights" in capsys.readouterr().err
 
 
 def test_an_output_of_unknown_origin_is_refused(
@@ -119,22 +190,14 @@ def test_an_output_of_unknown_origin_is_refused(
     assert "out.jsonl.run is missing, so it is not known what out.jsonl holds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--resume"], ["-o", "out", "--retry-errors"]])
-def test_resume_needs_an_output_and_retrying_needs_resume(
+@pytest.mark.parametrize(
+    "options",
+    [["--resume"], ["-o", "out", "--retry-errors"], ["-o", "out", "--resume", "--force"], ["--raw", "--system", "s"]],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(
     options: list[str], files: tuple[Path, Path], fakes: Fakes
 ) -> None:
     assert run(["batch", "fake", str(files[0]), *options]) == 2
-
-
-@given(st.integers(0, 200))
-def test_wherever_a_file_is_torn_whole_records_stay(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
-    output = tmp_path_factory.mktemp("torn") / "out"
-    lines = [json.dumps({"id": i, "text": "é" * i}, ensure_ascii=False).encode() + b"\n" for i in range(6)]
-    output.write_bytes(b"".join(lines)[:at])
-    start(output, IDENTITY)
-    done = resume(output, IDENTITY, retry_errors=False)
-    whole = [n for n in range(6) if sum(map(len, lines[: n + 1])) <= at]
-    assert sorted(done) == whole and output.read_bytes() == b"".join(lines[n] for n in whole)
 
 
 def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> None:

@@ -8,25 +8,40 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.input import BadLine, BatchRequest, Style
+from cortexmlx.cli.batch.bodies.records import Recorder
+from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 
 
+def batch_run(
+    engine: Any, items: Any, write: Any, *, rows: int = 2, in_order: bool = True, prepare: Any = None
+) -> BatchRun:
+    recorder = Recorder("fake", 0, engine.token_bytes)
+    prepare = prepare or (lambda request, asked: asked)
+    return BatchRun(engine, items, write, prepare, recorder, rows=rows, in_order=in_order)
+
+
+def simple(line: int, *prompts: str, **params: Any) -> BatchRequest:
+    style = Style.COMPLETIONS if len(prompts) > 1 else Style.SIMPLE
+    return BatchRequest(line, line, style, prompts, SamplingParams(**params))
+
+
 def test_in_order_no_more_is_held_than_the_window_bad_lines_included() -> None:
     written: list[Any] = []
 
     def items() -> Iterator[BatchRequest | BadLine]:
-        yield BatchRequest(1, 1, Style.SIMPLE, "!slow", SamplingParams(max_tokens=4))
+        yield simple(1, "!slow", max_tokens=4)
         for line in range(2, 400):
             assert (written == []) == (line <= 2 * HELD_PER_ROW)
             yield BadLine(line, line, Style.SIMPLE, "no request")
 
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=2))
-    BatchRun(engine, items(), written.append, lambda text: text, rows=2, ordered=True).run()
+    batch_run(engine, items(), written.append).run()
     assert [record["id"] for record in written] == list(range(1, 400))
 
 
@@ -43,30 +58,84 @@ def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
             raise KeyboardInterrupt
 
     prompts = ["quick", "!slow and more", *(f"question {i}" for i in range(5))]
-    items = [BatchRequest(i, i, Style.SIMPLE, prompt, SamplingParams()) for i, prompt in enumerate(prompts, 1)]
+    items = [simple(i, prompt) for i, prompt in enumerate(prompts, 1)]
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
-    run = BatchRun(engine, items, write, lambda text: text, rows=4, ordered=False)
+    run = batch_run(engine, items, write, rows=4, in_order=False)
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert {record["id"] for record in written} == {1, 3, 4, 5, 6, 7}
 
 
-def test_each_requests_variables_reach_its_template_and_one_that_it_does_not_read_is_its_own_error() -> None:
-    written: list[Any] = []
-    kinds: list[tuple[Any, dict[str, object]]] = [
-        ("text", {"enable_thinking": False}),
-        ([{"role": "user", "content": "list"}], {"reasoning_effort": "low"}),
-        ("plain", {}),
-        ("wrong", {"colour": "red"}),
-    ]
-    items = [
-        BatchRequest(i, i, Style.SIMPLE, prompt, SamplingParams(), template_vars=variables)
-        for i, (prompt, variables) in enumerate(kinds, 1)
-    ]
+def test_what_has_finished_is_counted_whether_it_may_be_written_or_not() -> None:
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
-    BatchRun(engine, items, written.append, lambda text: text, rows=4, ordered=True).run()
-    seen = [prompt for prompt, _ in engine.seen]
-    assert ChatPrompt([{"role": "user", "content": "text"}], {"enable_thinking": False}) in seen
-    assert ChatPrompt([{"role": "user", "content": "list"}], {"reasoning_effort": "low"}) in seen
-    assert "plain" in seen and len(seen) == 3
-    assert "does not read colour" in written[3]["error"]["message"]
+    counted: list[tuple[int, int]] = []
+    run = batch_run(
+        engine,
+        [simple(1, "!slow", max_tokens=8), simple(2, "b"), simple(3, "!fail")],
+        lambda record: counted.append((run.done, run.failed)),
+    )
+    run.run()
+    assert counted[0] == (3, 1) and len(counted) == 3
+
+
+def test_a_request_of_several_prompts_has_one_record_when_the_last_has_finished() -> None:
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    written: list[Any] = []
+    items = [simple(1, "!long", "b", max_tokens=9), simple(2, "c", "!full"), simple(3, "d")]
+    run = batch_run(engine, items, written.append, rows=4, in_order=False)
+    run.run()
+    records = {record.get("custom_id", record.get("id")): record for record in written}
+    assert len(written) == 3 and (run.done, run.failed) == (3, 1)
+    texts = [choice["text"] for choice in records[1]["response"]["body"]["choices"]]
+    assert texts == [" ".join(f"word{i}" for i in range(9)), "You said: b"]
+    assert records[2]["error"]["code"] == "KVCacheFull" and records[3]["text"] == "You said: d"
+
+
+def test_what_cannot_be_prepared_is_a_record_and_not_the_end() -> None:
+    def prepare(request: BatchRequest, asked: Any) -> Any:
+        if asked == "bad":
+            raise InvalidRequest("the template leaves that out")
+        return asked
+
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    written: list[Any] = []
+    batch_run(engine, [simple(1, "bad"), simple(2, "good")], written.append, prepare=prepare).run()
+    assert [record.get("text") for record in written] == [None, "You said: good"]
+    assert written[0]["error"] == {"code": "invalid_request", "message": "the template leaves that out", "line": 1}
+
+
+def test_an_input_that_breaks_off_keeps_what_has_finished_and_a_full_disk_is_said_once() -> None:
+    def broken() -> Iterator[BatchRequest]:
+        yield simple(1, "a")
+        yield simple(2, "!slow")
+        deadline = time.monotonic() + 10
+        while engine.in_flight > 1 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        raise InvalidRequest("lines 1 and 3 have one id")
+
+    engine: Any = FakeEngine(EngineConfig("fake"))
+    written: list[Any] = []
+    with pytest.raises(InvalidRequest, match="lines 1 and 3"):
+        batch_run(engine, broken(), written.append).run()
+    assert [record["id"] for record in written] == [1]
+
+    def full(record: Any) -> None:
+        tried.append(record)
+        raise CortexError("no space left")
+
+    tried: list[Any] = []
+    with pytest.raises(CortexError, match="no space left"):
+        batch_run(FakeEngine(EngineConfig("fake")), [simple(i, "a") for i in range(1, 9)], full, in_order=False).run()
+    assert len(tried) == 1
+
+
+def test_a_variable_that_the_template_does_not_read_is_an_error_of_its_request() -> None:
+    written: list[Any] = []
+    hi = [{"role": "user", "content": "hi"}]
+    prompts = [ChatPrompt(hi, {"enable_thinking": False}), ChatPrompt(hi, {"colour": "red"})]
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    batch_run(
+        engine, [simple(1, "0"), simple(2, "1")], written.append, prepare=lambda _, asked: prompts[int(asked)]
+    ).run()
+    assert [prompt for prompt, _ in engine.seen] == prompts[:1] and "text" in written[0]
+    assert "does not read colour" in written[1]["error"]["message"]

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer, LeadingSpace, Piece, PieceDetokenizer
+from cortexmlx.models.tokenizers.detokenize import (
+    ByteDetokenizer,
+    Detokenizer,
+    LeadingSpace,
+    Piece,
+    PieceDetokenizer,
+    WindowDetokenizer,
+)
 
 
 def shown(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
@@ -29,6 +36,21 @@ PIECES = st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), m
 def test_byte_tokens_stream_to_what_python_decodes_of_them_all(pieces: list[bytes]) -> None:
     segments = shown(ByteDetokenizer(pieces), [*range(len(pieces))])
     assert "".join(segments) == b"".join(pieces).decode("utf-8", "replace")
+
+
+@given(PIECES)
+def test_the_bytes_of_single_tokens_are_those_of_the_text(pieces: list[bytes]) -> None:
+    detokenizer = ByteDetokenizer(pieces)
+    assert b"".join(map(detokenizer.bytes_of, range(len(pieces)))) == b"".join(pieces)
+    assert detokenizer.bytes_of(len(pieces)) == detokenizer.bytes_of(-1) == b""
+
+
+def test_a_piece_is_its_text_or_its_byte() -> None:
+    detokenizer = PieceDetokenizer(
+        [Piece(" a", marked=True), Piece("", byte=0xE2), Piece("<s>", special=True)], LeadingSpace.DROP_ONE
+    )
+    assert [detokenizer.bytes_of(token) for token in (0, 1, 2, 3, -1)] == [b" a", b"\xe2", b"<s>", b"", b""]
+    assert WindowDetokenizer(lambda ids: "né" * len(ids)).bytes_of(0) == "né".encode()
 
 
 @given(st.text(max_size=20))

@@ -48,6 +48,15 @@ def test_many_threads_get_what_one_gets(make: Any, tmp_path: Path) -> None:
     assert shared.encode("and the", True) == list(alone.encode("and the", add_special_tokens=True))
 
 
+@pytest.mark.parametrize("make", [folder, gguf])
+def test_the_bytes_of_tokens_are_those_of_the_text(make: Any, tmp_path: Path) -> None:
+    shared = SharedTokenizer(make(tmp_path / "a"))
+    for text in sorted(set(CORPUS)):
+        ids = shared.encode(text, False)
+        assert b"".join(map(shared.token_bytes, ids)).decode().strip() == text.strip()
+    assert shared.token_bytes(10**6) == b""
+
+
 def test_messages_are_rendered_to_the_text_of_the_same_tokens(tmp_path: Path) -> None:
     shared, alone = SharedTokenizer(folder(tmp_path / "a")), folder(tmp_path / "b")
     rendered = shared.render(MESSAGES)

@@ -1,0 +1,37 @@
+"""From a prompt of a batch to what the engine takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cortexmlx.cli.batch.bodies.request import Asked, BatchRequest
+from cortexmlx.cli.generate import as_prompt
+from cortexmlx.cli.terminal.text import clean
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import ChatPrompt
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+    from cortexmlx.serving.prompt import Prompt
+
+
+def prepared(engine: Engine, system: str | None, request: BatchRequest, asked: Asked) -> Prompt:
+    """A text goes through the chat template, unless it is raw; messages without a system prompt get `system`.
+
+    Raises InvalidRequest for tool calls that the model's chat template leaves out.
+    """
+    if isinstance(asked, str):
+        return asked if request.raw else as_prompt(engine, asked, system, raw=False, variables=request.template_vars)
+    messages: list[Any] = list(asked)
+    if not messages or isinstance(messages[0], int):
+        return messages
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
+    if any("tool_calls" in message for message in messages):
+        without = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
+        if engine.encode(messages) == engine.encode(without):
+            raise InvalidRequest(
+                f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model would not see them: "
+                "write into `content` what was called"
+            )
+    return ChatPrompt(messages, request.template_vars) if request.template_vars else messages

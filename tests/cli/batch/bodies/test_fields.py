@@ -1,0 +1,78 @@
+"""Every field of a body is served, of no effect on purpose, or refused by name: the OpenAI package lists them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from cortexmlx.cli.batch.bodies.fields import NO_EFFECT, SERVED, UNSERVED, given
+from cortexmlx.cli.batch.bodies.request import Style
+from cortexmlx.errors import InvalidRequest
+
+THEIRS = {
+    Style.CHAT: chat_create_params.CompletionCreateParamsBase,
+    Style.COMPLETIONS: completion_create_params.CompletionCreateParamsBase,
+    Style.RESPONSES: response_create_params.ResponseCreateParamsBase,
+}
+
+
+@pytest.mark.parametrize("style", list(THEIRS))
+def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_name(style: Style) -> None:
+    names = {*THEIRS[style].__annotations__, "stream"}
+    assert len(names) > 15
+    for name in names:
+        if name in SERVED[style]:
+            assert name not in UNSERVED or name == "prompt"
+            assert given({name: 1}, style) == {name: 1}
+        elif name in NO_EFFECT:
+            assert given({name: 1}, style) == {}
+        else:
+            with pytest.raises(InvalidRequest, match=f"'{name}'"):
+                given({name: "x"}, style)
+
+
+@pytest.mark.parametrize(
+    ("style", "body"),
+    [
+        (Style.CHAT, {"response_format": {"type": "text"}, "stream": False, "tools": [], "tool_choice": "auto"}),
+        (Style.CHAT, {"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "none"}),
+        (Style.CHAT, {"tools": None, "response_format": None, "anything": None}),
+        (Style.COMPLETIONS, {"suffix": "", "stream": False}),
+        (Style.RESPONSES, {"text": {"format": {"type": "text"}}, "background": False, "truncation": "disabled"}),
+        (Style.SIMPLE, {"logits_processors": [], "metadata": {"a": "b"}, "user": "me"}),
+    ],
+)
+def test_what_asks_for_what_happens_anyway_is_no_error(style: Style, body: dict[str, Any]) -> None:
+    assert given(body, style) == {}
+
+
+@pytest.mark.parametrize(
+    ("style", "body", "says"),
+    [
+        (
+            Style.CHAT,
+            {"response_format": {"type": "json_object"}},
+            "'response_format' is not served: an answer is text",
+        ),
+        (Style.CHAT, {"stream": 0}, "'stream' is not served"),
+        (Style.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
+        (Style.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),
+        (Style.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "'text' is not served"),
+        (Style.RESPONSES, {"previous_response_id": "r"}, "send all messages"),
+        (Style.RESPONSES, {"max_tokens": 3}, "'max_tokens' (did you mean 'max_output_tokens'?)"),
+        (Style.SIMPLE, {"logits_processors": ["print"]}, "they are functions, which a file cannot hold"),
+        (
+            Style.SIMPLE,
+            {"temperatur": 1, "x": 2},
+            "fields of a request: 'temperatur' (did you mean 'temperature'?), 'x'",
+        ),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_with_the_reason(style: Style, body: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        given(body, style)
+    assert says in str(refused.value)

@@ -1,0 +1,127 @@
+"""The records of a batch: the shape of each question, as the OpenAI package's own types have it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.types import Completion as TheirCompletion
+from openai.types.chat import ChatCompletion
+
+from cortexmlx.cli.batch.bodies.records import Recorder, error_record, key_of_record
+from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style, key_of
+from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+
+LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (99, -1.5))), TokenLogprob(98, -2.0))
+RECORDER = Recorder("m", 1_767_225_600, lambda token: chr(token).encode())
+
+
+def answer(text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] | None = None, index: int = 0) -> Completion:
+    usage = Usage(prompt_tokens=5, completion_tokens=tokens, cached_tokens=2)
+    timings = Timings(0, 0, 0, 0, 0)
+    return Completion(text, tuple(range(tokens)), FinishReason.STOP, usage, timings, logprobs, index)
+
+
+def request(style: Style, *prompts: Any) -> BatchRequest:
+    return BatchRequest(7, "q", style, prompts or ("hi",), SamplingParams())
+
+
+def body_of(asked: BatchRequest, *answers: list[Completion]) -> dict[str, Any]:
+    body: dict[str, Any] = RECORDER.answer(asked, answers)["response"]["body"]
+    return body
+
+
+def test_the_prompt_of_several_answers_is_counted_once() -> None:
+    body = body_of(request(Style.CHAT), [answer("a", 3), answer("b", 4)])
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
+    simple = RECORDER.answer(request(Style.SIMPLE), [[answer("a", 3), answer("b", 4)]])
+    assert (simple["id"], simple["text"], [other["text"] for other in simple["others"]]) == ("q", "a", ["b"])
+    assert "others" not in RECORDER.answer(request(Style.SIMPLE), [[answer("a", 3)]])
+
+
+def test_the_answers_of_several_prompts_are_choices_one_after_the_other() -> None:
+    asked = replace(request(Style.COMPLETIONS, "x", [121, 122]), echo=True)
+    body = body_of(asked, [answer("a", 1), answer("b", 1, index=1)], [answer("c", 1), answer("d", 1, index=1)])
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "xa"), (1, "xb"), (2, "yzc"), (3, "yzd")]
+    assert body["usage"] == {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    TheirCompletion.model_validate(body, strict=True)
+
+
+def test_log_probabilities_have_the_shape_of_each_endpoint() -> None:
+    chat = body_of(request(Style.CHAT), [answer("ab", 2, LOGPROBS)])
+    [choice] = ChatCompletion.model_validate(chat, strict=True).choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    first, second = choice.logprobs.content
+    assert (first.token, first.bytes, first.logprob) == ("a", [97], -0.5)
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.5), ("c", -1.5)]
+    assert (second.token, second.top_logprobs) == ("b", [])
+    text = body_of(request(Style.COMPLETIONS), [answer("ab", 2, LOGPROBS)])
+    [theirs] = TheirCompletion.model_validate(text, strict=True).choices
+    assert theirs.logprobs is not None
+    assert (theirs.logprobs.tokens, theirs.logprobs.text_offset) == (["a", "b"], [0, 1])
+    assert theirs.logprobs.token_logprobs == [-0.5, -2.0]
+    assert theirs.logprobs.top_logprobs == [{"a": -0.5, "c": -1.5}, {}]
+    simple = RECORDER.answer(request(Style.SIMPLE), [[answer("ab", 2, LOGPROBS)]])
+    assert [(token["token_id"], token["token"]) for token in simple["logprobs"]] == [(97, "a"), (98, "b")]
+    assert "logprobs" not in RECORDER.answer(request(Style.SIMPLE), [[answer("ab", 2)]])
+
+
+def test_those_of_a_prompt_stand_beside_the_first_answer_or_with_an_echo_before_it() -> None:
+    ids, own = np.array([[0, 0], [105, 1]], np.int32), np.array([np.nan, -1.5], np.float32)
+    told = PromptLogprobs((104, 105), own, ids, np.array([[0, 0], [-1.5, -math.inf]], np.float32))
+    answers = [replace(answer("ab", 2, LOGPROBS, index=i), prompt_logprobs=told) for i in range(2)]
+    asked = request(Style.COMPLETIONS)
+    first, second = body_of(asked, answers)["choices"]
+    listed = first["prompt_logprobs"]
+    assert listed[0] is None and (listed[1]["token"], listed[1]["logprob"]) == ("i", -1.5)
+    assert "prompt_logprobs" not in second and first["text"] == "ab"
+    simple = RECORDER.answer(request(Style.SIMPLE), [answers])
+    assert simple["prompt_logprobs"] == listed and "prompt_logprobs" not in simple["others"][0]
+    for choice in body_of(replace(asked, echo=True), answers)["choices"]:
+        assert choice["text"] == "hiab" and "prompt_logprobs" not in choice
+        assert choice["logprobs"] == {
+            "text_offset": [0, 1, 2, 3],
+            "tokens": ["h", "i", "a", "b"],
+            "token_logprobs": [None, -1.5, -0.5, -2.0],
+            "top_logprobs": [None, {"i": -1.5, "\x01": -9999.0}, {"a": -0.5, "c": -1.5}, {}],
+        }
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+def test_the_openai_packages_types_take_every_reason_to_end(reason: FinishReason) -> None:
+    one = replace(answer("a", 1), finish_reason=reason)
+    chat = ChatCompletion.model_validate(body_of(request(Style.CHAT), [one]), strict=True)
+    text = TheirCompletion.model_validate(body_of(request(Style.COMPLETIONS), [one]), strict=True)
+    assert chat.choices[0].finish_reason == text.choices[0].finish_reason == reason.value
+
+
+def test_nothing_in_a_record_depends_on_how_the_run_went() -> None:
+    for style in Style:
+        one = answer("a", 3)
+        other = replace(one, usage=replace(one.usage, cached_tokens=0), timings=Timings(1, 2, 3, 4, 5))
+        assert RECORDER.answer(request(style), [[one]]) == RECORDER.answer(request(style), [[other]])
+
+
+def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
+    error = {"code": "invalid_request", "message": "bad", "line": 7}
+    assert error_record(BadLine(7, "q", Style.SIMPLE, "bad"), "bad") == {"id": "q", "error": error}
+    assert error_record(request(Style.CHAT), "gone", code="cancelled") == {
+        "id": "batch_req_7",
+        "custom_id": "q",
+        "response": None,
+        "error": {"code": "cancelled", "message": "gone", "line": 7},
+    }
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_a_record_has_the_key_of_its_request(style: Style) -> None:
+    for identity in ("q", 3, None):
+        bad = BadLine(7, identity, style, "bad")
+        assert key_of_record(error_record(bad, "bad")) == key_of(identity, 7)
+    assert key_of_record(RECORDER.answer(request(style), [[answer("a", 1)]])) == key_of("q", 7)
+    assert key_of_record({"text": "no record"}) is None

@@ -1,0 +1,66 @@
+"""What a batch reads as requests, and what it refuses because it is something else."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
+from cortexmlx.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"id,prompt\n1,hi\n", "is a table: batch reads JSONL"),
+        ("t.TSV", b"id\tprompt\n", "is a table"),
+        ("t.yaml", b"- hi\n", "is a text of another form"),
+        ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value over several lines"),
+        ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),
+        ("t.txt", b'{\n "prompt": "hi"\n}\n', "jq -c '.' "),
+        ("t.jsonl.gz", gzip.compress(b"{}"), "is compressed: gzip -dc "),
+        ("t.bin", b"PK\x03\x04zip", "is no text"),
+        ("t.txt", "hi".encode("utf-16"), "is no text"),
+    ],
+)
+def test_a_file_that_is_no_list_of_requests_is_refused_with_what_to_do(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidRequest) as refused, opened(str(tmp_path / name), Format.auto):
+        pass
+    assert says in str(refused.value) and name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "input_format"),
+    [
+        ("t.txt", b"[one]\n", Format.auto),
+        ("t", b"{oops\n", Format.auto),
+        ("t.csv", b"a,b\n", Format.lines),
+        ("t.csv", b'{"prompt": 1}\n', Format.jsonl),
+        ("empty.jsonl", b"", Format.auto),
+    ],
+)
+def test_what_may_be_requests_is_read_from_its_first_byte(
+    name: str, content: bytes, input_format: Format, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with opened(str(tmp_path / name), input_format) as lines:
+        assert lines.read() == content
+
+
+def test_the_name_or_the_option_says_what_lines_are(tmp_path: Path) -> None:
+    assert [is_jsonl(name, Format.auto) for name in ("a.jsonl", "a.JSON", "a.txt", "-")] == [True, True, None, None]
+    assert [is_jsonl("a.jsonl", how) for how in (Format.jsonl, Format.lines)] == [True, False]
+
+
+def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
+    with pytest.raises(InvalidRequest, match="lines 1 and 2 both have the id 'a'"):
+        ids_of(str(tmp_path / "in"), Format.auto)
+    plain = ids_of(str(tmp_path / "in"), Format.lines)
+    assert plain is not None and list(plain.lines.values()) == [1, 2]
+    assert ids_of("-", Format.auto) is None
