@@ -20,7 +20,7 @@ from cortexmlx.errors import InvalidRequest
         ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value over several lines"),
         ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),
         ("t.txt", b'{\n "prompt": "hi"\n}\n', "jq -c '.' "),
-        ("t.jsonl.gz", gzip.compress(b"{}"), "is compressed: gzip -dc "),
+        ("t.jsonl.gz", gzip.compress(b"{}", mtime=0), "is compressed: gzip -dc "),
         ("t.bin", b"PK\x03\x04zip", "is no text"),
         ("t.txt", "hi".encode("utf-16"), "is no text"),
     ],
