@@ -154,7 +154,7 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     first: list[tuple[Stamp, int]] = []
 
     def listen(event: TokenEvent) -> None:
-        if event.error is None and not first:
+        if event.token_id is not None and not first:
             first.append((Stamp.now(), core.kv_bytes_in_use))
 
     restraint = core.scheduler.restraint
