@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
+from cortexmlx.errors import CortexError, EngineClosed
+from cortexmlx.models.resolve import resolve
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.serving.config import EngineConfig
 
@@ -29,6 +32,40 @@ def open_engine(config: EngineConfig) -> Iterator[Engine]:
         leave_now()
     with engine:
         yield engine
+
+
+class OpenEngine:
+    """An engine that can be exchanged for one with other options: two models at once may be more than memory holds."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._stack = ExitStack()
+        self.engine = self._stack.enter_context(open_engine(config))
+
+    def exchange(self, config: EngineConfig) -> None:
+        """Close the engine and open another, in `engine`. If that fails, one as before is opened, and its error raised;
+        EngineClosed, if not even that is possible.
+        """
+        if config.model != self.config.model:
+            resolve(config.model)  # a name that is none costs nothing
+        self._stack.close()
+        try:
+            self.engine = self._stack.enter_context(open_engine(config))
+            self.config = config
+        except Exception:
+            try:
+                self.engine = self._stack.enter_context(open_engine(self.config))
+            except CortexError as error:
+                raise EngineClosed(f"{self.config.model} cannot be opened again: {error}") from error
+            raise
+
+    def __enter__(self) -> OpenEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
 
 
 def tell(engine: Engine) -> None:

@@ -11,6 +11,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.limits import ending
 from cortexmlx.cli.terminal.reading import Reading
 from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
 from cortexmlx.errors import InvalidRequest
@@ -57,10 +58,11 @@ def generate(
         engines.tell(engine)
         handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
         completion = collect(handle) if as_json else stream(handle)
+        ended = ending(completion, params, engine)
     if as_json:
         print(to_json(record(completion)))
     elif console.is_terminal(sys.stderr):
-        console.note(summary(completion))
+        console.note(summary(completion, ended))
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
 
@@ -127,8 +129,10 @@ def record(completion: Completion) -> dict[str, object]:
     }
 
 
-def summary(completion: Completion) -> str:
-    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
+def summary(completion: Completion, ended: str) -> str:
+    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and why it `ended`
+    where the model would have gone on.
+    """
     usage, timings = completion.usage, completion.timings
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     parts = [
@@ -139,6 +143,6 @@ def summary(completion: Completion) -> str:
     ]
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} tok dropped")
-    if completion.finish_reason is FinishReason.LENGTH:
-        parts.append("stopped at the token limit")
+    if ended:
+        parts.append(ended)
     return " · ".join(parts)

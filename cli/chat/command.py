@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,36 +12,36 @@ import typer
 from cortexmlx import __version__
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.kept import Keeper, find, whereabouts
+from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import leave_now
+from cortexmlx.cli.terminal.interrupts import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
-from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.exchange import messages_in
+from cortexmlx.sessions.saved import Saved, text_of
 from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cortexmlx.cli.chat.input import QuestionSource
-    from cortexmlx.cli.chat.session import ChatSession, Question, ViewFactory
+    from cortexmlx.cli.chat.session import ViewFactory
     from cortexmlx.cli.chat.status import Arena
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
 
-TWICE_SECONDS = 1.0
-
+ROWS = 4
+"""Answers of `/n` that are written at once."""
 
 SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
 """What keeps small models from repeating themselves."""
 
 
 @options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
-@options.takes_engine(stored=True, max_rows=1)
+@options.takes_engine(stored=True, max_rows=ROWS)
 def chat(
     model: options.Model = None,
     model_option: options.ModelOption = None,
@@ -56,6 +51,7 @@ def chat(
     think: options.Think = None,
     *,
     params: SamplingParams,
+    once: Annotated[bool, typer.Option("--once", help="Leave after the first answer.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -83,21 +79,40 @@ def chat(
     resumed = None if resume is None else find(resume)
     named = options.model_name(model, model_option)
     if resumed is not None and model is None and model_option is None:
-        named = Saved.read(resumed).model.found_as
+        named = model_of(resumed) or named
     config = replace(config, model=named)
     if no_save and config.kv_store == default_folder():  # one that is named is wanted
         config = replace(config, kv_store=None)
     piped = not sys.stdin.isatty()
+    pretty = console.is_terminal(sys.stdout)
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])
     if piped and not first:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean(system, "--system")
-    keeper = None if no_save or (piped and resumed is None) else Keeper(resumed)
-    with engines.open_engine(config) as engine, interrupts() as presses:
-        conversation = begin(engine, params, system, resumed)
+    keeper = (
+        None
+        if no_save or (piped and resumed is None)
+        else Keeper(None if resumed is None or model_of(resumed) is None else resumed)
+    )
+    remember = not (no_history or no_save)
+    with engines.OpenEngine(config) as host, counted_interrupts() as presses:
+        conversation = begin(host.engine, params, system, resumed)
         if variables := options.template_vars(template_var, think):
-            conversation.template_vars = checked(engine, conversation.template_vars | variables)
-        talk(engine, conversation, keeper, presses, first=first, once=piped, remember=not (no_history or no_save))
+            conversation.template_vars = checked(host.engine, conversation.template_vars | variables)
+        if pretty and not (piped or once):
+            on_disk = whereabouts(keeper, kv_folder(host.engine))
+            banner(host.engine, console.stdout(), on_disk, so_far(conversation, keeper))
+        source = question_source(pretty and not piped, remember)
+        presses.at_leave.append(source.close)
+        try:
+            hold(host, conversation, keeper, source, presses, pretty=pretty, first=first, once=piped or once)
+        finally:
+            source.close()
+
+
+def model_of(path: Path) -> str | None:
+    """The model of a conversation in a file; None if those are messages that somebody else has written."""
+    return None if messages_in(path, text_of(path)) is not None else Saved.read(path).model.found_as
 
 
 def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: Path | None) -> Conversation:
@@ -112,119 +127,78 @@ def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: P
     return conversation
 
 
-def talk(
-    engine: Engine,
+def hold(
+    host: engines.OpenEngine,
     conversation: Conversation,
     keeper: Keeper | None,
+    source: QuestionSource,
     presses: Interrupts,
     *,
+    pretty: bool,
     first: str,
     once: bool,
-    remember: bool,
 ) -> None:
-    """The chat itself: asks, answers, and ends. `once`: only the first question."""
-    from cortexmlx.cli.chat.input import LineCleared
-    from cortexmlx.cli.chat.session import ChatSession, Question
+    """Ask and answer. `once`: only one question."""
+    from cortexmlx.cli.chat.session import ChatSession
     from cortexmlx.cli.chat.status import Arena
+    from cortexmlx.cli.chat.talk import Talk
 
-    screen, pretty = console.stdout(), console.is_terminal(sys.stdout)
-    arena = Arena(engine.blocks) if pretty else None
-    views = view_factory(engine, screen, arena)
-    session = ChatSession(engine, views, conversation, presses.calling, keeper, arena)
+    screen = console.stdout()
+    arena = Arena(lambda: host.engine.blocks()) if pretty else None
+    views = view_factory(host, screen, arena)
+    session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host)
+    if pretty:
+        session.note = lambda text: screen.print(f"  {text}", style="dim", markup=False)
+    talk = Talk(session, source, screen, presses, pretty=pretty)
     if once:
-        if answer(session, Question(first), screen, pretty).finish_reason is FinishReason.CANCELLED:
-            raise KeyboardInterrupt
-        return
-    if pretty:
-        store = engine.stats().kv_store
-        banner(engine, screen, whereabouts(keeper, None if store is None else store.path))
-        if conversation.messages and keeper is not None and keeper.path is not None:
-            said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far\n"
-            screen.print(said, style="dim", markup=False)
-    source = question_source(pretty, remember)
-    question = Question(first) if first else None
-    while True:
         try:
-            if question is None:
-                typed = source.ask()
-                if typed is None:
-                    return
-                question = respond(session, typed, screen)
-            if question is not None:
-                pending, question = question, None
-                answer_or_say_why(session, pending, screen, pretty)
-        except LineCleared:
-            if presses.again():
-                raise KeyboardInterrupt from None
-            screen.print("  (Ctrl-C again, Ctrl-D or /exit leaves)", style="dim")
-        except KeyboardInterrupt:  # counted by the signal handler already
-            continue
+            if talk.once(first).finish_reason is FinishReason.CANCELLED:
+                raise KeyboardInterrupt
+        except EOFError:
+            return
+    else:
+        talk.go_on(first)
+        if pretty and keeper is not None and keeper.path is not None:
+            screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
 
 
-def respond(session: ChatSession, typed: str, screen: Console) -> Question | None:
-    """Carry out a command. Returns the question that is to be answered, if there is one."""
-    from cortexmlx.cli.chat.commands import Leave, run_command
-    from cortexmlx.cli.chat.session import Question
-
-    if not typed.startswith("/") or typed.startswith("//"):
-        return Question(typed.removeprefix("/") if typed.startswith("//") else typed) if typed.strip() else None
-    try:
-        return run_command(typed, session, screen)
-    except Leave:
-        raise typer.Exit from None
-    except (CortexError, OSError) as error:
-        console.error(str(error))
-        return None
-
-
-def answer_or_say_why(session: ChatSession, question: Question, screen: Console, pretty: bool) -> None:
-    """One turn; an error ends the turn, and the chat only if the engine has gone."""
-    try:
-        answer(session, question, screen, pretty)
-    except EngineClosed:
-        raise
-    except CortexError as error:
-        console.error(str(error))
-
-
-def answer(session: ChatSession, question: Question, screen: Console, pretty: bool) -> Completion:
-    """One turn, and the line of figures below it."""
-    from cortexmlx.cli.chat.input import no_echo
-    from cortexmlx.cli.generate import summary
-
-    if pretty:
-        screen.print()
-    with no_echo():
-        completion = session.ask(question)
-    if pretty:
-        stopped = " · stopped" if completion.finish_reason is FinishReason.CANCELLED else ""
-        screen.print(f"\n[dim]{summary(completion)}{stopped}[/dim]\n")
-    return completion
-
-
-def view_factory(engine: Engine, screen: Console, arena: Arena | None) -> ViewFactory:
+def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None) -> ViewFactory:
     """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
     from cortexmlx.cli.chat.status import Status
     from cortexmlx.cli.chat.view import MarkdownView, RawView
 
     if arena is None:
         return lambda reply: RawView()
-    context = engine.info.context_length
-    return lambda reply: MarkdownView(screen, Status(reply, context, arena), thinking=bool(reply.thinking))
+    return lambda reply: MarkdownView(
+        screen, Status(reply, host.engine.info.context_length, arena), thinking=bool(reply.thinking)
+    )
 
 
 def question_source(pretty: bool, remember: bool) -> QuestionSource:
     """The editing input line on a good terminal, plain lines elsewhere."""
-    from cortexmlx.cli.chat.commands import completions
+    from cortexmlx.cli.chat.commands import vocabulary
     from cortexmlx.cli.chat.input import PlainInput, TerminalInput, history_path
 
     if not pretty:
         return PlainInput()
-    return TerminalInput(completions(), history_path() if remember else None)
+    return TerminalInput(vocabulary(kept_names), history_path() if remember else None)
 
 
-def banner(engine: Engine, screen: Console, on_disk: str) -> None:
-    """Which model, how much context and KV memory, on what, and what stays on disk."""
+def kv_folder(engine: Engine) -> str | None:
+    """Where keys and values are kept, if they are."""
+    store = engine.stats().kv_store
+    return None if store is None else store.path
+
+
+def so_far(conversation: Conversation, keeper: Keeper | None) -> str:
+    """What is there of a chat that was resumed; empty if it begins."""
+    if not conversation.messages or keeper is None or keeper.path is None:
+        return ""
+    return f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
+
+
+def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
+    """Which model, how much context and KV memory, on what, what stays on disk, and what was said so far."""
     from rich.markup import escape
 
     from cortexmlx.cli.device import device_line
@@ -245,45 +219,5 @@ def banner(engine: Engine, screen: Console, on_disk: str) -> None:
         screen.print(remark, style="dim", markup=False)
     screen.print(on_disk, style="dim", markup=False)
     screen.print("[dim]/help lists the commands, Ctrl-D leaves[/dim]\n")
-
-
-class Interrupts:
-    """Counts Ctrl-C: the first stops what is going on, the second within a second ends the program."""
-
-    def __init__(self) -> None:
-        self._last = float("-inf")
-        self._stop: Callable[[], None] | None = None
-
-    def again(self) -> bool:
-        """One more; True if the last was less than a second ago."""
-        now = time.monotonic()
-        since, self._last = now - self._last, now
-        return since < TWICE_SECONDS
-
-    @contextmanager
-    def calling(self, stop: Callable[[], None]) -> Iterator[None]:
-        """In this context the first Ctrl-C calls `stop`; elsewhere it raises KeyboardInterrupt."""
-        self._stop = stop
-        try:
-            yield
-        finally:
-            self._stop = None
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """As a signal handler."""
-        if self.again():
-            leave_now()
-        if self._stop is None:
-            raise KeyboardInterrupt
-        self._stop()
-
-
-@contextmanager
-def interrupts() -> Iterator[Interrupts]:
-    """Ctrl-C as a chat needs it."""
-    presses = Interrupts()
-    before = signal.signal(signal.SIGINT, presses.handle)
-    try:
-        yield presses
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if so_far:
+        screen.print(f"{so_far}\n", style="dim", markup=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from cortexmlx.cli.chat.kept import state_folder
+from cortexmlx.cli.chat.typed.ahead import Ahead
+from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
+from cortexmlx.cli.chat.typed.reading import is_open
 
 PROMPT = ">>> "
 CONTINUATION = "... "
-QUOTES = '"""'
 
 
 class LineCleared(Exception):
@@ -23,22 +25,37 @@ class LineCleared(Exception):
 class QuestionSource(Protocol):
     """Asks for the next message."""
 
-    def ask(self) -> str | None:
-        """The next message; None when there will be no more. Raises LineCleared on Ctrl-C."""
+    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+        """What is typed, beginning with `draft`; None when there will be no more. Raises LineCleared on Ctrl-C."""
+
+    def busy(self) -> AbstractContextManager[None]:
+        """In this context an answer is written: what is typed does not appear in it, and waits for the next prompt."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. Safe to call again."""
 
 
 class PlainInput:
     """Lines from stdin, with a prompt on stderr if a person types them. Three quotes open and close several lines."""
 
-    def ask(self) -> str | None:
-        """The next line, or the lines between three quotes."""
-        text = self._line(PROMPT)
+    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+        """The next line, or the lines between three quotes. No draft can be shown: one is printed above."""
+        if draft:
+            print(draft, file=sys.stderr)
+        text = self._line(prompt)
         while text is not None and is_open(text):
             more = self._line(CONTINUATION)
             if more is None:
                 break
             text += "\n" + more
-        return None if text is None else unquoted(text)
+        return text
+
+    def busy(self) -> AbstractContextManager[None]:
+        """Without an echo."""
+        return no_echo()
+
+    def close(self) -> None:
+        """Nothing was changed."""
 
     def _line(self, prompt: str) -> str | None:
         if sys.stdin.isatty():
@@ -48,28 +65,21 @@ class PlainInput:
 
 
 class TerminalInput:
-    """prompt_toolkit's input line: history, editing, several lines, bracketed paste, commands completed with Tab."""
+    """prompt_toolkit's input line: history, editing, several lines, bracketed paste, completion with Tab. Alt-Enter and
+    Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor.
+    """
 
-    def __init__(self, commands: Sequence[tuple[str, str]], history: Path | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, history: Path | None) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-        from prompt_toolkit.document import Document
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        class CommandCompleter(Completer):
-            def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-                typed = document.text_before_cursor
-                if typed.startswith("/") and " " not in typed:
-                    for name, meaning in commands:
-                        if name.startswith(typed):
-                            yield Completion(name, start_position=-len(typed), display_meta=meaning)
-
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
+        @keys.add("c-j")
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
@@ -80,36 +90,33 @@ class TerminalInput:
         session = PromptSession(
             history=kept,
             key_bindings=keys,
-            completer=CommandCompleter(),
+            completer=completer(vocabulary),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_history_search=True,
+            enable_open_in_editor=True,
             multiline=Condition(lambda: is_open(session.default_buffer.text)),
             prompt_continuation=CONTINUATION,
             interrupt_exception=LineCleared,
         )
         self._session = session
+        self._ahead = Ahead(session.input, session.output)
+        self._ahead.silence()
 
-    def ask(self) -> str | None:
+    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next message."""
         try:
-            return unquoted(self._session.prompt(PROMPT))
+            return self._session.prompt(prompt, default=draft)
         except EOFError:
             return None
 
+    def busy(self) -> AbstractContextManager[None]:
+        """A thread reads."""
+        return self._ahead.collecting()
 
-def is_open(text: str) -> bool:
-    """Whether `text` has begun with three quotes and not ended with them."""
-    body = text.lstrip()
-    return body.startswith(QUOTES) and not (len(body) >= 2 * len(QUOTES) and body.rstrip().endswith(QUOTES))
-
-
-def unquoted(text: str) -> str:
-    """`text` without the three quotes around it, if it has them."""
-    body = text.strip()
-    if not body.startswith(QUOTES):
-        return text
-    return body.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    def close(self) -> None:
+        """The terminal shows again what is typed."""
+        self._ahead.restore()
 
 
 def history_path() -> Path:

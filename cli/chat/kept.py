@@ -34,8 +34,7 @@ def state_folder() -> Path:
 
 def find(name: str) -> Path:
     """The kept chat of that name, of one that begins so, the last one, or a file. Raises InvalidRequest."""
-    written = {path: _written(path) for path in (state_folder() / "chats").glob("*.json")}
-    kept = sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
+    kept = _kept()
     if name == LAST and kept:
         return kept[0]
     for fits in ([p for p in kept if p.stem == name], [p for p in kept if p.stem.startswith(name)]):
@@ -45,6 +44,17 @@ def find(name: str) -> Path:
         return path
     names = ", ".join(path.stem for path in kept[:_SHOWN])
     raise InvalidRequest(f"no chat {name!r} is kept: " + (f"the newest are {names}" if kept else "there are none yet"))
+
+
+def _kept() -> list[Path]:
+    """The newest first."""
+    written = {path: _written(path) for path in (state_folder() / "chats").glob("*.json")}
+    return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
+
+
+def kept_names() -> list[str]:
+    """Names of the chats that are kept, the newest first."""
+    return [path.stem for path in _kept()]
 
 
 def name_for(question: str, day: date) -> str:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.view import AnswerView
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.cli.terminal import console
+from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -23,15 +28,54 @@ class Stopped(CortexError):
     """The user stopped a turn before there was anything to keep."""
 
 
+class Figures(Enum):
+    """What is said of an answer below it."""
+
+    QUIET = "quiet"
+    USUAL = "usual"
+    VERBOSE = "verbose"
+
+
 @dataclass(frozen=True)
 class Question:
-    """A message to be answered. `again`: in the place of the last one, whose turn gives way when there is an answer."""
+    """A message to be answered. `again`: in the place of the last one, whose turn gives way when there is an answer.
+    `answers` are written side by side, for one to be chosen. `typed` is what was typed for it now: where that is
+    its text, files that it names are still to be read.
+    """
 
     text: str
     again: bool = False
+    answers: int = 1
+    typed: str = ""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The last question, to be changed in the input line and asked again in its place."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A file whose text goes with the next message."""
+
+    path: Path
+    text: str
 
 
 ViewFactory = Callable[["Reply"], AnswerView]
+Follow = Callable[["Reply"], Completion]
+
+
+class Host(Protocol):
+    """What has the engine of a chat, and can exchange it."""
+
+    config: EngineConfig
+    engine: Engine
+
+    def exchange(self, config: EngineConfig) -> None:
+        """See `OpenEngine.exchange`."""
 
 
 @dataclass
@@ -40,7 +84,9 @@ class ChatSession:
 
     `show` opens a view for an answer. `stoppable(stop)` is a context in which the user may end the answer, by a call of
     `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
-    `arena` is shown below answers where it is wanted; None: there is no place for it.
+    `arena` is shown below answers where it is wanted; None: there is no place for it. `host` can open another engine.
+    `note` tells the user something. `attached` waits for the next message; `typed` is what was typed for messages that
+    have files in them.
     """
 
     engine: Engine
@@ -49,6 +95,11 @@ class ChatSession:
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
     keeper: Keeper | None = None
     arena: Arena | None = None
+    host: Host | None = None
+    note: Callable[[str], None] = console.note
+    figures: Figures = Figures.USUAL
+    attached: list[Attached] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)
 
     @property
     def params(self) -> SamplingParams:
@@ -59,8 +110,9 @@ class ChatSession:
     def params(self, params: SamplingParams) -> None:
         self.conversation.params = params
 
-    def ask(self, question: Question) -> Completion:
-        """Answer one question and remember both, also when the answer was stopped.
+    def ask(self, question: Question, follow: Follow | None = None) -> Completion:
+        """Answer one question and remember both, also when the answer was stopped. `follow` reads it to its end in
+        the place of the usual view. Where the text has outgrown what fits, its oldest turns are not sent any more.
 
         Raises CortexError if the turn failed, Stopped if it was stopped before the first word: then the conversation
         is what it was.
@@ -68,16 +120,67 @@ class ChatSession:
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
-        talk = self.conversation.fork() if question.again else self.conversation
+        talk, unread = self.conversation, self.conversation.unread
         if question.again:
+            talk = talk.fork()
             talk.undo()
-        with talk.stream(question.text) as reply, self.show(reply) as view, self.stoppable(reply.cancel):
-            completion = self._follow(reply, view)
-        if completion.finish_reason is FinishReason.CANCELLED and not completion.text:
-            raise Stopped("stopped before the first word")
-        self.conversation = talk
-        self.keep()
+        try:
+            completion = self._answer(talk, question, follow or self._shown)
+        except BaseException:
+            self.conversation.unread = unread
+            raise
+        if question.typed:
+            self.typed[question.text] = question.typed
         return completion
+
+    def _answer(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
+        self._make_room(talk, question.text)
+        try:
+            return self._stream(talk, question, follow)
+        except KVCacheFull:  # the system has refused the cache more memory: what fits now is less than it was
+            if not self._make_room(talk, question.text):
+                raise
+            return self._stream(talk, question, follow)
+
+    def _make_room(self, talk: Conversation, question: str) -> bool:
+        told = make_room(talk, question, self.engine)
+        if told:
+            self.note(told)
+        return bool(told)
+
+    def _stream(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
+        params = replace(self.params, n=question.answers) if question.answers > 1 else None
+        with talk.stream(question.text, params) as reply, self.stoppable(reply.cancel):
+            completion = follow(reply)
+            answers = (completion, *completion.others)
+            if completion.finish_reason is FinishReason.CANCELLED and not any(each.text for each in answers):
+                raise Stopped("stopped before the first word")
+            self.conversation = talk
+            self.keep()
+        return completion
+
+    def move(self, config: EngineConfig) -> None:
+        """Go on with an engine of other options, or of another model, with all that was said. Raises CortexError; then
+        the chat goes on as it was.
+        """
+        if self.host is None:
+            raise InvalidRequest("this chat cannot change its engine")
+        try:
+            self.host.exchange(config)
+        finally:
+            if self.host.engine is not self.engine:
+                self.engine = self.host.engine
+                self.conversation = self.conversation.fork(self.engine)
+                self._leave_out_variables()
+
+    def _leave_out_variables(self) -> None:
+        """Those that the template of another model does not read would fail every turn."""
+        read = {
+            name: v for name, v in self.conversation.template_vars.items() if name in self.engine.info.template_vars
+        }
+        if gone := [name for name in self.conversation.template_vars if name not in read]:
+            self.note(f"its chat template does not read {', '.join(gone)}: not set any more")
+        self.conversation.template_vars = read
 
     def keep(self) -> None:
         """Save the chat, if chats are kept."""
@@ -88,6 +191,10 @@ class ChatSession:
         """What is said from now on is another chat."""
         if self.keeper is not None:
             self.keeper.begin_anew()
+
+    def _shown(self, reply: Reply) -> Completion:
+        with self.show(reply) as view:
+            return self._follow(reply, view)
 
     @staticmethod
     def _follow(reply: Reply, view: AnswerView) -> Completion:

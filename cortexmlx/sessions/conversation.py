@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -21,7 +20,7 @@ from cortexmlx.sessions.exchange import as_markdown, messages_in
 from cortexmlx.sessions.reply import AsyncReply, Reply
 from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Offered, Turn, without_answer
+from cortexmlx.sessions.turn import Offered, Turn, place_that_leaves, without_answer
 
 if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
@@ -137,12 +136,8 @@ class Conversation:
         def tokens(begin: int) -> int:
             return len(self._begin(messages, begin).prompt)
 
-        if tokens(before := self.unread) + answer <= longest:
-            return 0
-        turns = [i for i in range(before + 1, len(messages)) if messages[i]["role"] == "user"]
-        fits = bisect_left(turns, True, key=lambda begin: tokens(begin) + answer <= longest)
-        if turns and (fits < len(turns) or tokens(turns[-1]) < longest):
-            self.unread = turns[min(fits, len(turns) - 1)]
+        before = self.unread
+        self.unread = place_that_leaves(answer, longest, messages, tokens, before)
         return self.unread - before
 
     # -- turns --------------------------------------------------------------------------------------------------------

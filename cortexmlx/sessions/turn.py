@@ -1,7 +1,9 @@
-"""A turn of a conversation: what is asked, what the model reads, and what it may answer."""
+"""A turn of a conversation: what it answers and what the model reads for it; and which of the oldest give way."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cortexmlx.request import Completion, Message, SamplingParams
@@ -30,3 +32,17 @@ class Offered:
 def without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """All up to the last question: without the answer to it, if it is there."""
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+
+
+def place_that_leaves(
+    answer: int, longest: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
+) -> int:
+    """Where the messages are to begin that are sent to the model, which has room for `longest` tokens, so that `answer`
+    of them are left: at `begin` or a user's message behind it, the first that does; at the last, if none does; and at
+    `begin` if not even that one fits. `tokens` of a place are those of the messages from there on, fewer behind it.
+    """
+    places = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
+    first = bisect_left(places, True, key=lambda place: tokens(place) + answer <= longest)
+    if first < len(places):
+        return places[first]
+    return places[-1] if tokens(places[-1]) < longest else begin

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import RawView
@@ -24,3 +26,9 @@ def session() -> ChatSession:
     """A chat with a fake engine, its answers printed as plain text."""
     engine: Any = FakeEngine(EngineConfig("fake"))
     return ChatSession(engine, lambda reply: RawView(), engine.conversation())
+
+
+@pytest.fixture
+def screen() -> Console:
+    """Where commands print: see `support.chat_commands.printed`."""
+    return Console(file=io.StringIO(), width=300)

@@ -33,7 +33,6 @@ TESTED_WITH = {
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/serving/app/looking.py": "tests/engine/test_stats.py",
     "cortexmlx/serving/parts.py": "tests/serving/test_core.py",
-    "cortexmlx/sessions/turn.py": "tests/sessions/test_conversation.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/legal/__main__.py": "tests/metal/legal/test_judge.py",

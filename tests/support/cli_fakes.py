@@ -4,7 +4,7 @@ What it says depends only on the prompt: `hello there` is answered by `You said:
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
 words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
 appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
-null it waits (`support/terminal.py`).
+null it waits (`support/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FakeInfo:
     name: str = "fake"
     path: str = "/models/fake"
     architecture: str = "llama"
-    context_length: int = 8192
+    context_length: int = int(os.environ.get("FAKE_CONTEXT", "8192"))
     vocab_size: int = 1000
     parameters: int = 134_000_000
     weight_bytes: int = 98_000_000

@@ -70,6 +70,21 @@ def test_a_piped_question_goes_on_with_a_kept_chat_and_is_kept(
     assert "<user>two\n" in asked and "three" not in asked, "--no-save kept nothing"
 
 
+def test_messages_of_somebody_else_are_resumed_and_left_as_they_are(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text('[{"role": "user", "content": "one"}, {"role": "assistant", "content": "uno"}]')
+    before = theirs.read_bytes()
+    (tmp_path / "in").write_text("two")
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["chat", "fake", "--resume", str(theirs)]) == 0
+    assert "".join(map(chr, fakes.engine.seen[-1][0])).startswith("<user>one\n<assistant>uno\n<user>two")
+    assert theirs.read_bytes() == before
+    assert [len(Saved.read(kept).messages) for kept in (tmp_path / "state/cortexmlx/chats").iterdir()] == [4]
+
+
 def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", "--resume", "-m", "fake"]) == 1
     assert capsys.readouterr().err == "error: no chat 'last' is kept: there are none yet\n"

@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.chat.input import PlainInput, is_open, private_file, unquoted
+from cortexmlx.cli.chat.input import PlainInput, private_file
 
 
-def test_three_quotes_open_and_close_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [is_open(t) for t in ("hi", '"""', '"""a\nb', '"""a"""', '  """a\nb"""  ')] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert unquoted('"""a\nb\n"""') == "a\nb" and unquoted(' hi "') == ' hi "'
+def test_three_quotes_gather_several_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO('one\n"""\ntwo\nthree\n"""\nfour'))
     source = PlainInput()
-    assert [source.ask() for _ in range(4)] == ["one", "two\nthree", "four", None]
+    assert [source.ask() for _ in range(4)] == ["one", '"""\ntwo\nthree\n"""', "four", None]
+    source.ask(draft="the old question")
+    assert "the old question\n" in capsys.readouterr().err
 
 
 def test_the_history_is_readable_for_this_user_only(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""/save, /load and /file: a chat in a file, and a file in a chat."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.full import advice
+from cortexmlx.cli.chat.kept import find
+from cortexmlx.cli.chat.session import Attached, ChatSession, Question
+from cortexmlx.cli.chat.typed.attached import attach, with_files
+from cortexmlx.cli.terminal.limits import limit
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+
+FORCE = "--force"
+MARKDOWN = (".md", ".markdown")
+
+
+def save(chat: ChatSession, argument: str, console: Console) -> None:
+    """/save FILE: as JSON, or as Markdown to read if the file is called so. Nothing is written over without --force."""
+    words = argument.split()
+    force = FORCE in words
+    name = " ".join(word for word in words if word != FORCE) if force else argument
+    if not name:
+        kept = chat.keeper.path if chat.keeper is not None else None
+        raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
+    path = Path(os.path.expanduser(name.strip("\"'")))
+    if os.path.isdir(path):
+        raise InvalidRequest(f"{path} is a folder: name a file in it")
+    if not force and os.path.lexists(path):
+        raise InvalidRequest(f"{path} is there already: name another file, or write over it with /save {name} {FORCE}")
+    if path.suffix.lower() in MARKDOWN:
+        _write(path, chat.conversation.markdown(), force)
+    else:
+        chat.conversation.save(path)
+    console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    """For its user's eyes only, like everything else of a chat."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load(chat: ChatSession, argument: str, console: Console) -> None:
+    """/load FILE or NAME: go on with what it holds."""
+    if not argument:
+        raise InvalidRequest("/load needs a file, or the name of a chat that was kept")
+    try:
+        path = find(argument)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error} (a model: /model {argument})") from None
+    chat.conversation.load(path)
+    chat.begin_anew()
+    read = f", of which the first {unread} are not read any more" if (unread := chat.conversation.unread) else ""
+    said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
+    console.print(f"  {said}", style="dim", markup=False)
+
+
+def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
+    """/file PATH: its text goes with the next message; with a question behind the path, at once."""
+    path, question = _path_and_question(argument)
+    if not path:
+        waiting = ", ".join(str(each.path) for each in chat.attached) or "none"
+        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {waiting}")
+    attached = attach(path)
+    tell(chat, attached, console)
+    if not question:
+        chat.attached.append(attached)
+        console.print("  its text goes with the next message", style="dim")
+        return None
+    files, chat.attached = [*chat.attached, attached], []
+    return Question(with_files(files, question), typed=f"{as_mention(attached)} {question}")
+
+
+def _path_and_question(argument: str) -> tuple[str, str]:
+    """The whole argument if there is such a file; else what is quoted, or its first word."""
+    whole = argument.strip()
+    if whole[:1] in ('"', "'") and whole.find(whole[0], 1) > 0:
+        path, _, question = whole[1:].partition(whole[0])
+        return path, question.strip()
+    if whole and os.path.exists(os.path.expanduser(whole)):
+        return whole, ""
+    path, _, question = whole.partition(" ")
+    return path, question.strip()
+
+
+def tell(chat: ChatSession, file: Attached, console: Console) -> None:
+    """How much a file is: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if that never fits."""
+    lines, size = len(file.text.splitlines()), format_bytes(len(file.text.encode()))
+    tokens = len(chat.engine.encode(file.text))
+    if tokens >= chat.engine.longest_request:
+        raise InvalidRequest(
+            f"{file.path} has {tokens:,} tokens, more than {limit(chat.engine)}. {advice(chat.engine)}"
+        )
+    said = f"{file.path}: {lines:,} line{'s' * (lines != 1)}, {size}, {tokens:,} tokens"
+    console.print(f"  + {said}", style="dim", markup=False)
+
+
+def as_mention(file: Attached) -> str:
+    """`@path`, in quotes if it has blanks."""
+    return f'@"{file.path}"' if " " in str(file.path) else f"@{file.path}"

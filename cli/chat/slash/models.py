@@ -1,0 +1,86 @@
+"""/model and /show: which model answers, and what is known of it and of the chat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.slash import settings
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.models.inventory import list_models
+
+TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
+
+
+def model(chat: ChatSession, argument: str, console: Console) -> None:
+    """/model: list those on this machine, or go on with another one."""
+    if not argument:
+        for each in list_models():
+            here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
+            console.print(f" {here} {each.name}  {format_bytes(each.size)}", style="dim", markup=False)
+        return console.print(f"  {chat.engine.info.name} answers; /model NAME goes on with another", style="dim")
+    if chat.host is None:
+        raise InvalidRequest("this chat cannot change its model")
+    if argument == str(chat.host.config.model):
+        return console.print(f"  {argument} answers already", style="dim", markup=False)
+    chat.move(replace(chat.host.config, model=argument, adapter=None))
+    info = chat.engine.info
+    count = len(chat.conversation.messages)
+    said = f", and reads the {count} messages so far anew" if count else ""
+    console.print(f"  {info.name} answers now{said}", style="dim", markup=False)
+    for remark in info.notes:
+        console.print(f"  {remark}", style="dim", markup=False)
+    if not info.chat_template:
+        raise InvalidRequest(f"{info.name} has no chat template, so it cannot answer here: /model NAME for another")
+
+
+def model_names() -> list[str]:
+    """For completion."""
+    return [each.name for each in list_models()]
+
+
+def show(chat: ChatSession, argument: str, console: Console) -> None:
+    """/show: of the model and the chat, all or one topic."""
+    topic = argument.strip().lower() or "all"
+    if topic not in (*TOPICS, "all"):
+        raise InvalidRequest(f"/show shows {', '.join(TOPICS)}, not {argument!r}")
+    if topic in ("license", "modelfile", "template"):
+        folder = Path(chat.engine.info.path)
+        console.print(f"  it is in the model's files: {folder}", style="dim", markup=False)
+    if topic in ("info", "all"):
+        _info(chat, console)
+    if topic in ("parameters", "all"):
+        settings.change(chat, "", console)
+    if topic in ("system", "all"):
+        settings.system(chat, "", console)
+    if topic == "messages":
+        _messages(chat, console)
+
+
+def _info(chat: ChatSession, console: Console) -> None:
+    info = chat.engine.info
+    lines = {
+        "model": info.name if info.adapter is None else f"{info.name} + {info.adapter}",
+        "files": info.path,
+        "architecture": f"{info.architecture}, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}, "
+        f"{format_bytes(info.weight_bytes)}",
+        "context": f"{info.context_length:,} tokens, each {format_bytes(info.kv_bytes_per_token)} of KV memory",
+        "chat": f"{len(chat.conversation.messages)} messages",
+    }
+    if chat.keeper is not None and chat.keeper.path is not None:
+        lines["chat"] += f", kept as {chat.keeper.path.stem}"
+    for label, text in lines.items():
+        console.print(f"  {label:<14}{text}", style="dim", markup=False)
+
+
+def _messages(chat: ChatSession, console: Console) -> None:
+    from rich.markdown import Markdown
+
+    if not chat.conversation.messages:
+        return console.print("  nothing was said yet", style="dim")
+    text = chat.conversation.markdown()
+    console.print(Markdown(text) if console.is_terminal else text, markup=False)

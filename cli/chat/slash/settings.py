@@ -1,0 +1,193 @@
+"""/set and /system: how answers are chosen, what is said of them, and how much memory they have."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession, Figures
+from cortexmlx.cli.chat.typed.reading import unquoted
+from cortexmlx.cli.chat.variables import checked
+from cortexmlx.cli.options import json_or_text
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes, parse_size
+from cortexmlx.messages import THINKING
+from cortexmlx.request import SamplingParams
+from cortexmlx.serving.config import EngineConfig
+
+SAMPLING = {
+    "max_tokens": "tokens of an answer at most; none: until the context is full",
+    "temperature": "0: always the likeliest token",
+    "top_p": "from the likeliest tokens, to this probability in all",
+    "top_k": "from so many of the likeliest; 0: from all",
+    "min_p": "none less likely than so much of the likeliest",
+    "seed": "repeatable sampling; none: another each time",
+    "repetition_penalty": "above 1: repeat less",
+    "repetition_context": "tokens that it looks back",
+    "presence_penalty": "as in the OpenAI API",
+    "frequency_penalty": "as in the OpenAI API",
+    "stop": "texts that end an answer, in quotes; none: no such text",
+}
+"""What `SamplingParams` take here."""
+
+ENGINE = {
+    "kv_memory": "for keys and values, like 4GB",
+    "kv_bits": "8 or 4: keys and values of so many bits; none: the model's",
+    "keep_first": "with keep_last: the first so many tokens stay, too",
+    "keep_last": "texts outgrow the context: their newest so many tokens stay; none: they do not",
+}
+"""What `EngineConfig` takes here: the engine is opened anew for it."""
+
+OTHER_NAMES = {
+    "temp": "temperature",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repetition_context",
+    "num_keep": "keep_first",
+}
+"""What ollama and others call them."""
+
+NOT_HERE = {
+    "num_ctx": "the context is the model's own; /set kv_memory says how much of it has memory",
+    "history": "lines are remembered unless the chat begins with --no-history",
+    "nohistory": "begin the chat with --no-history",
+    "wordwrap": "lines are always wrapped at words",
+    "nowordwrap": "lines are always wrapped at words",
+    "format": "answers in a given format, such as JSON, are not served",
+    "noformat": "answers in a given format are not served, so there is none to leave",
+    "template": "the chat template is that of the model's files",
+}
+
+
+def change(chat: ChatSession, argument: str, console: Console) -> None:
+    """/set: show all, or change one."""
+    name, _, value = argument.replace("=", " ", 1).partition(" ")
+    value = value.strip()
+    if name == "parameter":  # as ollama has it
+        return change(chat, value, console)
+    if name == "system":
+        return system(chat, value, console)
+    if name in ("verbose", "quiet", "usual"):
+        chat.figures = Figures(name)
+        return console.print(f"  figures below an answer: {name}", style="dim")
+    name, value = ("think", "off") if name == "nothink" else (OTHER_NAMES.get(name, name), value)
+    if not name:
+        _show_variables(chat, console)
+        return _show(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
+    if (variable := THINKING if name == "think" else name) in (THINKING, *chat.engine.info.template_vars):
+        _set_variable(chat, variable, value or ("on" if name == "think" else ""))
+        return _show_variables(chat, console)
+    if name not in SAMPLING and name not in ENGINE:
+        raise InvalidRequest(_unknown(name))
+    if value and name in SAMPLING:
+        chat.params = _changed(chat.params, name, value)
+    elif value:
+        _reopen(chat, name, value, console)
+    _show(chat, console, [name])
+
+
+def system(chat: ChatSession, argument: str, console: Console) -> None:
+    """/system: show or change the system prompt."""
+    if argument:
+        text = unquoted(argument)
+        text = text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+        chat.conversation.system = None if text in ("none", "") else text
+        chat.keep()
+    console.print(f"  system prompt: {chat.conversation.system or 'none'}", style="dim", markup=False)
+
+
+def names() -> list[str]:
+    """What /set takes, for completion."""
+    return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in Figures)]
+
+
+def _set_variable(chat: ChatSession, name: str, value: str) -> None:
+    """A variable of the chat template: JSON or text, on and off; `none` leaves it to the template."""
+    others = {known: set_to for known, set_to in chat.conversation.template_vars.items() if known != name}
+    meant = {"on": True, "off": False}.get(value, json_or_text(value))
+    variables = others if value in ("", "none") else {**others, name: meant}
+    chat.conversation.template_vars = checked(chat.engine, variables)
+    chat.keep()
+
+
+def _show_variables(chat: ChatSession, console: Console) -> None:
+    for name, value in chat.conversation.template_vars.items():
+        console.print(f"  {name:<20}{json.dumps(value):<12} of the chat template", style="dim", markup=False)
+
+
+def _show(chat: ChatSession, console: Console, wanted: list[str]) -> None:
+    for name in wanted:
+        if name in SAMPLING:
+            value = getattr(chat.params, name)
+            value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) if name == "stop" else value
+        else:
+            value = _of_engine(chat, name)
+        shown = "none" if value is None or value == "" else value
+        console.print(f"  {name:<20}{shown!s:<12} {(SAMPLING | ENGINE)[name]}", style="dim", markup=False)
+
+
+def _of_engine(chat: ChatSession, name: str) -> object:
+    if name == "kv_memory":
+        return format_bytes(chat.engine.stats().kv_bytes_limit)
+    return None if chat.host is None else getattr(chat.host.config, name)
+
+
+def _unknown(name: str) -> str:
+    if name in NOT_HERE:
+        return f"/set {name}: {NOT_HERE[name]}"
+    near = difflib.get_close_matches(name, [*SAMPLING, *ENGINE, *OTHER_NAMES], n=1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"there are {', '.join([*SAMPLING, *ENGINE])}, think, and what the chat template reads"
+    )
+    return f"no setting {name!r}: {hint}"
+
+
+def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
+    default = next(f.default for f in fields(SamplingParams) if f.name == name)
+    given: Any
+    if name == "stop":
+        given = () if value == "none" else _quoted(value)
+    elif value == "none":
+        given = None
+    else:
+        given = _number(name, value, whole=isinstance(default, int) or name == "seed")
+    changed = replace(params, **{name: given})
+    changed.validate()
+    return changed
+
+
+def _quoted(value: str) -> tuple[str, ...]:
+    try:
+        return tuple(text.encode().decode("unicode_escape") if text.isascii() else text for text in shlex.split(value))
+    except ValueError as error:
+        raise InvalidRequest(f'stop is {value}: write each text in quotes, like "END" ({error})') from None
+
+
+def _number(name: str, value: str, *, whole: bool) -> float:
+    try:
+        return int(value) if whole else float(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * whole} number") from None
+
+
+def _reopen(chat: ChatSession, name: str, value: str, console: Console) -> None:
+    """Go on with an engine that has this option."""
+    if chat.host is None:
+        raise InvalidRequest(f"this chat cannot change {name}")
+    given: Callable[[], Any] = lambda: parse_size(value) if name == "kv_memory" else _number(name, value, whole=True)  # noqa: E731
+    changes: dict[str, Any] = {name: None if value == "none" else given()}
+    if name == "keep_last" and value == "none":
+        changes["keep_first"] = None
+    if name == "kv_bits" and value == "none":
+        changes["kv_group_size"] = None
+    config: EngineConfig = replace(chat.host.config, **changes)
+    console.print("  the model is loaded again with that, and the chat goes on", style="dim")
+    chat.move(config)

@@ -1,0 +1,71 @@
+"""/undo, /regen, /edit and /n: the last turn taken back, answered again, in other words, or several times."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.errors import InvalidRequest
+
+MOST = 9
+"""Answers side by side: one figure chooses among them."""
+
+_WAYS = 3
+
+
+def undo(chat: ChatSession, argument: str, console: Console) -> None:
+    """/undo: take the last turn back."""
+    taken = chat.conversation.undo()
+    chat.keep()
+    text = "\n".join(_typed(chat, str(message.get("content", ""))) for message in taken)
+    said = f"took back: {_first_line(text)}" if taken else "there is nothing to take back"
+    console.print(f"  {said}", style="dim", markup=False)
+
+
+def regen(chat: ChatSession, argument: str, console: Console) -> Question:
+    """/regen: write the last answer again."""
+    question = _last_question(chat, "there is no answer to write again")
+    _warn_of_the_same(chat, console)
+    return Question(question, again=True)
+
+
+def edit(chat: ChatSession, argument: str, console: Console) -> Question | Draft:
+    """/edit: ask the last question in other words, which are typed here or in the input line."""
+    question = _last_question(chat, "there is no question to change")
+    return Question(argument, again=True, typed=argument) if argument else Draft(_typed(chat, question))
+
+
+def several(chat: ChatSession, argument: str, console: Console) -> Question:
+    """/n 3 [TEXT]: several answers to the last question, or to another, side by side."""
+    first, _, text = argument.partition(" ")
+    number = first or str(_WAYS)
+    if not number.isdecimal() or not 2 <= int(number) <= MOST:
+        raise InvalidRequest(f"/n takes how many answers are wanted, 2 to {MOST}, and the question if it is a new one")
+    if chat.params.seed is None:
+        _warn_of_the_same(chat, console)
+    if text.strip():
+        return Question(text.strip(), answers=int(number), typed=text.strip())
+    question = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
+    return Question(question, again=True, answers=int(number))
+
+
+def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
+    if chat.params.temperature == 0:
+        console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
+
+
+def _last_question(chat: ChatSession, without: str) -> str:
+    asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
+    if not asked:
+        raise InvalidRequest(without)
+    return str(asked[-1])
+
+
+def _typed(chat: ChatSession, text: str) -> str:
+    """What was typed for a message that has files in it."""
+    return chat.typed.get(text, text)
+
+
+def _first_line(text: str) -> str:
+    first, _, more = text.partition("\n")
+    return first + (" ..." if more else "")

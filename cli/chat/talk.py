@@ -1,0 +1,159 @@
+"""The chat itself: asks, answers or carries out a command, and goes on until somebody leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.commands import BY_NAME, Leave
+from cortexmlx.cli.chat.full import advice
+from cortexmlx.cli.chat.input import LineCleared, QuestionSource
+from cortexmlx.cli.chat.session import ChatSession, Draft, Figures, Question, Stopped
+from cortexmlx.cli.chat.slash.files import tell
+from cortexmlx.cli.chat.slash.several import SideBySide, choose
+from cortexmlx.cli.chat.typed.attached import mentioned, with_files
+from cortexmlx.cli.chat.typed.reading import read
+from cortexmlx.cli.generate import summary
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.limits import ending
+from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
+from cortexmlx.request import Completion
+
+if TYPE_CHECKING:
+    from cortexmlx.cli.terminal.interrupts import Interrupts
+
+
+class Talk:
+    """A chat with a person. `pretty`: on a terminal that can do more than print lines."""
+
+    def __init__(
+        self, session: ChatSession, source: QuestionSource, screen: Console, presses: Interrupts, *, pretty: bool
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._screen = screen
+        self._presses = presses
+        self._pretty = pretty
+
+    def once(self, first: str) -> Completion:
+        """One answer: to `first`, or to what is asked. Raises its error; EOFError if nothing is asked."""
+        question = Question(first) if first else None
+        while question is None:
+            typed = self._source.ask()
+            if typed is None:
+                raise EOFError
+            step = self._respond(typed)
+            question = step if isinstance(step, Question) else None
+        return self.answer(question)
+
+    def go_on(self, first: str) -> None:
+        """Until somebody leaves. Raises KeyboardInterrupt for Ctrl-C twice, EngineClosed if the engine has gone."""
+        step: Question | Draft | None = Question(first) if first else None
+        while True:
+            try:
+                if isinstance(step, Question):
+                    question, step = step, None
+                    self._answer_or_say_why(question)
+                    continue
+                typed = self._source.ask(draft=step.text if step is not None else "")
+                if typed is None:
+                    return
+                edited, step = step is not None, None
+                step = self._respond(typed)
+                if edited and isinstance(step, Question):
+                    step = replace(step, again=True)
+            except Leave:
+                return
+            except LineCleared:
+                step = None
+                if self._presses.again():
+                    raise KeyboardInterrupt from None
+                self._screen.print("  (Ctrl-C again, Ctrl-D or /bye leaves)", style="dim")
+            except KeyboardInterrupt:  # counted by the signal handler already
+                continue
+
+    def answer(self, question: Question) -> Completion:
+        """One turn, and the line of figures below it."""
+        session, params = self._session, self._session.params
+        if self._pretty:
+            self._screen.print()
+        with self._source.busy():
+            if question.answers > 1:
+                completion = session.ask(question, SideBySide(self._screen, question.answers).follow)
+            else:
+                completion = session.ask(question)
+        if self._pretty and session.figures is not Figures.QUIET:
+            self._screen.print(
+                f"\n{self._figures(completion, ending(completion, params, session.engine))}\n", style="dim"
+            )
+        return completion
+
+    def _figures(self, completion: Completion, end: str) -> str:
+        """`24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
+        line = summary(completion, end)
+        if self._session.figures is Figures.VERBOSE:
+            times = completion.timings
+            line += (
+                f"\nwaited {times.queued:.2f} s · prefill {times.prefill_tokens_per_second:.0f} tok/s · "
+                f"{times.total:.2f} s in all · finish_reason {completion.finish_reason.value}"
+            )
+        return line
+
+    def _respond(self, typed: str) -> Question | Draft | None:
+        """Carry out a command. Returns what is to be answered, if there is something; an error is said, and no more."""
+        try:
+            said = read(typed, BY_NAME)
+            if said.command is not None:
+                step = BY_NAME[said.command].run(self._session, said.text, self._screen)
+                typed_now = isinstance(step, Question) and step.typed == step.text
+                return self._with_files(step) if isinstance(step, Question) and typed_now else step
+            return self._with_files(Question(said.text)) if said.text else None
+        except EngineClosed:
+            raise
+        except (CortexError, OSError) as error:
+            console.error(str(error))
+            return None
+
+    def _with_files(self, question: Question) -> Question:
+        """A question behind the files that it names and those that wait for it."""
+        session, text = self._session, question.text
+        found, missing = mentioned(text)
+        for file in found:
+            tell(session, file, self._screen)
+        for name in missing:
+            self._screen.print(f"  @{name} is no file here: it is sent as it is", style="dim", markup=False)
+        files, session.attached = [*session.attached, *found], []
+        return replace(question, text=with_files(files, text), typed=text) if files else question
+
+    def _answer_or_say_why(self, question: Question) -> None:
+        """One turn; an error ends the turn, and the chat only if the engine has gone."""
+        try:
+            completion = self.answer(question)
+        except EngineClosed:
+            raise
+        except Stopped as stopped:
+            self._screen.print(f"  {stopped}", style="dim")
+            return
+        except CortexError as error:
+            console.error(str(error))
+            if isinstance(error, PromptTooLong | KVCacheFull):
+                way = f"nothing was sent. {advice(self._session.engine)} /undo, /clear make room; /save keeps the chat."
+                self._screen.print(f"  {way}", style="dim", markup=False)
+            return
+        if question.answers > 1:
+            self._choose(completion)
+
+    def _choose(self, completion: Completion) -> None:
+        session, answers = self._session, (completion, *completion.others)
+        try:
+            chosen = choose(answers, self._source.ask, self._screen)
+        except LineCleared:
+            chosen = None
+        if chosen is None:
+            session.conversation.undo()
+            self._screen.print("  none: the question is taken back", style="dim")
+        else:
+            session.conversation.choose(chosen)
+        session.keep()

@@ -1,0 +1,70 @@
+"""What is typed or pasted while an answer is written: it waits for the next prompt as it was typed."""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding.key_processor import KeyPress
+    from prompt_toolkit.output import Output
+
+
+class Ahead:
+    """The keyboard between two prompts.
+
+    The terminal neither shows nor gathers lines then, and goes on to mark what is pasted; Ctrl-C remains a signal, and
+    throws nothing away. A thread takes what comes: the kernel keeps 4 KiB of it, and a paste may be more.
+    """
+
+    def __init__(self, keys: Input, output: Output) -> None:
+        self._keys = keys
+        self._output = output
+        self._terminal = keys.fileno()
+        self._before = termios.tcgetattr(self._terminal)
+
+    def silence(self) -> None:
+        """From now on the terminal shows nothing of what is typed, except in a prompt."""
+        quiet = termios.tcgetattr(self._terminal)
+        quiet[0] &= ~termios.ICRNL  # Enter stays Enter, as in a prompt
+        quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
+        quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, quiet)
+
+    def restore(self) -> None:
+        """The terminal as it was."""
+        self._output.disable_bracketed_paste()
+        self._output.flush()
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Take what is typed in this context, for the next prompt."""
+        from prompt_toolkit.input.typeahead import store_typeahead
+
+        self._output.enable_bracketed_paste()  # a prompt switches it off at its end
+        self._output.flush()
+        pressed: list[KeyPress] = []
+        stop, stopper = os.pipe()
+        reader = threading.Thread(target=self._read, args=(stop, pressed), name="cortexmlx-keys", daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            os.close(stopper)
+            reader.join()
+            os.close(stop)
+            store_typeahead(self._keys, pressed)
+
+    def _read(self, stop: int, pressed: list[KeyPress]) -> None:
+        while not self._keys.closed:
+            ready, _, _ = select.select([self._terminal, stop], [], [])
+            if stop in ready:
+                return
+            pressed += self._keys.read_keys()

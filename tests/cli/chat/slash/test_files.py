@@ -1,0 +1,113 @@
+"""/save, /load and /file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.kept import Keeper
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.sessions.saved import Saved
+from support.chat_commands import printed, run_command
+
+
+@pytest.mark.parametrize("name", ["talk.json", "talk.md", "a talk.md"])
+def test_nothing_is_written_over_in_silence(session: ChatSession, screen: Console, tmp_path: Path, name: str) -> None:
+    session.ask(Question("one"))
+    path = tmp_path / name
+    run_command(f"/save {path}", session, screen)
+    before = path.read_bytes()
+    session.ask(Question("two"))
+    with pytest.raises(InvalidRequest, match="is there already: name another file, or write over it with /save"):
+        run_command(f"/save {path}", session, screen)
+    assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o600
+    run_command(f"/save {path} --force", session, screen)
+    assert b"two" in path.read_bytes() and printed(screen).endswith(f"saved 4 messages to {path}\n")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
+    with pytest.raises(InvalidRequest, match="is there already"):
+        run_command(f"/save {tmp_path / 'nowhere'}", session, screen)
+
+
+def test_a_file_called_markdown_is_to_read(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    session.ask(Question("# one"))
+    run_command(f"/save {tmp_path / 'talk.md'}", session, screen)
+    assert (tmp_path / "talk.md").read_text().endswith("## User\n\n# one\n\n## Assistant\n\nYou said: # one\n")
+
+
+def test_what_cannot_be_saved_is_said(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is a folder: name a file in it"):
+        run_command(f"/save {tmp_path}", session, screen)
+    for name in ("no/such/talk.md", "x" * 300 + ".json"):
+        with pytest.raises(ConversationFileError, match="cannot be written"):
+            run_command(f"/save {tmp_path / name}", session, screen)
+
+
+def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    session.conversation.system = "Be brief."
+    session.ask(Question("né"))
+    run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
+    said = session.conversation.messages
+    run_command("/clear", session, screen)
+    run_command("/system none", session, screen)
+    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
+    assert (session.conversation.messages, session.conversation.system) == (said, "Be brief.")
+
+
+def test_messages_of_the_openai_api_are_loaded(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "a"}]
+    (tmp_path / "talk.json").write_text(json.dumps(messages))
+    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
+    assert session.conversation.system == "S" and session.conversation.messages == (messages[1],)
+
+
+def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    first = session.keeper.path
+    assert first is not None
+    with pytest.raises(InvalidRequest, match=f"/save needs a file name; the chat is kept in {re.escape(str(first))}"):
+        run_command("/save", session, screen)
+    run_command("/clear", session, screen)
+    session.ask(Question("two"))
+    run_command(f"/load {first.stem}", session, screen)
+    session.ask(Question("three"))
+    run_command("/undo", session, screen)
+    files = {path.stem[11:]: len(Saved.read(path).messages) for path in first.parent.iterdir()}
+    assert files == {"one": 2, "two": 2, "one-2": 2}
+    with pytest.raises(InvalidRequest, match="/load needs a file, or the name"):
+        run_command("/load", session, screen)
+    with pytest.raises(InvalidRequest, match=r"no chat 'llama3' is kept.*\(a model: /model llama3\)"):
+        run_command("/load llama3", session, screen)
+
+
+def test_a_file_goes_with_the_next_message_or_with_its_question(
+    session: ChatSession, screen: Console, tmp_path: Path
+) -> None:
+    path, blank = tmp_path / "notes.txt", tmp_path / "my notes.py"
+    path.write_text("alpha\nbeta\n")
+    blank.write_text("pass\n")
+    assert run_command(f"/file {blank}", session, screen) is None
+    assert [each.path for each in session.attached] == [blank]
+    with pytest.raises(InvalidRequest, match=r"files that wait for the next message: .*my notes.py"):
+        run_command("/file", session, screen)
+    asked = run_command(f"/file {path} What is it?", session, screen)
+    assert asked == Question(
+        f"{blank}:\n```py\npass\n```\n\n{path}:\n```txt\nalpha\nbeta\n```\n\nWhat is it?", typed=f"@{path} What is it?"
+    )
+    assert session.attached == [] and f"+ {path}: 2 lines, 11 B, 11 tokens" in printed(screen)
+    quoted = run_command(f'/file "{blank}" And this?', session, screen)
+    assert isinstance(quoted, Question) and quoted.typed == f'@"{blank}" And this?'
+
+
+def test_a_file_that_never_fits_is_refused_with_its_numbers(
+    session: ChatSession, screen: Console, tmp_path: Path
+) -> None:
+    (tmp_path / "long.txt").write_text("x" * 9000)
+    with pytest.raises(InvalidRequest, match=r"long.txt has 9,000 tokens, more than the context of 8,192 tokens"):
+        run_command(f"/file {tmp_path / 'long.txt'}", session, screen)
+    assert session.attached == []

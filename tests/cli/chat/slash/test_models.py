@@ -1,0 +1,114 @@
+"""/model and /show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.slash import models
+from cortexmlx.cli.engine import OpenEngine
+from cortexmlx.errors import InvalidRequest, ModelNotFound
+from cortexmlx.models.inventory import LocalModel
+from cortexmlx.models.resolve import SourceKind
+from cortexmlx.serving.config import EngineConfig
+from support.chat_commands import printed, run_command
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+
+
+@pytest.fixture
+def hosted(fakes: Fakes, session: ChatSession) -> Iterator[ChatSession]:
+    """A chat whose engine can be exchanged."""
+    with OpenEngine(EngineConfig("fake", adapter="mine", keep_last=500)) as host:
+        session.host, session.engine = host, host.engine
+        session.conversation = host.engine.conversation(system="S")
+        yield session
+
+
+def test_another_model_goes_on_with_what_was_said(fakes: Fakes, hosted: ChatSession, screen: Console) -> None:
+    hosted.ask(Question("one"))
+    fakes.info = replace(fakes.info, name="org/other", identity="07e4", notes=("on 8 [layers]",))
+    run_command("/model org/other", hosted, screen)
+    assert [engine.closed for engine in fakes.opened] == [True, False] and hosted.engine is fakes.engine
+    options = fakes.engine.options
+    assert (options.model, options.adapter, options.keep_last) == ("org/other", None, 500)
+    hosted.ask(Question("two"))
+    text = "".join(map(chr, fakes.engine.seen[-1][0]))
+    assert text == "<system>S\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
+    said = "  org/other answers now, and reads the 2 messages so far anew\n  on 8 [layers]\n"
+    assert printed(screen) == said
+    run_command("/model org/other", hosted, screen)
+    assert len(fakes.opened) == 2 and printed(screen).endswith("answers already\n")
+
+
+def test_a_model_that_cannot_be_opened_leaves_the_chat_as_it_was(
+    fakes: Fakes, hosted: ChatSession, screen: Console
+) -> None:
+    hosted.ask(Question("one"))
+    with pytest.raises(ModelNotFound, match="no model 'nosuch'"):
+        run_command("/model nosuch", hosted, screen)
+    assert len(fakes.opened) == 1, "the engine was not even closed"
+    with pytest.raises(ModelNotFound):
+        run_command("/model org/missing", hosted, screen)
+    assert hosted.engine is fakes.engine and not fakes.engine.closed and hosted.engine.options.model == "fake"  # type: ignore[attr-defined]
+    hosted.ask(Question("two"))
+    assert len(hosted.conversation.messages) == 4
+
+
+def test_variables_that_its_template_does_not_read_are_not_set_any_more(
+    fakes: Fakes, hosted: ChatSession, screen: Console
+) -> None:
+    told: list[str] = []
+    hosted.note = told.append
+    hosted.conversation.template_vars = {"enable_thinking": False, "reasoning_effort": "low"}
+    fakes.info = replace(fakes.info, template_vars=("reasoning_effort",))
+    run_command("/model org/other", hosted, screen)
+    assert hosted.conversation.template_vars == {"reasoning_effort": "low"}
+    assert told == ["its chat template does not read enable_thinking: not set any more"]
+
+
+def test_a_model_without_a_template_says_so(fakes: Fakes, hosted: ChatSession, screen: Console) -> None:
+    fakes.info = replace(fakes.info, name="org/base", chat_template=False)
+    with pytest.raises(InvalidRequest, match="org/base has no chat template, so it cannot answer here"):
+        run_command("/model org/base", hosted, screen)
+
+
+def test_the_models_on_this_machine_are_listed(
+    hosted: ChatSession, screen: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [LocalModel(name, SourceKind.HUB, Path("/"), 2**30) for name in ("fake", "org/[other]")]
+    monkeypatch.setattr(models, "list_models", lambda: found)
+    run_command("/model", hosted, screen)
+    assert printed(screen).splitlines()[:2] == [" * fake  1 GiB", "   org/[other]  1 GiB"]
+    assert models.model_names() == ["fake", "org/[other]"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("", ["model         fake", "temperature", "system prompt: S", "chat          2 messages"]),
+        ("info", ["llama, 134 M parameters", "8,192 tokens, each 45 KiB of KV memory"]),
+        ("parameters", ["top_p"]),
+        ("system", ["system prompt: S"]),
+        ("messages", ["one", "You said: one"]),
+        ("license", ["it is in the model's files: /models/fake"]),
+    ],
+)
+def test_what_is_known_is_shown(hosted: ChatSession, screen: Console, topic: str, says: list[str]) -> None:
+    hosted.ask(Question("one"))
+    run_command(f"/show {topic}", hosted, screen)
+    assert [text for text in says if text not in printed(screen)] == []
+
+
+def test_what_is_not_known_is_refused(session: ChatSession, screen: Console) -> None:
+    with pytest.raises(InvalidRequest, match=r"/show shows info, parameters, .* not 'weights'"):
+        run_command("/show weights", session, screen)
+    for line in ("/model org/other",):
+        with pytest.raises(InvalidRequest, match="this chat cannot change its model"):
+            run_command(line, session, screen)
+    run_command("/show messages", session, screen)
+    assert printed(screen) == "  nothing was said yet\n"

@@ -1,0 +1,50 @@
+"""Several answers side by side, and the one that is chosen."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.slash.several import SideBySide, choose
+from cortexmlx.request import Completion
+from support.chat_commands import printed
+
+
+def asked(session: ChatSession, screen: Console, count: int) -> Completion:
+    return session.ask(Question("!say **what** else", answers=count), SideBySide(screen, count).follow)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(100, 1), (60, 3)])
+def test_answers_stand_side_by_side_where_they_have_room(session: ChatSession, width: int, rows: int) -> None:
+    screen = Console(file=io.StringIO(), width=width)
+    completion = asked(session, screen, 3)
+    lines = [line for line in printed(screen).splitlines() if "what else" in line]
+    assert len(completion.others) == 2 and len(lines) == rows
+    assert printed(screen).count("what else") == 3 and "3 · 2 tokens" in printed(screen)
+    assert session.params.n == 1, "for this turn alone"
+
+
+def test_they_grow_on_a_terminal_and_leave_no_trace_but_the_whole(session: ChatSession) -> None:
+    screen = Console(file=io.StringIO(), width=100, height=20, force_terminal=True, color_system=None)
+    view = SideBySide(screen, 3)
+    view._texts = ["word " * 400, "one\ntwo", ""]
+    with screen.capture() as capture:
+        screen.print(view._growing())
+    shown = capture.get().splitlines()
+    assert len(shown) <= 16 and "two" in capture.get() and shown[-1].startswith("3 answers")
+    completion = session.ask(Question("!say what", answers=3), SideBySide(screen, 3).follow)
+    assert printed(screen).rstrip().endswith("what") and len(completion.others) == 2
+
+
+def test_one_is_chosen_by_its_number(session: ChatSession, screen: Console) -> None:
+    completion = asked(session, screen, 3)
+    answers = tuple(replace(each, text=str(i)) for i, each in enumerate((completion, *completion.others)))
+    said = iter(["4", "the first", " 2 "])
+    assert choose(answers, lambda prompt: next(said), screen) is answers[1]
+    assert "'the first' is none of 1 to 3" in printed(screen)
+    assert choose(answers, lambda prompt: "0", screen) is None
+    assert choose(answers, lambda prompt: None, screen) is None

@@ -1,0 +1,51 @@
+"""/undo, /regen, /edit and /n."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.errors import InvalidRequest
+from support.chat_commands import printed, run_command
+
+
+def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: Console) -> None:
+    session.ask(Question("one"))
+    session.ask(Question("two\nlines"))
+    assert run_command("/regen", session, screen) == Question("two\nlines", again=True)
+    run_command("/undo", session, screen)
+    assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
+    run_command("/undo", session, screen)
+    run_command("/undo", session, screen)
+    said = printed(screen).splitlines()
+    assert said[-3:] == ["  took back: two ...", "  took back: one", "  there is nothing to take back"]
+    assert said[0].startswith("  the same again, at temperature 0")
+    for line, says in {
+        "/regen": "no answer to write again",
+        "/edit x": "no question to change",
+        "/n": "/n 3 TEXT",
+    }.items():
+        with pytest.raises(InvalidRequest, match=says):
+            run_command(line, session, screen)
+
+
+def test_the_last_question_is_asked_in_other_words(session: ChatSession, screen: Console) -> None:
+    session.ask(Question("one"))
+    assert run_command("/edit", session, screen) == Draft("one")
+    assert run_command("/edit uno\ndue", session, screen) == Question("uno\ndue", again=True, typed="uno\ndue")
+    session.ask(Question("notes.txt:\n```\na\n```\n\n@notes.txt what?", typed="@notes.txt what?"))
+    assert run_command("/edit", session, screen) == Draft("@notes.txt what?"), "not the text of the file"
+
+
+def test_several_answers_are_asked_for(session: ChatSession, screen: Console) -> None:
+    session.params = replace(session.params, temperature=0.5)
+    assert run_command("/n 4 What now?", session, screen) == Question("What now?", answers=4, typed="What now?")
+    session.ask(Question("one"))
+    assert run_command("/n", session, screen) == Question("one", again=True, answers=3)
+    assert printed(screen) == ""
+    for line in ("/n 1", "/n 10", "/n many", "/n -3"):
+        with pytest.raises(InvalidRequest, match="/n takes how many answers are wanted, 2 to 9"):
+            run_command(line, session, screen)

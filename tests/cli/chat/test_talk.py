@@ -1,0 +1,234 @@
+"""What a person does in a chat, in a real terminal: commands, pastes, Ctrl-C, and a context that fills up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.sessions.saved import Saved
+from support.terminal import STOP, Terminal
+
+FIGURES = "TTFT 12 ms · prompt"
+"""In the line below an answer, but not in its status while it is written."""
+
+
+def kept(tmp_path: Path) -> list[str]:
+    """What the user said, in the newest chat that was kept."""
+    newest = max((tmp_path / "state" / "cortexmlx" / "chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return [str(m["content"]) for m in Saved.read(newest).messages if m["role"] == "user"]
+
+
+def test_every_command_in_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("alpha\n")
+    messages = tmp_path / "talk.json"
+    messages.write_text('[{"role": "user", "content": "old"}, {"role": "assistant", "content": "older"}]')
+    steps = [
+        ("/help", "a message that begins with a command"),
+        ("/?", "a message that begins with a command"),
+        ("/HELP save", "/save FILE"),
+        ("help", "a message that begins with a command"),
+        ("/system Be brief.", "system prompt: Be brief."),
+        ("/set temp 0.7", "temperature         0.7"),
+        ("/set", "keep_last"),
+        ("/show", "system prompt: Be brief."),
+        ("one", FIGURES),
+        ("/regen", FIGURES),
+        ("/edit uno", FIGURES),
+        ("/undo", "took back: uno"),
+        ("/n 2 three", "which one goes on? 1-2, 0 for none:"),
+        ("2", ">>>"),
+        (f"/file {tmp_path}/notes.txt", "its text goes with the next message"),
+        ("what?", FIGURES),
+        (f"@{tmp_path}/notes.txt and?", "+ "),
+        (f"/edit @{tmp_path}/notes.txt or?", "+ "),
+        ("/regen", FIGURES),
+        ("/tokens", "of the context of 8,192 tokens"),
+        ("/stats", "prefix cache ("),
+        ("/blocks", "private"),
+        (f"/save {tmp_path}/mine.md", "saved 6 messages"),
+        (f"/save {tmp_path}/mine.md", "is there already: name another file"),
+        (f"/load {messages}", "loaded 2 messages"),
+        ("/show messages", "older"),
+        ("/set kv_memory 4GB", "the model is loaded again"),
+        ("/model org/other", "answers now, and reads the 2 messages"),
+        ("/clear", "the conversation is empty again"),
+        ("/reset", "the conversation is empty again"),
+        ("/clera", "no command /clera: did you mean /clear?"),
+        ("/foo bar", "You said: /foo bar"),
+        ("// a comment", "You said: // a comment"),
+        (" /clear", "You said:  /clear"),
+        ("/set quiet", "figures below an answer: quiet"),
+        ("quit", "kept: cortexmlx chat --resume"),
+    ]
+    with Terminal("--no-history", columns=200, lines=50) as terminal:
+        terminal.wait_for_prompt()
+        for line, says in steps:
+            terminal.type(f"{line}\r")
+            terminal.wait_for(says)
+            if line not in ("/n 2 three", "quit"):
+                terminal.wait_for_prompt()
+        assert terminal.exit_code() == 0
+    assert "\x1b[?2004l" in terminal.raw.decode().rpartition("\x1b[?2004h")[2], "the shell gets a terminal as it was"
+
+
+@pytest.mark.slow
+def test_the_last_question_is_changed_in_the_input_line(tmp_path: Path) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("what is a cat?\r")
+        terminal.wait_for(FIGURES)
+        terminal.type("/edit\r")
+        terminal.shows(">>> what is a cat?")
+        terminal.type("\x7f\x7f\x7f\x7fdog?\r")
+        terminal.wait_for("You said: what is a dog?")
+        terminal.wait_for(FIGURES)
+        assert kept(tmp_path) == ["what is a dog?"]
+        terminal.type("/edit\r")
+        terminal.shows(">>> what is a dog?")
+        terminal.type("\x03")
+        terminal.wait_for("Ctrl-C again")
+        terminal.type("and now?\r")
+        terminal.wait_for(FIGURES)
+        assert kept(tmp_path) == ["what is a dog?", "and now?"], "an edit that was given up changes nothing"
+
+
+def test_whoever_comes_from_ollama_finds_the_habits_kept(tmp_path: Path) -> None:
+    with Terminal("--no-history", columns=100, lines=40) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/set parameter num_predict 50\r")
+        terminal.wait_for("max_tokens          50")
+        terminal.type("/set parameter stop END\r")
+        terminal.wait_for('"END"')
+        terminal.type('/set system """\rBe brief,\rand kind.\r"""\r')
+        terminal.wait_for("and kind.")
+        terminal.wait_for_prompt()
+        terminal.type("/set verbose\r")
+        terminal.wait_for("answer: verbose")
+        terminal.type('"""\rtwo\rlines"""\r')
+        terminal.wait_for("prefill 500 tok/s")
+        terminal.wait_for_prompt()
+        assert kept(tmp_path) == ["two\nlines"]
+        terminal.type("/set nowordwrap\r")
+        terminal.wait_for("error: /set nowordwrap: lines are always wrapped at words")
+        terminal.type("/load llama3\r")
+        terminal.wait_for("/model llama3")
+        terminal.wait_for_prompt()
+        terminal.type("half a line\x03")
+        terminal.wait_for("Ctrl-D or /bye leaves")
+        terminal.wait_for_prompt()
+        terminal.type("/? set\r")
+        terminal.wait_for("/set [NAME VALUE]")
+        terminal.type("/bye\r")
+        assert terminal.exit_code() == 0
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("\x04")
+        assert terminal.exit_code() == 0
+
+
+CODE = "\n".join(f"/* line {number} */  // {'x' * 40}" for number in range(200))
+
+
+def test_a_paste_of_200_lines_is_one_turn_also_while_an_answer_streams(tmp_path: Path) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.paste(CODE)
+        terminal.type("\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        terminal.ask(["so ", STOP, "it is"])
+        terminal.wait_for_stop()
+        before = terminal.screen.rows()
+        terminal.paste(CODE)
+        terminal.type(" and this?\r")
+        assert terminal.screen.rows()[:-1] == before[:-1], "nothing of it appears in the answer"
+        terminal.go_on()
+        terminal.wait_for(FIGURES)
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        assert kept(tmp_path) == [CODE, "!script", f"{CODE} and this?"]
+
+
+@pytest.mark.slow
+def test_a_paste_that_the_end_of_an_answer_cuts_in_two_is_one_turn(tmp_path: Path) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask(["so ", STOP, "it is"])
+        terminal.wait_for_stop()
+        terminal.type("\x1b[200~one\ntw")
+        terminal.go_on()
+        terminal.wait_for(FIGURES)
+        terminal.type("o\nthree\x1b[201~\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        assert kept(tmp_path) == ["!script", "one\ntwo\nthree"]
+
+
+def test_ctrl_c_while_the_prompt_is_read_and_twice_loses_nothing_that_was_kept(tmp_path: Path) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("one\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        terminal.ask([STOP, "never"])
+        terminal.wait_for_stop()
+        terminal.type("\x03")
+        terminal.wait_for("stopped before the first word")
+        terminal.wait_for_prompt()
+        assert "error" not in "".join(terminal.lines())
+        assert kept(tmp_path) == ["one"], "a turn without an answer is rolled back"
+        time.sleep(1.1)
+        terminal.ask(["some words", STOP])
+        terminal.wait_for_stop()
+        terminal.shows("some words")
+        terminal.type("\x03")
+        terminal.wait_for("· stopped")
+        terminal.wait_for_prompt()
+        assert kept(tmp_path) == ["one", "!script"]
+        time.sleep(1.1)
+        terminal.type("!slow\r")
+        terminal.wait_for("word3")
+        terminal.type("\x03")
+        time.sleep(0.1)
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130
+        assert kept(tmp_path)[:2] == ["one", "!script"]
+
+
+def test_a_full_context_never_ends_the_chat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FAKE_CONTEXT", "400")
+    with Terminal("--no-history", "-n", "60", columns=100, lines=40) as terminal:
+        terminal.wait_for_prompt()
+        for number in range(12):
+            terminal.type(f"question number {number}\r")
+            terminal.wait_for(FIGURES)
+            terminal.wait_for_prompt()
+        said = "".join(terminal.lines())
+        assert said.count("the context of 400 tokens is full, with this question") >= 2
+        terminal.type("x" * 500 + "\r")
+        terminal.wait_for_prompt()
+        terminal.type("/tokens\r")
+        terminal.wait_for("oldest messages are not read any more")
+        assert len(kept(tmp_path)) == 13, "the file has all of it"
+        terminal.type("exit\r")
+        assert terminal.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_once_is_one_answer() -> None:
+    with Terminal("--no-history", "--once", "-p", "hello **there**") as terminal:
+        terminal.wait_for("You said: hello there")
+        assert terminal.exit_code() == 0 and "cortexmlx" not in terminal.screen.text_lines()[0]
+    with Terminal("--no-history", "--once") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/set temp 0.2\r")
+        terminal.wait_for("temperature")
+        terminal.wait_for_prompt()
+        terminal.type("hi\r")
+        terminal.wait_for("You said: hi")
+        assert terminal.exit_code() == 0
+    with Terminal("--once", "-p", "!fail") as terminal:
+        terminal.wait_for("error: prompt has 9120 tokens")
+        assert terminal.exit_code() == 1

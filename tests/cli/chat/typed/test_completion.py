@@ -1,0 +1,45 @@
+"""What Tab offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
+
+KNOWN = Vocabulary(
+    (("/save", "write it"), ("/set", "change it"), ("/load", "read it")),
+    {"/set": lambda: ["temperature", "top_p"], "/load": lambda: ["2026-talk"]},
+    frozenset({"/save", "/load"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("/s", {"/save", "/set"}),
+        ("/set t", {"/set temperature", "/set top_p"}),
+        ("/set TOP", {"/set top_p"}),
+        ("/load ", {"/load 2026-talk", "/load notes.txt", "/load src"}),
+        ("/save no", {"/save notes.txt"}),
+        ("what is @no", {"what is @notes.txt"}),
+        ('@"src/m', {'@"src/main.c'}),
+        ("one\n@src/", {"one\n@src/main.c"}),
+        ("what is no", set()),
+        ("me@no", set()),
+        ("one\n/s", set()),
+        ("", set()),
+    ],
+)
+def test_commands_arguments_and_paths_are_completed(
+    before: str, after: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.c").touch()
+    offered = completer(KNOWN).get_completions(Document(before), CompleteEvent())
+    assert {before[: len(before) + each.start_position] + each.text for each in offered} == after

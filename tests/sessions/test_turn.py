@@ -1,0 +1,44 @@
+"""Which of the oldest turns give way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.sessions.turn import place_that_leaves, without_answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "longest", "place"),
+    [(10, 70, 0), (11, 70, 2), (30, 70, 2), (31, 70, 4), (70, 70, 4), (70, 21, 4), (70, 20, 0), (0, 1, 0)],
+)
+def test_the_first_place_that_leaves_room(answer: int, longest: int, place: int) -> None:
+    """Ten tokens each, the last question twenty."""
+    messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant", "user")]
+    assert place_that_leaves(answer, longest, messages, lambda begin: 10 * (5 - begin) + 10, 0) == place
+
+
+@given(
+    st.lists(st.sampled_from(["user", "assistant", "tool"]), min_size=1, max_size=12),
+    st.integers(0, 200),
+    st.integers(1, 200),
+    st.data(),
+)
+def test_it_is_what_trying_every_place_finds(roles: list[str], answer: int, longest: int, data: st.DataObject) -> None:
+    messages = [{"role": role} for role in roles]
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(roles), max_size=len(roles)))
+    begin = data.draw(st.integers(0, len(roles) - 1))
+
+    def tokens(place: int) -> int:
+        return sum(sizes[place:])
+
+    allowed = [begin] + [i for i in range(begin + 1, len(roles)) if roles[i] == "user"]
+    fitting = [i for i in allowed if tokens(i) + answer <= longest]
+    expected = fitting[0] if fitting else allowed[-1] if tokens(allowed[-1]) < longest else begin
+    assert place_that_leaves(answer, longest, messages, tokens, begin) == expected
+
+
+def test_an_answer_is_left_out_to_be_written_again() -> None:
+    said = ({"role": "user"}, {"role": "assistant"})
+    assert without_answer(said) == said[:1] == without_answer(said[:1]) and without_answer(()) == ()

@@ -1,0 +1,24 @@
+"""A command of the chat as it is typed, and what it prints."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.commands import BY_NAME
+from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.chat.typed.reading import read
+
+
+def run_command(line: str, session: ChatSession, screen: Console) -> Question | Draft | None:
+    """Carry out a line that is a command."""
+    typed = read(line, BY_NAME)
+    assert typed.command is not None, f"{line!r} is a message"
+    return BY_NAME[typed.command].run(session, typed.text, screen)
+
+
+def printed(screen: Console) -> str:
+    """All that was printed so far."""
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
