@@ -33,6 +33,7 @@ from cortexmlx.progress import Progress
 from cortexmlx.request import (
     Completion,
     FinishReason,
+    LogitsProcessor,
     Message,
     RequestState,
     SamplingParams,
@@ -49,19 +50,27 @@ from cortexmlx.stats import (
     MemoryPressure,
     ModelInfo,
     Moment,
+    StoreStats,
 )
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.perplexity import Perplexity
+    from cortexmlx.serving.completed import AsCompleted
     from cortexmlx.serving.handle import RequestHandle
-    from cortexmlx.sessions.conversation import Conversation
+    from cortexmlx.serving.prompt import Prompt
+    from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
+    from cortexmlx.sessions.conversation import Conversation, Question
     from cortexmlx.sessions.pin import Pin
+    from cortexmlx.sessions.reply import AsyncReply, Reply
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsCompleted",
+    "AsyncReply",
+    "AsyncTokenStream",
     "BlockMap",
     "BlockState",
     "ChatPrompt",
@@ -83,6 +92,7 @@ __all__ = [
     "KernelCompileError",
     "KernelFault",
     "Latency",
+    "LogitsProcessor",
     "LogitsProcessorError",
     "MemoryPressure",
     "MemoryRefused",
@@ -97,15 +107,20 @@ __all__ = [
     "Pin",
     "PinRefused",
     "Progress",
+    "Prompt",
     "PromptLogprobs",
     "PromptTooLong",
+    "Question",
+    "Reply",
     "RequestHandle",
     "RequestState",
     "RequestTimeout",
     "SamplingParams",
+    "StoreStats",
     "Timings",
     "TokenEvent",
     "TokenLogprob",
+    "TokenStream",
     "ToolchainMissing",
     "Usage",
     "__version__",
@@ -120,9 +135,16 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
         "Perplexity": "cortexmlx.perplexity",
+        "AsCompleted": "cortexmlx.serving.completed",
         "RequestHandle": "cortexmlx.serving.handle",
+        "Prompt": "cortexmlx.serving.prompt",
+        "AsyncTokenStream": "cortexmlx.serving.streams",
+        "TokenStream": "cortexmlx.serving.streams",
         "Conversation": "cortexmlx.sessions.conversation",
+        "Question": "cortexmlx.sessions.conversation",
         "Pin": "cortexmlx.sessions.pin",
+        "AsyncReply": "cortexmlx.sessions.reply",
+        "Reply": "cortexmlx.sessions.reply",
     }
 
     def __getattr__(name: str) -> object:
@@ -130,3 +152,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """What a program may use, and nothing that is imported here for other reasons."""
+        return sorted(__all__)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cortexmlx
+from support import client
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ast.parse(Path(client.__file__).read_text())
+CLASSES = [value for value in map(cortexmlx.__getattr__, sorted(cortexmlx._HOMES)) if isinstance(value, type)]
 
 
 @pytest.mark.parametrize("name", cortexmlx.__all__)
@@ -37,3 +45,74 @@ def test_a_type_checker_refuses_a_name_that_does_not_exist(tmp_path: Path) -> No
     done = subprocess.run([*command, str(package), str(client)], cwd=tmp_path, capture_output=True, text=True)
     refused = [line for line in done.stdout.splitlines() if "error:" in line]
     assert len(refused) == 1 and "client.py:2" in refused[0] and "PromptToLong" in refused[0], done.stdout
+
+
+def test_what_a_program_is_shown_is_what_it_may_use() -> None:
+    assert sorted(dir(cortexmlx)) == sorted(cortexmlx.__all__) and len(set(cortexmlx.__all__)) == len(cortexmlx.__all__)
+
+
+def test_a_program_that_uses_everything_runs(tiny: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    client.main(tiny("llama"), tmp_path)
+    assert capfd.readouterr().out.endswith(f"{cortexmlx.__version__}\n")
+
+
+def test_that_program_uses_every_name_and_every_method() -> None:
+    imported = {
+        a.name for n in ast.walk(CLIENT) if isinstance(n, ast.ImportFrom) and n.module == "cortexmlx" for a in n.names
+    }
+    assert imported == set(cortexmlx.__all__) - {"__version__"}
+    used = {n.attr for n in ast.walk(CLIENT) if isinstance(n, ast.Attribute)}
+    methods = {f"{c.__name__}.{m}" for c in CLASSES for m in dir(c) if not m.startswith("_")}
+    engines = {"push", "fail", "advance", "abandon", "owner"}  # what the engine does with a handle
+    missing = {m for m in methods if m.partition(".")[2] not in used | engines}
+    assert {m for m in missing if not m.startswith(("KVBlockAllocator.", "KVHandle."))} == set()
+
+
+WRONG = """
+from cortexmlx import Engine, SamplingParams
+Engine("m", kv_memroy=3)
+Engine.open("m", block_size="32")
+SamplingParams(stop=5)
+engine = Engine("m")
+engine.generate(5)
+engine.generate("text", timeout="5")
+number: int = engine.decode([1])
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_accepts_what_runs_and_nothing_else(tmp_path: Path) -> None:
+    """The program above, strictly; calls that are wrong; and every name there might be, in both ways of asking."""
+    pytest.importorskip("mypy")
+    tree = tmp_path / "cortexmlx"
+    tree.mkdir()
+    for source in [*(ROOT / "cortexmlx").iterdir(), *(ROOT / name for name in ("cli", "bench", "metal"))]:
+        (tree / source.name).symlink_to(source)
+    modules = [module.name for module in pkgutil.iter_modules(cortexmlx.__path__)]
+    names = [*cortexmlx.__all__, "PromptToLong", "Tokenizer"]
+    ways = {
+        "names.py": [f"from cortexmlx import {name} as my_{name}" for name in [*names, *modules]],
+        "attributes.py": [f"cortexmlx.{name}" for name in names],
+    }
+    for file, lines in ways.items():
+        (tmp_path / file).write_text("\n".join(["import cortexmlx", *lines, ""]))
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "client.py").symlink_to(client.__file__)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
+    done = subprocess.run(
+        [*command, "-m", "names", "-m", "attributes", "-m", "wrong", "-m", "client"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    said = [line.split(":")[:2] for line in done.stdout.splitlines() if "error:" in line]
+    assert [int(line) for file, line in said if file == "wrong.py"] == [3, 4, 5, 7, 8, 9], done.stdout
+    assert {file for file, _ in said} == {"wrong.py", *ways}, done.stdout
+    refused = {ways[file][int(line) - 2] for file, line in said if file in ways}
+    assert refused == {line for lines in ways.values() for line in lines if not runs(line)}
+
+
+def runs(line: str) -> bool:
+    program = f"import cortexmlx\n{line}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment).returncode == 0

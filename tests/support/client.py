@@ -1,0 +1,235 @@
+"""A program of a user who has read docs/python.md and uses all of it. mypy --strict reads it, and the tests run it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import assert_type
+
+import cortexmlx
+from cortexmlx import (
+    AsCompleted,
+    AsyncReply,
+    AsyncTokenStream,
+    Completion,
+    Conversation,
+    ConversationFileError,
+    CortexError,
+    Engine,
+    EngineClosed,
+    EngineStats,
+    FinishReason,
+    ForkedProcess,
+    InvalidRequest,
+    KernelCompileError,
+    KernelFault,
+    KVBlockAllocator,
+    KVBlockError,
+    KVCacheFull,
+    KVHandle,
+    Latency,
+    LogitsProcessor,
+    LogitsProcessorError,
+    MemoryPressure,
+    MemoryRefused,
+    Message,
+    ModelCorrupt,
+    ModelInfo,
+    ModelNotFound,
+    ModelUnsupported,
+    Moment,
+    OutOfMemory,
+    Perplexity,
+    Pin,
+    PinRefused,
+    Prompt,
+    PromptLogprobs,
+    PromptTooLong,
+    Question,
+    Reply,
+    RequestHandle,
+    RequestState,
+    RequestTimeout,
+    SamplingParams,
+    StoreStats,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+    TokenStream,
+    ToolchainMissing,
+    Usage,
+)
+
+SHORT = SamplingParams(max_tokens=8, temperature=0.7, seed=1, stop="never so", ignore_eos=True)
+MESSAGES: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+
+
+def show(completion: Completion) -> str:
+    usage: Usage = completion.usage
+    timings: Timings = completion.timings
+    rates = f"{timings.prefill_tokens_per_second:.0f} and {timings.decode_tokens_per_second:.0f} tok/s"
+    waited = f"{timings.queued:.3f} {timings.ttft:.3f} {timings.total:.3f}"
+    tokens = f"{usage.prompt_tokens} {usage.completion_tokens} {usage.cached_tokens} {usage.dropped_tokens}"
+    logprobs: tuple[TokenLogprob, ...] = completion.logprobs or ()
+    likeliest = [(one.token_id, one.logprob, one.top) for one in logprobs]
+    others = [other.index for other in completion.others]
+    whole = f"{completion.text} {completion.token_ids} {likeliest} {completion.cumulative_logprob} {others}"
+    stopped = completion.finish_reason is FinishReason.LENGTH
+    return f"{whole} {tokens} {usage.total_tokens} {rates} {waited} {stopped} {completion.prompt_logprobs is None}"
+
+
+def asks(engine: Engine) -> None:
+    prompt: Prompt = "the cat"
+    answer = engine.generate(prompt, SHORT, cache=False, timeout=60.0)
+    assert_type(answer, Completion)
+    show(answer)
+    several = SamplingParams(max_tokens=4, temperature=1.0, n=2, best_of=3, logprobs=2, stop=["a", "b"])
+    show(engine.generate(MESSAGES, several))
+    assert_type(engine.generate_batch([prompt, [1, 2, 3]], SHORT), list[Completion])
+
+    with engine.stream(prompt, SHORT) as stream:
+        assert_type(stream, TokenStream)
+        for event in stream:
+            assert_type(event, TokenEvent)
+            print(event.text, event.token_id, event.logprob, event.index, event.dropped, event.finish_reason)
+
+    done = threading.Event()
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None or event.error is not None:
+            done.set()
+
+    handle = engine.submit(prompt, SHORT, on_event=listen, client="one", background=True)
+    assert_type(handle, RequestHandle)
+    assert_type(handle.result(timeout=60), Completion)
+    assert handle.state is RequestState.FINISHED and handle.ended and handle.id > 0 and done.wait(60)
+    heard: list[TokenEvent] = []
+    engine.submit(prompt, listener=heard.append).cancel()
+
+    def prompts() -> Iterator[Prompt]:
+        yield prompt
+        yield []
+
+    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=60)
+    assert_type(completed, AsCompleted)
+    for index, result in completed:
+        print(index, result if isinstance(result, CortexError) else result.text)
+    completed.close()
+    assert list(completed.finished()) == []
+
+    processors: list[LogitsProcessor] = []
+    scored = engine.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=1, logits_processors=processors))
+    known: PromptLogprobs | None = scored.prompt_logprobs
+    assert known is not None and known[0] is None and len(known.tokens) == len(known.logprobs)
+    foretold: Perplexity = engine.perplexity("the cat and the hat", context=16, stride=8, on_window=print)
+    print(foretold.perplexity, foretold.bits_per_token, foretold.bits_per_byte, foretold.tokens_per_second)
+
+
+def talks(engine: Engine, folder: Path) -> None:
+    talk: Conversation = engine.conversation(system="Be brief.", params=SHORT, client="one")
+    question: Question = {"role": "user", "content": "Hello?"}
+    assert_type(talk.ask(question, timeout=60), Completion)
+    with talk.stream("And then?") as reply:
+        assert_type(reply, Reply)
+        for event in reply:
+            print(event.text, end="")
+        print(reply.result().text, len(reply.prompt), reply.thinking)
+        reply.cancel()
+    print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
+    talk.edit(0, "Hello!")
+    talk.save(folder / "talk.json")
+    other = talk.fork()
+    other.clear()
+    other.load(folder / "talk.json")
+    print(other.notes)
+
+
+async def waits(model: Path) -> None:
+    engine = await Engine.open(model, kv_memory="256KB", block_size=8)
+    assert_type(engine, Engine)
+    await engine.aclose()
+    async with Engine.open(model, kv_memory="256KB", block_size=8, on_progress=print) as engine:
+        assert_type(engine, Engine)
+        assert_type(await engine.agenerate("the cat", SHORT, timeout=60), Completion)
+        async with engine.astream(MESSAGES, SHORT, timeout=60) as stream:
+            assert_type(stream, AsyncTokenStream)
+            async for event in stream:
+                print(event.text, end="")
+        talk = engine.conversation(params=SHORT)
+        assert_type(await talk.aask("Hello?"), Completion)
+        async with talk.astream("And then?") as reply:
+            assert_type(reply, AsyncReply)
+            async for event in reply:
+                print(event.text, end="")
+            assert_type(await reply.result(), Completion)
+
+
+def looks(engine: Engine) -> None:
+    info: ModelInfo = engine.info
+    print(info.name, info.architecture, info.context_length, engine.longest_request)
+    tokens: list[int] = engine.encode("the cat")
+    assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
+    with engine.pin(list(range(1, 40)), client="one") as pin:
+        assert_type(pin, Pin)
+        print(pin.tokens)
+    pin.unpin()
+    stats: EngineStats = engine.stats()
+    latency: Latency = stats.time_to_first_token
+    moments: tuple[Moment, ...] = stats.timeline
+    store: StoreStats | None = stats.kv_store
+    print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")
+    assert_type(engine.inspect(lambda core: 1), int)
+    engine.on_memory_pressure(MemoryPressure.WARNING)
+    engine.on_memory_pressure("critical")
+    engine.check_invariants()
+
+
+def fails(engine: Engine) -> None:
+    for prompt, kind in (([], InvalidRequest), ([1] * 10**6, PromptTooLong)):
+        try:
+            engine.generate(prompt)
+        except (InvalidRequest, PromptTooLong) as error:
+            assert isinstance(error, kind)
+    try:
+        engine.generate("the cat", SamplingParams(max_tokens=2000, ignore_eos=True), timeout=0.001)
+    except RequestTimeout as error:
+        print(isinstance(error, TimeoutError))
+    rest = (ForkedProcess, KVCacheFull, MemoryRefused, OutOfMemory, PinRefused, LogitsProcessorError)
+    loading = (ModelNotFound, ModelCorrupt, ModelUnsupported)
+    kernels = (KernelCompileError, KernelFault, ToolchainMissing)
+    assert all(issubclass(kind, CortexError) for kind in (*rest, *loading, *kernels, ConversationFileError))
+
+
+def allocates() -> None:
+    blocks = KVBlockAllocator(16)
+    handle: KVHandle | None = blocks.allocate(4)
+    assert handle is not None
+    blocks.free(handle)
+    try:
+        blocks.free(handle)
+    except KVBlockError as error:
+        print(error)
+
+
+def main(model: Path, folder: Path) -> None:
+    with Engine(model, kv_memory="256KB", block_size=8, max_rows=4) as engine:
+        asks(engine)
+        talks(engine, folder)
+        looks(engine)
+        fails(engine)
+    try:
+        engine.stats()
+    except EngineClosed as error:
+        print(error)
+    asyncio.run(waits(model))
+    allocates()
+    print(cortexmlx.__version__)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as empty:
+        main(Path(sys.argv[1]), Path(empty))
