@@ -43,9 +43,9 @@ check: .venv/.dev
 	@# mypy cannot follow: it finds packages by folder. So it gets the tree that a wheel would have, made of links.
 	@rm -rf build/types && mkdir -p build/types/cortexmlx
 	@ln -s $(CURDIR)/cortexmlx/* $(CURDIR)/cli $(CURDIR)/bench $(CURDIR)/metal build/types/cortexmlx/
-	@# A program that uses all of the library is read with it.
-	@ln -s $(CURDIR)/tests/support/client.py build/types/
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx -m client
+	@# A program that uses all of the library is read with it, and so are the examples.
+	@ln -s $(CURDIR)/tests/support/client.py $(CURDIR)/examples/*/*.py build/types/
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx -m client -m app -m host -m server
 
 bench: .venv/.starter
 	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)
