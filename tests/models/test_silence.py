@@ -100,7 +100,25 @@ def hub(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_neither_a_download_nor_a_failure_prints_anything(hub: str, tmp_path: Path) -> None:
+WINDOWLESS = """
+import pathlib, sys, threading, traceback
+sys.stdin = sys.stdout = sys.stderr = None
+def run():
+    try:
+        exec(program, {"__name__": "app"})
+    except BaseException as error:
+        pathlib.Path(sys.argv[1]).write_text("".join(traceback.format_exception(error)))
+    else:
+        pathlib.Path(sys.argv[1]).write_text("done")
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+"""An app that was started without a terminal, as from the Finder, and uses the library on a thread of its own."""
+
+
+def run(program: str, hub: str, tmp_path: Path) -> tuple[str, str, int]:
+    """What it prints, to output and errors, and how it ends."""
     quiet = {"HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_OFFLINE"}
     environment = {name: value for name, value in os.environ.items() if name not in quiet}
     environment |= {
@@ -108,5 +126,15 @@ def test_neither_a_download_nor_a_failure_prints_anything(hub: str, tmp_path: Pa
         "HF_HOME": str(tmp_path / "home"),
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=240)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    command = [sys.executable, "-c", program, str(tmp_path / "outcome")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    return done.stdout, done.stderr, done.returncode
+
+
+def test_neither_a_download_nor_a_failure_prints_anything(hub: str, tmp_path: Path) -> None:
+    assert run(PROGRAM, hub, tmp_path) == ("", "", 0)
+
+
+def test_an_app_without_standard_streams_does_the_same_on_another_thread(hub: str, tmp_path: Path) -> None:
+    assert run(f"program = {PROGRAM!r}\n{WINDOWLESS}", hub, tmp_path) == ("", "", 0)
+    assert (tmp_path / "outcome").read_text() == "done"
