@@ -100,9 +100,11 @@ def batch(
                 with Progress(engine, run, before=len(files.done), total=total, live=output is not None):
                     run.run()
             finally:
-                report(engine, run, reader, files)
-                if ordered:
-                    files.arrange(ids.lines)
+                try:
+                    if ordered:
+                        files.arrange(ids.lines)
+                finally:
+                    report(engine, run, reader, files)
     if run.failed or files.failed:
         raise typer.Exit(FAILED)
 

@@ -1,0 +1,103 @@
+"""What a batch file costs beside its engine: `python -m cortexmlx.bench.studies.batch_file [MODEL] [--pairs N]`.
+
+`cortexmlx batch` reads the requests of a file, and writes, syncs and puts into order the records; the engine alone has
+the same prompts in memory, and drops the answers. Each runs in a process of its own, in pairs that take turns to go
+first. Compared are tokens per second from the first request to the last record, without loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cortexmlx import CortexError, Engine, SamplingParams
+from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS
+
+ROWS = 16
+_COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "batch"]
+_ALONE = [sys.executable, "-m", "cortexmlx.bench.studies.batch_file", "--alone"]
+_REPORT = re.compile(r"(\d+) tokens in [\d.]+ s, ([\d.]+) tok/s")
+
+
+def write_requests(path: Path, count: int, tokens: int) -> None:
+    """`count` completions of `tokens` tokens, of texts that begin differently."""
+    with path.open("w") as file:
+        for i in range(count):
+            body = {"prompt": f"{i} is the number of this text, and it goes on:", "max_tokens": tokens}
+            line = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions"}
+            file.write(json.dumps({**line, "body": {**body, "ignore_eos": True, "temperature": 0}}) + "\n")
+
+
+def alone(model: str, requests: Path) -> tuple[int, float]:
+    """Tokens and seconds of the engine that answers what is in memory."""
+    bodies = [json.loads(line)["body"] for line in requests.read_text().splitlines()]
+    prompts = [body.pop("prompt") for body in bodies]
+    params = [SamplingParams(**body) for body in bodies]
+    tokens = 0
+    with Engine(model, max_rows=ROWS) as engine:
+        started = time.monotonic()
+        for _, result in engine.as_completed(iter(prompts), iter(params)):
+            if isinstance(result, CortexError):
+                raise result
+            tokens += len(result.token_ids)
+        return tokens, time.monotonic() - started
+
+
+def rate(command: Sequence[str]) -> tuple[int, float]:
+    """Tokens and tokens per second that a command reports."""
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    found = _REPORT.search(done.stderr)
+    if done.returncode or found is None:
+        raise RuntimeError(f"{command[-1]} ended with {done.returncode}: {done.stderr}")
+    return int(found[1]), float(found[2])
+
+
+def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[float, float]]:
+    """Tokens per second of the file and of the engine alone, pair by pair."""
+    rates: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
+        requests = Path(folder) / "in.jsonl"
+        write_requests(requests, count, tokens)
+        options = ["--no-kv-store", "--max-rows", str(ROWS), "--force", "-o", f"{folder}/out.jsonl"]
+        file, engine = [*_COMMAND, model, str(requests), *options], [*_ALONE, model, str(requests)]
+        for pair in range(pairs):
+            sides = [file, engine] if pair % 2 == 0 else [engine, file]
+            first, second = [rate(side) for side in sides]
+            assert first[0] == second[0] == count * tokens, "both sides answer all of it"
+            rates.append((first[1], second[1]) if pair % 2 == 0 else (second[1], first[1]))
+            print(f"pair {pair + 1}: file {rates[-1][0]:.1f}, engine {rates[-1][1]:.1f} tok/s", file=sys.stderr)
+    return rates
+
+
+def main() -> None:
+    """Print the median of the ratios."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cortexmlx.bench.studies.batch_file", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("requests", nargs="?", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=MINIMUM_PAIRS)
+    parser.add_argument("--count", type=int, default=64, help="requests")
+    parser.add_argument("--tokens", type=int, default=48, help="of each answer")
+    asked = parser.parse_args()
+    if asked.alone:
+        tokens, seconds = alone(asked.model, asked.requests)
+        print(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tok/s", file=sys.stderr)
+        return
+    rates = compare(asked.model, asked.pairs, asked.count, asked.tokens)
+    file, engine = (statistics.median(side) for side in zip(*rates, strict=True))
+    ratio = statistics.median(a / b for a, b in rates)
+    print(f"file {file:.1f} tok/s, engine alone {engine:.1f} tok/s: {ratio:.3f}, the median of {len(rates)} pairs")
+
+
+if __name__ == "__main__":
+    main()
