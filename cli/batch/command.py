@@ -101,7 +101,7 @@ def batch(
                     run.run()
             finally:
                 try:
-                    if ordered:
+                    if ordered and not run.broken:
                         files.arrange(ids.lines)
                 finally:
                     report(engine, run, reader, files)

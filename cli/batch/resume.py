@@ -53,7 +53,8 @@ class RunFile:
     """OUT.run, which one run at a time has. Raises CortexError if it cannot be written or another run has it."""
 
     def __init__(self, output: Path) -> None:
-        self.path = output.with_name(output.name + ".run")
+        target = output.resolve()  # of a link, as the records are
+        self.path = target.with_name(target.name + ".run")
         self._output = output
         try:
             self._file = self.path.open("a+b", buffering=0)
@@ -97,7 +98,9 @@ class RunFile:
         return created
 
     def close(self) -> None:
-        """Let another run have it."""
+        """Let another run have it. A run that did not begin leaves none behind."""
+        if not os.fstat(self._file.fileno()).st_size:
+            self.path.unlink(missing_ok=True)
         self._file.close()
 
 

@@ -41,7 +41,7 @@ class BatchRun:
 
     `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
     back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
-    tokens.
+    tokens; `broken`: a record could not be written.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchRun:
         self._asked: dict[int, tuple[_Open, int]] = {}
         self._records: dict[int, Record] = {}
         self._next = 0
-        self._broken = False
+        self.broken = False
         self._started = time.monotonic()
 
     @property
@@ -91,7 +91,7 @@ class BatchRun:
                 self._emit(in_order=self._in_order)
         except BaseException:
             completed.close()
-            if not self._broken:
+            if not self.broken:
                 for index, result in completed.finished():
                     if not _cancelled(result):
                         self._take(index, result)
@@ -161,7 +161,7 @@ class BatchRun:
         try:
             self._write(self._records[place])
         except Exception:
-            self._broken = True
+            self.broken = True
             raise
         del self._records[place]
 

@@ -204,6 +204,20 @@ def test_a_device_that_is_full_ends_the_run_with_one_message(
     assert not Path("/dev/full.run").exists()
 
 
+def test_a_disk_that_fills_up_ends_the_run_with_one_message_and_nothing_is_lost(source: Path, out: Path) -> None:
+    """A limit on the size of files stands for the disk: what does not fit is refused in the middle of a record."""
+    source.write_text("".join(f'{{"id": {i}, "prompt": "{i}"}}\n' for i in range(60)))
+    command = [*FAKE_COMMAND, "batch", "fake", str(source), "-o", str(out)]
+    limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 4; exec \"$@\"", "bash", *command]
+    full = subprocess.run(limited, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    assert full.returncode == 1 and full.stderr.count("error: ") == 1, full.stderr
+    assert f"error: {out} cannot be written: File too large; what it holds stays, and with --resume" in full.stderr
+    kept = records(out)
+    assert 10 < len(kept) < 60 and out.stat().st_size <= 4096
+    assert subprocess.run([*command, "--resume"], stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL).returncode == 0
+    assert [record["id"] for record in records(out)] == list(range(60))
+
+
 def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> None:
     source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(20_000)))
     process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source)], stdout=-1, stderr=-1, stdin=-3)

@@ -40,6 +40,7 @@ def test_answers_stay_when_a_run_that_would_begin_again_does_not_get_that_far(tm
     with files(tmp_path / "out", mode=Mode.FORCE):
         pass  # the model was not found
     assert (tmp_path / "out").read_text() == '{"id": 1}\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_the_errors_of_an_earlier_run_are_refused_too(tmp_path: Path) -> None:
