@@ -2,7 +2,8 @@
 
 `cortexmlx batch` reads the requests of a file, and writes, syncs and puts into order the records; the engine alone has
 the same prompts in memory, and drops the answers. Each runs in a process of its own, in pairs that take turns to go
-first. Compared are tokens per second from the first request to the last record, without loading.
+first. Compared are tokens per second from the first request to the last record, without loading; and tokens per second
+of CPU time of the whole process, which tells more where others use the machine.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx import CortexError, Engine, SamplingParams
@@ -25,6 +28,15 @@ ROWS = 16
 _COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "batch"]
 _ALONE = [sys.executable, "-m", "cortexmlx.bench.studies.batch_file", "--alone"]
 _REPORT = re.compile(r"(\d+) tokens in [\d.]+ s, ([\d.]+) tok/s")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens, and how many of them per second of time and of CPU time."""
+
+    tokens: int
+    wall: float
+    cpu: float
 
 
 def write_requests(path: Path, count: int, tokens: int) -> None:
@@ -51,18 +63,25 @@ def alone(model: str, requests: Path) -> tuple[int, float]:
         return tokens, time.monotonic() - started
 
 
-def rate(command: Sequence[str]) -> tuple[int, float]:
-    """Tokens and tokens per second that a command reports."""
+def rate(command: Sequence[str]) -> Rate:
+    """What a command reports, and what it took of the processor."""
+    before = _cpu_of_children()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     found = _REPORT.search(done.stderr)
     if done.returncode or found is None:
         raise RuntimeError(f"{command[-1]} ended with {done.returncode}: {done.stderr}")
-    return int(found[1]), float(found[2])
+    tokens = int(found[1])
+    return Rate(tokens, float(found[2]), tokens / (_cpu_of_children() - before))
 
 
-def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[float, float]]:
-    """Tokens per second of the file and of the engine alone, pair by pair."""
-    rates: list[tuple[float, float]] = []
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[Rate, Rate]]:
+    """The file and the engine alone, pair by pair."""
+    rates: list[tuple[Rate, Rate]] = []
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
         requests = Path(folder) / "in.jsonl"
         write_requests(requests, count, tokens)
@@ -71,9 +90,9 @@ def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[float
         for pair in range(pairs):
             sides = [file, engine] if pair % 2 == 0 else [engine, file]
             first, second = [rate(side) for side in sides]
-            assert first[0] == second[0] == count * tokens, "both sides answer all of it"
-            rates.append((first[1], second[1]) if pair % 2 == 0 else (second[1], first[1]))
-            print(f"pair {pair + 1}: file {rates[-1][0]:.1f}, engine {rates[-1][1]:.1f} tok/s", file=sys.stderr)
+            assert first.tokens == second.tokens == count * tokens, "both sides answer all of it"
+            rates.append((first, second) if pair % 2 == 0 else (second, first))
+            print(f"pair {pair + 1}: file {rates[-1][0]}, engine alone {rates[-1][1]}", file=sys.stderr)
     return rates
 
 
@@ -94,9 +113,13 @@ def main() -> None:
         print(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tok/s", file=sys.stderr)
         return
     rates = compare(asked.model, asked.pairs, asked.count, asked.tokens)
-    file, engine = (statistics.median(side) for side in zip(*rates, strict=True))
-    ratio = statistics.median(a / b for a, b in rates)
-    print(f"file {file:.1f} tok/s, engine alone {engine:.1f} tok/s: {ratio:.3f}, the median of {len(rates)} pairs")
+    for what, name in (("second", "wall"), ("second of CPU time", "cpu")):
+        both = [(getattr(file, name), getattr(engine, name)) for file, engine in rates]
+        file, engine = (statistics.median(side) for side in zip(*both, strict=True))
+        ratio = statistics.median(a / b for a, b in both)
+        print(
+            f"tokens per {what}: file {file:.1f}, engine alone {engine:.1f}, median of {len(both)} ratios {ratio:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def batch(
             run = BatchRun(
                 engine,
                 remaining(reader, files.done),
-                writer.write,
+                writer,
                 partial(prepared, engine, system),
                 Recorder(engine.info.name, files.created, engine.token_bytes),
                 rows=config.max_rows,

@@ -1,4 +1,4 @@
-"""Writing a batch: one JSON record per request, on disk as soon as it is there.
+"""Writing a batch: one JSON record per request, out of the process as soon as it is there, and then on the disk.
 
 A file gets the records as they finish, so that nothing that was finished is lost however a run ends; one that is to be
 in the order of the input is put into it when the run ends.
@@ -19,12 +19,17 @@ from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
 
+_REST = "what it holds stays, and with --resume the rest is asked"
+
 
 class Sink(Protocol):
     """What takes records."""
 
     def append(self, record: Record) -> None:
-        """Take one record; what was taken is not lost."""
+        """Take one record, which is not lost from now on when the process ends in any way."""
+
+    def sync(self) -> None:
+        """What was taken is not lost when the power goes, either."""
 
 
 class RecordStream:
@@ -43,6 +48,9 @@ class RecordStream:
             raise
         except OSError as error:
             raise _unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
+
+    def sync(self) -> None:
+        """Whoever reads it has it."""
 
     def close(self) -> None:
         """Stdout stays open."""
@@ -79,8 +87,8 @@ class RecordFile:
         return [key for key, _, _ in self._records]
 
     def append(self, record: Record) -> None:
-        """One line, on disk when this returns. Raises CortexError if the file takes no more. A record that an
-        interrupt came after is not taken again.
+        """One line, whole or not at all. Raises CortexError if the file takes no more. A record that an interrupt came
+        after is not taken again.
         """
         key = key_of_record(record)
         assert key is not None
@@ -92,15 +100,20 @@ class RecordFile:
             written = self._file.write(line)
             while written < len(line):
                 written += self._file.write(line[written:])
-            os.fsync(self._file.fileno())
             self._records.append((key, size, len(line)))
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size)
             if not isinstance(error, OSError):
                 raise
-            then = "what it holds stays, and with --resume the rest is asked"
-            raise _unwritten(str(self._name), error, then) from error
+            raise _unwritten(str(self._name), error, _REST) from error
+
+    def sync(self) -> None:
+        """Raises CortexError if the disk takes no more."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritten(str(self._name), error, _REST) from error
 
     def arrange(self, lines: Mapping[str, int]) -> None:
         """Put the records into the order of `lines`, the lines of the input that each key is from; others come last."""
@@ -170,8 +183,14 @@ class BatchWriter:
         self._errors = errors
 
     def write(self, record: Record) -> None:
-        """One record, safe when this returns."""
+        """Take one record."""
         (self._errors if record.get("error") else self._out).append(record)
+
+    def sync(self) -> None:
+        """Put on the disk what was taken."""
+        self._out.sync()
+        if self._errors is not self._out:
+            self._errors.sync()
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Record | None]]:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, tee
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.batch.bodies.records import Recorder, error_record
 from cortexmlx.cli.batch.bodies.request import Asked, BadLine, BatchRequest
 from cortexmlx.cli.batch.bodies.tokens import Record
-from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +23,16 @@ HELD_PER_ROW = 64
 
 NOTHING: Prompt = ()
 """A bad line goes to the engine as a prompt without tokens: it ends at once, in its place among the others."""
+
+
+class Writer(Protocol):
+    """What takes the records."""
+
+    def write(self, record: Record) -> None:
+        """Take one record."""
+
+    def sync(self) -> None:
+        """Put on the disk what was taken."""
 
 
 @dataclass
@@ -37,7 +47,8 @@ class _Open:
 
 
 class BatchRun:
-    """Feeds `items` to the engine and hands each finished record to `write`.
+    """Feeds `items` to the engine and hands each finished record to `writer`. Those that finished together are synced
+    together: a disk may take longer for one than the engine for many.
 
     `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
     back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
@@ -48,7 +59,7 @@ class BatchRun:
         self,
         engine: Engine,
         items: Iterable[BatchRequest | BadLine],
-        write: Callable[[Record], None],
+        writer: Writer,
         prepare: Callable[[BatchRequest, Asked], Prompt],
         recorder: Recorder,
         *,
@@ -61,7 +72,7 @@ class BatchRun:
         self.cached = 0
         self._engine = engine
         self._items = items
-        self._write = write
+        self._writer = writer
         self._prepare = prepare
         self._recorder = recorder
         self._in_order = in_order
@@ -88,7 +99,11 @@ class BatchRun:
         try:
             for index, result in completed:
                 self._take(index, result)
+                for other, its_result in completed.finished():
+                    self._take(other, its_result)
                 self._emit(in_order=self._in_order)
+            if self._asked:
+                raise EngineClosed(f"the engine ended before {len(self._asked)} requests did: --resume asks them again")
         except BaseException:
             completed.close()
             if not self.broken:
@@ -148,22 +163,22 @@ class BatchRun:
         return self._recorder.answer(item, answers)
 
     def _emit(self, *, in_order: bool) -> None:
-        """Write the records that may be written: in order up to the first that is missing, or all."""
-        if not in_order:
-            for place in sorted(self._records):
-                self._hand_over(place)
-        while self._next in self._records:
-            self._hand_over(self._next)
-            self._next += 1
-
-    def _hand_over(self, place: int) -> None:
-        """Write a record, and only then forget it: an interrupt may come in between."""
+        """Write the records that may be written: in order up to the first that is missing, or all. One is forgotten
+        only when it is written: an interrupt may come in between.
+        """
         try:
-            self._write(self._records[place])
+            if not in_order:
+                for place in sorted(self._records):
+                    self._writer.write(self._records[place])
+                    del self._records[place]
+            while self._next in self._records:
+                self._writer.write(self._records[self._next])
+                del self._records[self._next]
+                self._next += 1
+            self._writer.sync()
         except Exception:
             self.broken = True
             raise
-        del self._records[place]
 
 
 def _cancelled(result: Completion | CortexError) -> bool:

@@ -18,7 +18,8 @@ def test_the_engine_alone_answers_every_request_whole(model: str, tmp_path: Path
 
 def test_a_rate_is_what_a_command_says_and_its_failure_is_told() -> None:
     said = "import sys; print('cortexmlx: 5 answered, 0 failed, 35 tokens in 1.2 s, 29.2 tok/s', file=sys.stderr)"
-    assert rate([sys.executable, "-c", said]) == (35, 29.2)
+    told = rate([sys.executable, "-c", said])
+    assert (told.tokens, told.wall) == (35, 29.2) and 35 / 60 < told.cpu < 35 / 0.001
     with pytest.raises(RuntimeError, match="ended with 3: no model"):
         rate([sys.executable, "-c", "import sys; sys.stderr.write('no model'); sys.exit(3)"])
 
@@ -26,4 +27,4 @@ def test_a_rate_is_what_a_command_says_and_its_failure_is_told() -> None:
 @pytest.mark.slow
 def test_both_sides_run_in_pairs(model: str) -> None:
     pairs = compare(model, 2, 6, 5)
-    assert len(pairs) == 2 and all(file > 0 and engine > 0 for file, engine in pairs)
+    assert len(pairs) == 2 and all(file.tokens == engine.tokens == 30 for file, engine in pairs)

@@ -19,15 +19,16 @@ BATCH = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "batch"
 KILLED = """
 import os, signal, sys, threading
 from cortexmlx.cli import main
+from cortexmlx.cli.batch.output import RecordFile
 left, delay = int(sys.argv.pop(1)), float(sys.argv.pop(1))
-sync = os.fsync
-def fsync(file):
+append = RecordFile.append
+def counted(file, record):
     global left
-    sync(file)
+    append(file, record)
     left -= 1
     if not left:
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
-os.fsync = fsync
+RecordFile.append = counted
 main()
 """
 """The command, which ends without a word so many seconds after so many records."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,19 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_record_is_on_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_in_the_file_at_once_and_on_the_disk_when_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "out.jsonl"
     synced: list[int] = []
-    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(path.stat().st_size))
+    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
     file = RecordFile(path)
     for count, record in enumerate([{"id": 1, "text": "né"}, ERROR, {"id": 3}], 1):
         file.append(record)
         lines = lines_of(path)
-        assert len(lines) == count and lines[-1] == record
-        assert len(synced) == count and synced[-1] == path.stat().st_size
+        assert len(lines) == count and lines[-1] == record and len(synced) == count - 1
+        file.sync()
+        assert synced[count - 1 :] == [path.stat().st_size]
     assert "né" in path.read_text(encoding="utf-8")
     file.close()
     again = RecordFile(path)
@@ -96,19 +101,25 @@ def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A limit on the size of files stands for the disk: it takes the beginning of a record."""
     file = RecordFile(tmp_path / "out")
     file.append({"id": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
+    try:
+        with pytest.raises(CortexError, match=r"out cannot be written: File too large; .* --resume the rest"):
+            file.append({"id": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "out").read_text() == '{"id": 1}\n' and file.keys == ["1"]
+    file.append({"id": 0})
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", full)
     with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
-        file.append({"id": 2})
-    assert lines_of(tmp_path / "out") == [{"id": 1}] and file.keys == ["1"]
-    monkeypatch.undo()
-    file.append({"id": 0})
-    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", full)
+        file.sync()
     with pytest.raises(CortexError, match=r"in the order of the input cannot be written: .* --resume puts them into"):
         file.arrange({"0": 1, "1": 2})
     assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
@@ -119,12 +130,19 @@ def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = RecordFile(tmp_path / "out")
+    real = file._file
 
-    def interrupted(descriptor: int) -> None:
-        raise KeyboardInterrupt
+    class Interrupted:
+        """Half of what is written gets into the file."""
+
+        truncate = real.truncate
+
+        def write(self, line: bytes) -> int:
+            real.write(line[: len(line) // 2])
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.cli.batch.output.os.fsync", interrupted)
+        patched.setattr(file, "_file", Interrupted())
         with pytest.raises(KeyboardInterrupt):
             file.append({"id": 1})
     assert lines_of(tmp_path / "out") == [] == file.keys

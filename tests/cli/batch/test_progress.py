@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cortexmlx.cli.batch import progress
 from cortexmlx.cli.batch.bodies.records import Recorder
 from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
+from cortexmlx.cli.batch.output import BatchWriter, RecordStream
 from cortexmlx.cli.batch.progress import Progress, duration
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
@@ -27,7 +30,8 @@ def test_duration_is_short() -> None:
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:
     items = [BatchRequest(i, i, Style.SIMPLE, (p,), SamplingParams(max_tokens=8)) for i, p in enumerate(prompts, 1)]
     recorder = Recorder("fake", 0, lambda token: b"")
-    return BatchRun(engine, items, lambda record: None, lambda _, asked: asked, recorder, rows=1, in_order=True)
+    nothing = BatchWriter(RecordStream(Path(os.devnull)), RecordStream(Path(os.devnull)))
+    return BatchRun(engine, items, nothing, lambda _, asked: asked, recorder, rows=1, in_order=True)
 
 
 @pytest.mark.parametrize("total", [7, None])

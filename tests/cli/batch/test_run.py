@@ -11,11 +11,22 @@ import pytest
 from cortexmlx.cli.batch.bodies.records import Recorder
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
+
+
+class Written:
+    """A writer that calls `take` with each record, and counts how often it is to sync."""
+
+    def __init__(self, take: Any) -> None:
+        self.write = take
+        self.synced = 0
+
+    def sync(self) -> None:
+        self.synced += 1
 
 
 def batch_run(
@@ -23,7 +34,7 @@ def batch_run(
 ) -> BatchRun:
     recorder = Recorder("fake", 0, engine.token_bytes)
     prepare = prepare or (lambda request, asked: asked)
-    return BatchRun(engine, items, write, prepare, recorder, rows=rows, in_order=in_order)
+    return BatchRun(engine, items, Written(write), prepare, recorder, rows=rows, in_order=in_order)
 
 
 def simple(line: int, *prompts: str, **params: Any) -> BatchRequest:
@@ -139,3 +150,39 @@ def test_a_variable_that_the_template_does_not_read_is_an_error_of_its_request()
     ).run()
     assert [prompt for prompt, _ in engine.seen] == prompts[:1] and "text" in written[0]
     assert "does not read colour" in written[1]["error"]["message"]
+
+
+def test_what_has_finished_together_is_synced_together() -> None:
+    """The first record is written while all others finish; the disk is asked for them once, or a few times."""
+
+    def slow(record: Any) -> None:
+        deadline = time.monotonic() + 10
+        while not written and engine.in_flight and time.monotonic() < deadline:
+            time.sleep(0.005)
+        written.append(record)
+
+    written: list[Any] = []
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=8))
+    run = batch_run(engine, [simple(i, "quick") for i in range(1, 33)], slow, rows=8, in_order=False)
+    run.run()
+    assert len(written) == 32 and 1 <= run._writer.synced <= 8  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_ended_is_not_taken_for_the_end_of_the_batch() -> None:
+    class Failing(FakeEngine):
+        def _answer(self, handle: Any, prompt: Any, text: str, params: SamplingParams) -> None:
+            if text == "closed":
+                time.sleep(0.1)
+                handle.fail(EngineClosed("the engine's thread failed"))
+            else:
+                super()._answer(handle, prompt, text, params)
+
+    def items() -> Iterator[BatchRequest]:
+        yield simple(1, "a")
+        yield simple(2, "closed")
+        time.sleep(0.3)  # both have ended when the first of them is handed out
+
+    written: list[Any] = []
+    with pytest.raises(EngineClosed, match="the engine ended before 1 requests did: --resume asks them again"):
+        batch_run(Failing(EngineConfig("fake")), items(), written.append, in_order=False).run()
+    assert [record["id"] for record in written] == [1]
