@@ -20,16 +20,32 @@ from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
 from cortexmlx.cli.terminal.exits import exit_codes
+from cortexmlx.models.resolve import STARTER
 
 EXAMPLES = """\
 \b
 Examples:
   cortexmlx chat                                  talk to the starter model
-  cortexmlx generate smollm2 -p "Why is the sky blue?"
+  cortexmlx plan mlx-community/Qwen3-8B-4bit      what fits in this machine
   cat notes.txt | cortexmlx generate -p "Summarise this."
   cortexmlx batch smollm2 questions.jsonl -o answers.jsonl
-  cortexmlx plan mlx-community/Qwen3-8B-4bit      what fits in this machine
 """
+
+OPTIONS = """\
+`cortexmlx COMMAND --help` says more. --version, --debug (tracebacks, log),
+--install-completion (commands, options and models in your shell).
+"""
+"""In as few lines as they need: the whole help is one screen of 24 lines."""
+
+ELSEWHERE_CALLED = {
+    "run": "chat",
+    "ask": "generate",
+    "list": "models",
+    "ls": "models",
+    "benchmark": "bench",
+    "perplexity": "eval",
+}
+"""What people type who know other programs."""
 
 
 class OptionalValue(TyperCommand):
@@ -51,6 +67,27 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order in which they were added, not by name."""
         return list(self.commands)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The commands, then the options of all of them in a paragraph."""
+        self.format_commands(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, then the options."""
+        super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(OPTIONS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a name; for the word of another program, or a model's name, the one that is meant is named."""
+        word = args[0]
+        if self.get_command(ctx, word) is None:
+            if word in ELSEWHERE_CALLED:
+                ctx.fail(f"No such command {word!r}. Did you mean {ELSEWHERE_CALLED[word]!r}?")
+            if word == STARTER or "/" in word or word.endswith(".gguf"):
+                ctx.fail(f"No such command {word!r}. To talk to a model: cortexmlx chat {word}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""

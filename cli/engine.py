@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
+from cortexmlx.cli.terminal.loading import loading
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.models.resolve import resolve
-from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -75,22 +75,3 @@ def tell(engine: Engine) -> None:
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:
             console.note(remark)
-
-
-@contextmanager
-def loading(model: str) -> Iterator[OnProgress | None]:
-    """A progress bar that goes away when the model is there. Only where a person looks: a pipe gets nothing."""
-    if not console.is_terminal(sys.stderr):
-        yield None
-        return
-    from rich import progress as rich
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
-    with rich.Progress(*columns, console=console.stderr(), transient=True) as bar:
-        task = bar.add_task(f"loading {model}", total=None)
-
-        def show(news: Progress) -> None:
-            bar.update(task, description=f"{news.what} {model}", total=1.0, completed=news.fraction)
-
-        yield show

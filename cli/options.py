@@ -13,19 +13,37 @@ import typer
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.messages import THINKING
+from cortexmlx.models.hub.names import hub_names
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.store.folder import default_folder
 
+
+def complete_model(incomplete: str) -> list[str]:
+    """The names of models that begin so, for the completion of a shell, which completes files by itself."""
+    return [name for name in (STARTER, *hub_names()) if name.startswith(incomplete)]
+
+
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help=f"A folder, .gguf file, hub id or {STARTER} (the default).", show_default=False
+        metavar="MODEL",
+        help=f"A folder, .gguf file, hub id or {STARTER} (the default).",
+        show_default=False,
+        autocompletion=complete_model,
     ),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", "-m", metavar="MODEL", help="The same, as an option.", show_default=False)
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="The same, as an option.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
 ]
 Adapter = Annotated[
     str | None,

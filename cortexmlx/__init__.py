@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cortexmlx.errors import (
     ConversationFileError,
     CortexError,
+    DownloadFailed,
     EngineClosed,
     ForkedProcess,
     InvalidRequest,
@@ -78,6 +79,7 @@ __all__ = [
     "Conversation",
     "ConversationFileError",
     "CortexError",
+    "DownloadFailed",
     "Engine",
     "EngineClosed",
     "EngineStats",

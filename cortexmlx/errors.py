@@ -32,6 +32,12 @@ class ModelNotFound(CortexError):
     """No model under that name: a missing path, an unknown hub id, or no network."""
 
 
+class DownloadFailed(ModelNotFound):
+    """The hub has the model, but not all of it came: no room on disk, a connection that broke again and again, a hub
+    that is busy or refuses. What has come is kept.
+    """
+
+
 class ModelCorrupt(CortexError):
     """The model's files are there but cannot be read: truncated, damaged or inconsistent."""
 

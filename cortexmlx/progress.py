@@ -15,13 +15,14 @@ UNITS: dict[Doing, str] = {"downloading": "bytes", "loading": "steps", "prefilli
 @dataclass(frozen=True)
 class Progress:
     """`done` of `total` are done, in `unit`s; `total` may grow, and is 0 while nothing is known.
-    `cached` of those done were there before.
+    `cached` of those done were there before. `rate` is how many were done per second lately, 0 where nobody counts.
     """
 
     what: Doing
     done: int
     total: int
     cached: int = 0
+    rate: float = 0.0
 
     @property
     def unit(self) -> str:
@@ -32,6 +33,11 @@ class Progress:
     def fraction(self) -> float:
         """How much is done, 0 to 1."""
         return min(1.0, self.done / self.total) if self.total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at this rate; None while there is none."""
+        return (self.total - self.done) / self.rate if self.rate else None
 
 
 OnProgress = Callable[[Progress], None]

@@ -26,7 +26,10 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="As for generate, or a config.json; weights are not needed.", show_default=False
+            metavar="MODEL",
+            help="As for generate, or a config.json; weights are not needed.",
+            show_default=False,
+            autocompletion=options.complete_model,
         ),
     ] = None,
     model_option: options.ModelOption = None,

@@ -72,7 +72,7 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
 
 
 def _from_hub(repo: str) -> PlanSource:
-    from cortexmlx.models.hub import fetch_config
+    from cortexmlx.models.hub.fetch import fetch_config
 
     folder = fetch_config(repo)
     return PlanSource(repo, _read(folder / "config.json"), _weights(folder))

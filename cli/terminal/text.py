@@ -46,6 +46,11 @@ def stdin_is_piped() -> bool:
     return mode in (stat.S_IFREG, stat.S_IFIFO)
 
 
+def fitted(text: str, width: int) -> str:
+    """`text` in at most `width` characters, its end kept: models' names differ there."""
+    return text if len(text) <= width else "…" + text[len(text) - max(width - 1, 0) :]
+
+
 def gather_prompt(arguments: list[str]) -> str:
     """The prompt: what is piped into stdin, then the arguments, a blank line between them. `-` stands for stdin."""
     parts = [read_stdin() if a == "-" else clean(a) for a in arguments]

@@ -30,7 +30,7 @@ def list_models() -> list[LocalModel]:
 def _in_hub_cache() -> list[LocalModel]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
-    from cortexmlx.models.hub import cached_folder
+    from cortexmlx.models.hub.cache import cached_folder
 
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)

@@ -69,7 +69,7 @@ def _read(
 ) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
     path = source.path
     if path is None:
-        from cortexmlx.models.hub import fetch
+        from cortexmlx.models.hub.fetch import fetch
 
         path = fetch(source.name, report)
     report(Progress("loading", 0, LOADING_STEPS))

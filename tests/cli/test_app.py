@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_help_names_the_commands_and_gives_examples_on_one_screen(capsys: pytest
     lines = capsys.readouterr().out.splitlines()
     first_words = [line.split()[0] for line in lines if line.startswith("  ")]
     assert [word for word in first_words if word in COMMANDS] == COMMANDS
-    assert len(lines) <= 30 and max(map(len, lines)) <= 80
+    assert len(lines) <= 23 and max(map(len, lines)) <= 80, "80x24, with the prompt below it"
     assert sum("cortexmlx " in line for line in lines) >= 4
 
 
@@ -45,13 +46,52 @@ def test_help_does_not_wait_for_mlx(line: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_completion_of_the_shell_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("cortexmlx ge", ["generate"]),
+        ("cortexmlx chat --see", ["--seed"]),
+        ("cortexmlx chat sm", ["smollm2"]),
+        ("cortexmlx plan o", ["org/one", "org/two"]),
+        ("cortexmlx bench --model org/t", ["org/two"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_models(typed: str, completed: list[str], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"models--org--{name}").mkdir()
     environment = {
         **os.environ,
         "_CORTEXMLX_COMPLETE": "complete_bash",
-        "COMP_WORDS": "cortexmlx ge",
-        "COMP_CWORD": "1",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+        "HF_HUB_CACHE": str(tmp_path),
     }
     code = "from cortexmlx.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["generate"]
+    assert done.stdout.split() == completed
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "cortexmlx", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cortexmlx {__version__}\n", "")
+    done = subprocess.run([sys.executable, "-m", "cortexmlx", "chatt"], capture_output=True, text=True)
+    assert done.returncode == 2 and "Usage: cortexmlx " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("modles", "Did you mean 'models'?"),
+        ("run smollm2", "Did you mean 'chat'?"),
+        ("ls", "Did you mean 'models'?"),
+        ("smollm2", "cortexmlx chat smollm2"),
+        ("org/model-4bit", "cortexmlx chat org/model-4bit"),
+        ("generate --promt hi", "--prompt"),
+        ("chat --kv-memry 4GB", "--kv-memory"),
+    ],
+)
+def test_what_is_misspelt_or_called_otherwise_elsewhere_is_named(
+    line: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert meant in capsys.readouterr().err.splitlines()[-1]

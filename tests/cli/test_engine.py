@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import subprocess
 import sys
@@ -10,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.engine import loading, open_engine
+from cortexmlx.cli.engine import open_engine
 from cortexmlx.errors import EngineClosed
-from cortexmlx.progress import Progress
 from cortexmlx.serving.config import EngineConfig
 from support.tiny import write_tiny
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_an_engine_is_there_for_a_command_and_closed_after_it(
@@ -50,15 +43,3 @@ def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
         assert process.stderr is not None and process.stderr.read() == b""
-
-
-def test_a_terminal_sees_what_is_loaded_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with loading("org/model") as show:
-        assert show is not None
-        show(Progress("downloading", 37, 100))
-    assert "downloading org/model" in sys.stderr.getvalue() and "37%" in sys.stderr.getvalue()
-    monkeypatch.setenv("TERM", "dumb")
-    with loading("org/model") as show:
-        assert show is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support.hub import Hub, large_model, serving
 
 
 @pytest.fixture
@@ -22,4 +25,20 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return tmp_path / "hub"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the model `org/tiny`, whose weights are two large files of 600,000 and 300,000 bytes, and the only one
+    that the hub's library knows.
+    """
+    import huggingface_hub.constants as constants
+
+    with serving(tiny=large_model(tmp_path / "published")) as hub:
+        monkeypatch.setattr("cortexmlx.models.hub.weights._FIRST_WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub

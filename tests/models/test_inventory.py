@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.models import SourceKind, list_models
-from cortexmlx.models.hub import cached_folder
+from cortexmlx.models.hub.cache import cached_folder
 from support.folders import cached_model
 
 

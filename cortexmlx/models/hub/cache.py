@@ -1,0 +1,24 @@
+"""What is in the hub's cache on this machine, without asking the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cortexmlx.errors import ModelCorrupt
+from cortexmlx.models.safetensors_check import check_weights
+
+WEIGHTS = "model*.safetensors"
+
+NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+"""What mlx-lm reads of a model folder. Code is left out: it is never run."""
+
+
+def cached_folder(repo: str) -> Path | None:
+    """The hub cache's folder of `repo` if it is there with all its weights; no network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES, local_files_only=True))
+        return folder if (folder / "config.json").is_file() and check_weights(folder) else None
+    except (OSError, ValueError, ModelCorrupt):
+        return None

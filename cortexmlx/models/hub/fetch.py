@@ -1,0 +1,120 @@
+"""Fetching a model from the hub. Nothing is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import CortexError, DownloadFailed, ModelNotFound
+from cortexmlx.models.hub.cache import NEEDED_FILES, WEIGHTS, cached_folder
+from cortexmlx.models.hub.follow import Tally, follow
+from cortexmlx.models.hub.names import did_you_mean, hub_names
+from cortexmlx.models.hub.weights import WeightsDownload, list_large
+from cortexmlx.models.messages import logged, one_line
+from cortexmlx.progress import OnProgress, Progress
+
+
+def _untold(progress: Progress) -> None:
+    """Progress that nobody watches."""
+
+
+def fetch(repo: str, on_progress: OnProgress = _untold) -> Path:
+    """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
+
+    A complete copy is used without asking the network. `on_progress` is told ten times a second, on this thread, of
+    the bytes of all weights; whatever it raises ends the download at once. What has come by then is kept, and the next
+    download goes on there. Raises ModelNotFound for an unknown or closed repository or no network, DownloadFailed if
+    it breaks.
+    """
+    return cached_folder(repo) or follow(lambda tally: _download(repo, tally), on_progress)
+
+
+def fetch_config(repo: str) -> Path:
+    """The folder in the hub's cache with at least the config.json of `repo`. Raises ModelNotFound as `fetch` does."""
+    return cached_folder(repo) or follow(lambda tally: _snapshot(repo, ["config.json"]), _untold)
+
+
+def _download(repo: str, tally: Tally) -> Path:
+    """First the small files, of which those that make a model unusable are the soonest known; then the large ones,
+    which the hub's library finds in its cache when it makes the snapshot whole.
+    """
+    folder = _snapshot(repo, [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS])
+    with _refusals(repo), logged("huggingface_hub"):
+        large = list_large(repo, folder.name)
+        WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).bring(large)
+    return _snapshot(repo, NEEDED_FILES, folder.name)
+
+
+def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with _refusals(repo), logged("huggingface_hub"):
+        folder = Path(snapshot_download(repo, allow_patterns=files, revision=commit, tqdm_class=_silent_bar()))
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(
+            f"the hub's {repo!r} has no config.json. If it holds GGUF files, download one and give its path: "
+            f"`hf download {repo} FILE.gguf`."
+        )
+    return folder
+
+
+@contextmanager
+def _refusals(repo: str) -> Iterator[None]:
+    """What the hub, its library or the network refuse, as an error of ours that says what to do."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        yield
+    except CortexError:
+        raise
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"{repo} asks for consent first: accept its terms on {constants.ENDPOINT}/{repo}, then `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {repo!r} (or it is private: `hf auth login`)."
+            f"{did_you_mean(repo, hub_names()) or ' Check the spelling.'}"
+        ) from error
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} cannot be a hub id: {one_line(error)}") from error
+    except Exception as error:
+        raise _not_reached(repo, error) from error
+
+
+def _not_reached(repo: str, error: Exception) -> ModelNotFound:
+    """The error for a hub that could not be asked, or answered with something else than what was asked."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    answered = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
+    status = getattr(getattr(answered, "response", None), "status_code", None)
+    if status in (401, 403):
+        return ModelNotFound(f"the hub refuses {repo!r} to you ({status}): `hf auth login` with a token that may.")
+    if status == 429:
+        return DownloadFailed(f"the hub has had too many requests from here (429): try {repo!r} again in some minutes.")
+    if status is not None:
+        return DownloadFailed(f"the hub answers {status} for {repo!r}: try again later.")
+    network = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+    if network or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        near = did_you_mean(repo, hub_names())
+        return ModelNotFound(
+            f"{repo!r} is not completely on this machine and the hub cannot be reached.{near} Connect to the network, "
+            "or see `cortexmlx models` for what is here."
+        )
+    return DownloadFailed(f"downloading {repo!r} failed: {one_line(error)}. Try again.")
+
+
+def _silent_bar() -> type[Any]:
+    """A progress bar for the hub's library that shows nothing."""
+    from huggingface_hub.utils import tqdm
+
+    class SilentBar(tqdm):  # type: ignore[misc]
+        """Counts nothing."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})
+
+    return SilentBar

@@ -1,0 +1,94 @@
+"""Fetching from the hub: what is in its cache is used, and every refusal is one line that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.errors import ModelNotFound
+from cortexmlx.models import load_model
+from cortexmlx.models.hub.fetch import fetch
+from support.folders import write_folder
+from support.hub import Hub
+
+
+def test_a_hub_id_without_network_says_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match="not completely on this machine and the hub cannot be reached") as caught:
+        load_model("some-org/some-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_is_not_a_traceback(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 of this machine refuses connections: the real error path, without any network."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelNotFound, match="hub cannot be reached") as caught:
+        load_model("some-org/some-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_a_hub_id_is_not_asked_for(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match="cannot be a hub id"):
+        fetch("org/a..b--c")
+    assert not hub.asked
+
+
+def test_a_misspelt_name_is_told_the_one_in_the_cache(hub: Hub) -> None:
+    fetch("org/tiny")
+    with pytest.raises(ModelNotFound, match=r"no model 'org/tny' .* Did you mean 'org/tiny'\?"):
+        fetch("org/tny")
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "code", "says"),
+    [
+        ("/api/models", 404, "RepoNotFound", "the hub has no model 'org/tiny'"),
+        ("/api/models", 401, "RepoNotFound", "the hub has no model 'org/tiny' (or it is private"),
+        ("/api/models", 401, "", "refuses 'org/tiny' to you (401)"),
+        ("/api/models", 403, "GatedRepo", "accept its terms"),
+        ("/api/models", 403, "", "refuses 'org/tiny' to you (403)"),
+        ("/api/models", 429, "", "too many requests"),
+        ("/api/models", 500, "", "answers 500"),
+        ("model-00001", 401, "", "refuses 'org/tiny' to you (401)"),
+        ("model-00001", 403, "GatedRepo", "accept its terms"),
+        ("model-00001", 404, "EntryNotFound", "answers 404"),
+        ("model-00001", 503, "", "answers 503|503 Serv"),
+    ],
+)
+def test_every_refusal_is_one_line_that_says_what_to_do(hub: Hub, part: str, status: int, code: str, says: str) -> None:
+    hub.refuse[part] = [status]
+    hub.headers |= {"X-Error-Code": code, "Retry-After": "0"} if code else {"Retry-After": "0"}
+    with pytest.raises(ModelNotFound) as caught:
+        fetch("org/tiny")
+    assert any(words in str(caught.value) for words in says.split("|")) and "\n" not in str(caught.value)
+    hub.refuse.clear()
+    assert (fetch("org/tiny") / "config.json").is_file()
+
+
+def test_a_repository_without_a_config_says_how_to_use_its_files(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    (empty_cache / "snapshot").mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(empty_cache / "snapshot"))
+    with pytest.raises(ModelNotFound, match="hf download org/files-GGUF"):
+        load_model("org/files-GGUF")
+
+
+def test_a_hub_id_is_downloaded_into_the_cache_and_loaded_from_there(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["org/new"] = write_folder(tmp_path / "new")
+    (hub.repos["org/new"] / "modeling.py").write_text("raise SystemExit")
+    for _ in range(2):
+        loaded = load_model("org/new")
+        assert loaded.name == "org/new" and {"model.safetensors", "config.json"} <= {
+            f.name for f in loaded.path.iterdir()
+        }
+        assert not (loaded.path / "modeling.py").exists(), "code is left where it is"
+        asked, hub.asked = hub.asked, []
+    assert not asked, "the second time it is in the cache"

@@ -1,0 +1,70 @@
+"""Work on a thread that nobody has to wait for: it is followed, stopped, and its end handed on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from cortexmlx.models.hub.follow import Stopped, Tally, follow
+from cortexmlx.progress import Progress
+
+
+def test_what_the_work_returns_or_raises_comes_back() -> None:
+    assert follow(lambda tally: 42, lambda news: None) == 42
+    with pytest.raises(OSError, match="a disk"):
+        follow(lambda tally: (_ for _ in ()).throw(OSError("a disk")), lambda news: None)
+
+
+def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
+    seen: list[Progress] = []
+    threads = set()
+
+    def work(tally: Tally) -> None:
+        tally.expect(1000, cached=100)
+        for _ in range(9):
+            tally.add(100)
+            tally.pause(0.04)
+
+    def told(news: Progress) -> None:
+        threads.add(threading.current_thread())
+        seen.append(news)
+
+    follow(work, told)
+    assert threads == {threading.current_thread()}
+    assert len(seen) >= 3 and [news.done for news in seen] == sorted(news.done for news in seen)
+    last = seen[-1]
+    assert (last.what, last.done, last.total, last.cached) == ("downloading", 1000, 1000, 100)
+    assert 0 < seen[-2].rate < 900 / 0.2, "what was there before did not come now"
+    assert last.seconds_left == 0
+
+
+def test_a_callback_that_raises_ends_the_waiting_at_once_and_the_work_soon() -> None:
+    ended = threading.Event()
+
+    def work(tally: Tally) -> None:
+        try:
+            while True:
+                tally.add(1)
+                tally.pause(0.001)
+        except Stopped:
+            ended.set()
+
+    def stop(news: Progress) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        follow(work, stop)
+    assert time.monotonic() - began < 1.0 and ended.wait(1.0)
+
+
+def test_work_that_hears_nothing_is_left_alone() -> None:
+    """Such as a connection that stays silent: whoever waits for it goes, the thread does not keep the program."""
+    silent = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        follow(lambda tally: silent.wait(60), lambda news: (_ for _ in ()).throw(KeyboardInterrupt))
+    (left,) = [t for t in threading.enumerate() if t.name == "cortexmlx-download" and t.is_alive()][-1:]
+    assert left.daemon
+    silent.set()
