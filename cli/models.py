@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cortexmlx.kv.sizing import format_bytes
 
+if TYPE_CHECKING:
+    from cortexmlx.models.inventory import LocalModel
+
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False) -> None:
-    """List the models on this machine: the starter model and those in the hub's cache.
+    """List the models on this machine, with size, quantization and context: the starter model and the hub's cache.
 
     Any folder with a config.json or any .gguf file can be given by its path as well.
     """
@@ -20,10 +23,30 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
 
     found = list_models()
     if as_json:
-        print(json.dumps([{"name": m.name, "kind": m.kind.value, "path": str(m.path), "bytes": m.size} for m in found]))
+        print(json.dumps([record(model) for model in found]))
         return
-    width = max((len(model.name) for model in found), default=0)
-    for model in found:
-        print(f"{model.name:<{width}}  {format_bytes(model.size):>8}  {model.kind.value:<7}  {model.path}")
+    if found:
+        rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(row, found)]
+        name, size, quantization, context, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        for each in rows:
+            print(f"{each[0]:<{name}}  {each[1]:>{size}}  {each[2]:<{quantization}}  {each[3]:>{context}}  {each[4]}")
     if STARTER not in {model.name for model in found}:
         typer.echo(f"the starter model is not installed: {STARTER_INSTALL}", err=True)
+
+
+def row(model: LocalModel) -> tuple[str, ...]:
+    """A model for a person."""
+    context = "" if model.context is None else f"{model.context:,}"
+    return model.name, format_bytes(model.size), model.quantization, context, model.kind.value
+
+
+def record(model: LocalModel) -> dict[str, Any]:
+    """A model for `--json`."""
+    return {
+        "name": model.name,
+        "kind": model.kind.value,
+        "path": str(model.path),
+        "bytes": model.size,
+        "quantization": model.quantization or None,
+        "context": model.context,
+    }

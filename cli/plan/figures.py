@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cortexmlx.cli.plan.skeleton import Skeleton
 from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.kv import sizing
 from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.spec import ITEMSIZE, LayerGroup, paged
+from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.scheduling.keep import KeepPolicy
 
@@ -30,8 +30,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision it is stored in. Bytes; the state is per sequence, whatever its length.
-    `refusal` is why the engine does not run it, None if it does; `notes` say how it runs, if not in the usual way.
+    """The model by itself, in the precision it is stored in. Bytes; `weight_bytes` are those of the files, the state is
+    per sequence, whatever its length. `refusal` is why the engine does not run it, None if it does; `notes` say how it
+    runs, if not in the usual way.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Length:
 class MachineFigures:
     """The model on this machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
     sequence (None: its length costs nothing), `row_tokens` what one has at most if it keeps only some (None: it keeps
-    all).
+    all). `limited`: the arena's bytes were asked for, and `lengths` are what it holds; else what `free_bytes` holds.
     """
 
     memory_bytes: int
@@ -77,6 +78,7 @@ class MachineFigures:
     states_bytes: int
     free_bytes: int
     fits: int | None
+    limited: bool
     arena_bytes: int
     arena_tokens: int
     snapshots: int
@@ -121,7 +123,7 @@ def make_plan(
         architecture=skeleton.architecture,
         parameters=skeleton.parameters,
         context_length=skeleton.context_length,
-        weight_bytes=stored,
+        weight_bytes=source.file_bytes or stored,
         adapter_bytes=source.adapter,
         dtype=skeleton.dtype,
         groups=skeleton.groups,
@@ -129,7 +131,7 @@ def make_plan(
         kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
         state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
         refusal=skeleton.refusal,
-        notes=skeleton.notes,
+        notes=skeleton.notes + source.notes,
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
@@ -163,9 +165,13 @@ def _here(
         groups, load, min(context, row or context), machine.working_set, reserved, itemsize
     )
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
-    tokens = _tokens(arena, groups, load, itemsize) if per_token else 0
+    blocks = _blocks(arena, groups, load, itemsize) if per_token else ()
+    tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
+    if kv_memory is not None:
+        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set)
     if keep is not None:
-        keep.check(context, tokens // load.block_size * load.block_size if tokens else context)
+        keep.check(context, tokens or context)
+    asked = blocks if kv_memory is not None and per_token else None
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
         memory_bytes=machine.memory,
@@ -180,18 +186,21 @@ def _here(
         states_bytes=states,
         free_bytes=free,
         fits=sizing.tokens_that_fit(groups, free, itemsize),
+        limited=asked is not None,
         arena_bytes=arena if per_token else 0,
         arena_tokens=tokens,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         row_tokens=row,
-        lengths=tuple(_length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows) for n in shown),
+        lengths=tuple(
+            _length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
+        ),
     )
 
 
-def _tokens(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> int:
-    """Tokens that an arena of so many bytes holds in the layers that see farthest."""
-    return max(sizing.blocks_that_fit(arena, paged(groups), replace(load, block_size=1), itemsize))
+def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:
+    """Blocks of each group in an arena of so many bytes."""
+    return sizing.blocks_that_fit(arena, paged(groups), load, itemsize)
 
 
 def _length(
@@ -202,13 +211,17 @@ def _length(
     itemsize: int,
     free: int,
     most: int | None,
+    blocks: Counts | None,
 ) -> Length:
     kept = tokens if row is None else min(tokens, row)
     if most is None:
         needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
     else:  # mlx-lm's own caches have no blocks
         needed = sizing.sequence_bytes(groups, kept, itemsize)
-    fit = free // needed if needed else 0
+    if blocks is None:
+        fit = free // needed if needed else 0
+    else:
+        fit = sizing.sequences_that_fit(paged(groups), blocks, block_size, kept)
     return Length(tokens, needed, fit if most is None else min(fit, most))
 
 

@@ -76,7 +76,7 @@ def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memo
 
     blocks = way.blocks(memory, load, skeleton.context_length)
     groups = paged(way.groups)
-    rows = _rows(groups, blocks, load, tokens)
+    rows = min(load.rows, sizing.sequences_that_fit(groups, blocks, load.block_size, tokens))
     if not rows:
         return None
     slabs = [_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks, strict=True)]
@@ -97,14 +97,6 @@ def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memo
     states, kept = rows * state, snapshots * state
     peak = weights + arena + states + kept + max(step.prefill, tail + step.decode, growth)
     return Run(tokens, rows, weights, arena, states, kept, tail, step.prefill, step.decode, growth, peak)
-
-
-def _rows(groups: Sequence[LayerGroup], blocks: Counts, load: sizing.Load, tokens: int) -> int:
-    """How many sequences of `tokens` tokens run at once."""
-    needed = -(-tokens // load.block_size)
-    most = [sizing.row_blocks(group.spec.reach, load.block_size) or needed for group in groups]
-    fit = min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
-    return min(load.rows, fit)
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:

@@ -104,6 +104,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
 def _lazy_model(config: dict[str, Any]) -> Any:
     from cortexmlx.host.package import missing_package, mlx_lm_utils
+    from cortexmlx.models.folder_config import unsaid
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
@@ -119,6 +120,8 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     try:
         model = model_class(args_class.from_dict(config))
     except Exception as error:
+        if unsaid_settings := unsaid(error, kind):
+            raise ModelUnsupported(f"the configuration {unsaid_settings}") from error
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
     if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none

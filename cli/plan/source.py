@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import ModelNotFound
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models.folder_config import read_config
+from cortexmlx.models.inventory import stored_bytes
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.resolve import SourceKind, resolve
+from cortexmlx.models.safetensors_check import check_weights
 
 
 @dataclass(frozen=True)
@@ -18,13 +21,16 @@ class PlanSource:
     """A model's configuration, and what its weights take as they are stored: in the files of a folder, or in memory
     after reading a GGUF file, part of which grows (None: only the configuration is here).
 
-    `adapter` is what the adapter that was asked for adds to them.
+    `adapter` is what the adapter that was asked for adds to them. `file_bytes` are those of the files, where memory
+    takes another number; `notes` say what is wrong with them.
     """
 
     name: str
     config: Mapping[str, Any]
     weight_bytes: int | None
     adapter: int = 0
+    file_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def find(target: str) -> PlanSource:
@@ -35,13 +41,13 @@ def find(target: str) -> PlanSource:
     path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":
         name = path.resolve().parent.name if path.stem == "config" else path.stem
-        return PlanSource(name, _read(path), _weights(path.parent))
+        return _of_folder(name, path.parent, _read(path))
     source = resolve(target)
     if source.kind is SourceKind.HUB:
         return _from_hub(target)
     assert source.path is not None
     if source.kind is SourceKind.FOLDER:
-        return PlanSource(source.path.resolve().name, _read(source.path / "config.json"), _weights(source.path))
+        return _of_folder(source.path.resolve().name, source.path, read_config(source.path))
     return _from_gguf(target, source.path)
 
 
@@ -51,8 +57,12 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json_object(path)
 
 
-def _weights(folder: Path) -> int | None:
-    return sum(file.stat().st_size for file in folder.glob("model*.safetensors")) or None
+def _of_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
+    try:
+        check_weights(folder)
+    except ModelCorrupt as damage:  # the plan needs none of them
+        return PlanSource(name, config, None, notes=(f"It does not run as it is: {damage}",))
+    return PlanSource(name, config, stored_bytes(folder) or None)
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:
@@ -68,11 +78,12 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
     packing = PACKED.get(max(header.tensors.values(), key=lambda tensor: tensor.nbytes).type_name)
     if packing:
         config["quantization"] = {"group_size": GROUP, "bits": packing.bits, "mode": packing.mode}
-    return PlanSource(name, config, sum(memory_bytes(tensor, dtype) for tensor in header.tensors.values()))
+    weights = sum(memory_bytes(tensor, dtype) for tensor in header.tensors.values())
+    return PlanSource(name, config, weights, file_bytes=sum(part.stat().st_size for part in header.files))
 
 
 def _from_hub(repo: str) -> PlanSource:
     from cortexmlx.models.hub.fetch import fetch_config
 
     folder = fetch_config(repo)
-    return PlanSource(repo, _read(folder / "config.json"), _weights(folder))
+    return _of_folder(repo, folder, read_config(folder))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
 from cortexmlx.cli.plan.run import Run
+from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup
 
@@ -44,8 +45,11 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
     if here.states_bytes:
         yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
-    arena = f"{here.arena_tokens:,} tokens (--kv-memory changes it)" if here.arena_bytes else "tokens take none"
+    said = "" if here.limited else " (--kv-memory changes it)"
+    arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else "tokens take none"
     yield line("arena", format_bytes(here.arena_bytes), arena)
+    for says in sizing.beyond_note(here.arena_bytes, here.free_bytes) if here.limited else ():
+        yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if here.row_tokens is not None:
         kept = "tokens at most, whatever the length of its text"
         yield line("of a row", f"{here.row_tokens:,}", kept)
@@ -53,10 +57,15 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
         remark = f"{here.snapshots:,} states of beginnings that can be used again"
         yield line("snapshots", format_bytes(here.snapshot_bytes), remark)
     yield ""
-    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into what is left for KV"
+    where = "the arena" if here.limited else "what is left for KV"
+    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {where}"
     for entry in here.lengths:
-        beyond = "" if entry.tokens <= context or here.row_tokens is not None else "  longer than the model's context"
-        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{beyond}"
+        remark = ""
+        if entry.tokens > context and here.row_tokens is None:
+            remark = "  longer than the model's context"
+        elif here.limited and not entry.sequences:
+            remark = "  needs a larger --kv-memory"
+        yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{remark}"
 
 
 def _runs(runs: Sequence[Run]) -> Iterator[str]:

@@ -194,6 +194,32 @@ def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, items
     return tuple(blocks)
 
 
+def sequences_that_fit(groups: Sequence[LayerGroup], blocks: Counts, block_size: int, tokens: int) -> int:
+    """How many sequences of `tokens` tokens are at once in an arena of so many blocks of each group."""
+    needed = -(-tokens // block_size)
+    most = [row_blocks(group.spec.reach, block_size) or needed for group in groups]
+    return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
+
+
+def check_kv_memory(asked: int, memory: int, working_set: int) -> None:
+    """Raise InvalidRequest if more is asked for than the machine has."""
+    if asked > memory:
+        raise InvalidRequest(
+            f"a KV memory of {format_bytes(asked)} is more than this machine has: {format_bytes(memory)}, "
+            f"{format_bytes(working_set)} of it for models. `cortexmlx plan` says what a model leaves of it."
+        )
+
+
+def beyond_note(asked: int, left: int) -> tuple[str, ...]:
+    """A word about a KV memory that the machine cannot give, if it is one."""
+    if asked <= left:
+        return ()
+    return (
+        f"KV memory may grow to {format_bytes(asked)}, but beside the weights this machine has {format_bytes(left)} "
+        "for it: a full cache may be refused memory, or make the machine swap",
+    )
+
+
 def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: Load) -> Counts:
     """`blocks_that_fit` in an arena of `memory` bytes. Raises InvalidRequest if that is not one of each group."""
     blocks = blocks_that_fit(memory, groups, load)

@@ -10,7 +10,7 @@ from typing import Any
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import missing_package, mlx_lm_utils
-from cortexmlx.models.folder_config import check_layers, end_ids, foreign_quantization, left_out, read_config
+from cortexmlx.models.folder_config import check_layers, end_ids, foreign_quantization, left_out, read_config, unsaid
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.tokenizers.folder import load_tokenizer
@@ -76,6 +76,8 @@ def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> Corte
         )
     if "nsupported" in why:
         return ModelUnsupported(f"mlx-lm does not load {folder}: {why}")
+    if unsaid_settings := unsaid(error, kind):
+        return ModelCorrupt(f"{folder / 'config.json'} {unsaid_settings}")
     if isinstance(error, ValueError):
         return ModelCorrupt(f"the weights in {folder} do not fit its config.json: {why}")
     if isinstance(error, KeyError):

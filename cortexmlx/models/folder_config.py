@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
             words = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
             return " ".join(word for word in words if isinstance(word, str)) or "an unnamed way"
     return None
+
+
+def unsaid(error: Exception, kind: str) -> str | None:
+    """What to say of a config.json without settings that mlx-lm has no default for, if that is what its error means."""
+    names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
+    if not names:
+        return None
+    return (
+        f"does not say {', '.join(names)}, which mlx-lm needs for {kind!r}: it is incomplete, or its maker left that "
+        "to other code. Take a model that mlx_lm.convert made."
+    )
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

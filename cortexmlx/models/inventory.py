@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cortexmlx.errors import CortexError
+from cortexmlx.models.context import of_language, stated_context
+from cortexmlx.models.folder_config import foreign_quantization, read_config
+from cortexmlx.models.gguf.parts import read_model_header
 from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that can be run now: the name to give, where it comes from and lies, and its size in bytes."""
+    """A model that can be run now: the name to give, where it comes from and lies, the bytes of its weights there, how
+    they are stored (`4-bit`, `Q4_1`, `bfloat16`; empty: nobody says), and its context in tokens, if stated.
+    """
 
     name: str
     kind: SourceKind
     path: Path
     size: int
+    quantization: str = ""
+    context: int | None = None
 
 
 def list_models() -> list[LocalModel]:
@@ -23,7 +34,7 @@ def list_models() -> list[LocalModel]:
     found: list[LocalModel] = []
     starter = starter_path()
     if starter is not None:
-        found.append(LocalModel(STARTER, SourceKind.STARTER, starter, starter.stat().st_size))
+        found.append(_of_gguf(STARTER, SourceKind.STARTER, starter))
     return found + sorted(_in_hub_cache(), key=lambda model: model.name.lower())
 
 
@@ -38,8 +49,46 @@ def _in_hub_cache() -> list[LocalModel]:
         return []
     repos = [repo for repo in cache.repos if repo.repo_type == "model"]
     folders = ((repo, cached_folder(repo.repo_id)) for repo in repos)
-    return [
-        LocalModel(repo.repo_id, SourceKind.HUB, folder, repo.size_on_disk)
-        for repo, folder in folders
-        if folder is not None
-    ]
+    return [_of_folder(repo.repo_id, SourceKind.HUB, folder) for repo, folder in folders if folder is not None]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes of a model's weights on disk: of a .gguf file, or of the files in a folder that are read."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.glob("model*.safetensors"))
+    return path.stat().st_size
+
+
+def _of_folder(name: str, kind: SourceKind, folder: Path) -> LocalModel:
+    try:
+        config = read_config(folder)
+    except CortexError:
+        return LocalModel(name, kind, folder, stored_bytes(folder), "damaged")
+    return LocalModel(name, kind, folder, stored_bytes(folder), _quantization(config), stated_context(config))
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    """How the weights of a folder are stored, in a word."""
+    for source in of_language(config):
+        settings = source.get("quantization")
+        if isinstance(settings, Mapping) and isinstance(bits := settings.get("bits"), int):
+            mode = settings.get("mode", "affine")
+            return f"{bits}-bit" if mode == "affine" else str(mode)
+    if foreign := foreign_quantization(config):
+        return foreign
+    stated = (source.get(key) for source in of_language(config) for key in ("dtype", "torch_dtype"))
+    return next((dtype for dtype in stated if isinstance(dtype, str)), "")
+
+
+def _of_gguf(name: str, kind: SourceKind, path: Path) -> LocalModel:
+    try:
+        header = read_model_header(path)
+    except CortexError:
+        return LocalModel(name, kind, path, stored_bytes(path), "damaged")
+    size = sum(stored_bytes(part) for part in header.files)
+    packed: Counter[str] = Counter()
+    for info in header.tensors.values():
+        packed[info.type_name] += info.nbytes
+    context = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
+    most = max(packed, key=packed.__getitem__, default="")
+    return LocalModel(name, kind, path, size, most, context if isinstance(context, int) else None)

@@ -9,9 +9,11 @@ from typing import Any
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
+from cortexmlx.models.inventory import stored_bytes
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 from cortexmlx.progress import OnProgress, Progress
@@ -52,7 +54,7 @@ def load_model(
     report(Progress("loading", 1, LOADING_STEPS))
     notes += _adapted(model, path, tuned)
     report(Progress("loading", 2, LOADING_STEPS))
-    notes += _widen(model, slow_below_float32, dequantize)
+    notes += _widen(model, path, slow_below_float32, dequantize)
     report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
     return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
 
@@ -97,7 +99,7 @@ def float32_pays(parameters: int, memory: int) -> bool:
     return os.environ.get(DEQUANTIZE_SWITCH) != "0" and parameters * 4 < memory / 4
 
 
-def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
+def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
     """Make weights or activations float32 where asked for or where that pays; says what was done.
 
     Where float32 does not pay (on a GPU, on macOS) the model stays as it is stored.
@@ -117,13 +119,14 @@ def _widen(model: Any, slow_below_float32: bool, dequantize: bool | None) -> tup
         grown = weights.weight_bytes(model)
         if grown == packed:
             return ()
-        return (f"weights are float32 in memory, for speed ({grown / 1e6:.0f} MB instead of {packed / 1e6:.0f} MB)",)
+        stored = stored_bytes(path)
+        return (f"weights are float32 in memory, for speed: {format_bytes(grown)}, stored in {format_bytes(stored)}",)
     if not slow_below_float32:
         return ()
     if what := weights.only_on_a_gpu(model):
-        size = weights.parameter_count(model) * 4 / 1e9
+        size = format_bytes(weights.parameter_count(model) * 4)
         raise ModelUnsupported(
-            f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size:.1f} GB: "
+            f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size}: "
             "Engine(..., dequantize=True) does that."
         )
     weights.activations_to_float32(model)

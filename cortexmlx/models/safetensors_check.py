@@ -14,9 +14,9 @@ from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.messages import LFS_POINTER, not_readable, not_the_file
 
 INDEX = "model.safetensors.index.json"
-_POINTER = b"version https://git-lfs"
 
 
 def check_weights(folder: Path) -> dict[str, Path]:
@@ -63,15 +63,15 @@ def read_header(file: Path) -> dict[str, Any]:
     try:
         return _header(file)
     except OSError as error:
-        raise ModelCorrupt(f"{file} cannot be read: {error.strerror}.") from error
+        raise ModelCorrupt(not_readable(file, error)) from error
 
 
 def _header(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
-        if (start + stream.read(len(_POINTER) - 8)) == _POINTER:
-            raise ModelCorrupt(f"{file} is a git-lfs pointer, not the weights: run `git lfs pull` in its folder.")
+        if (start + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
+            raise ModelCorrupt(not_the_file(file))
         stream.seek(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > size - 8:

@@ -13,10 +13,10 @@ from cortexmlx.execution.way import way_of
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.sizing import Load, bytes_per_token, default_kv_bytes, reserved_bytes
+from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
 from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import in_group
-from cortexmlx.machine import working_set_bytes
+from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -35,6 +35,8 @@ class EngineParts:
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
         """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
+        if config.kv_bytes is not None:
+            check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
         self.loaded = load_model(
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
@@ -46,6 +48,7 @@ class EngineParts:
         context = self.loaded.context_length
         longest = context if config.keep is None else min(context, config.keep.most)
         reserved = reserved_bytes(groups, load.rows, vocab_size, self.loaded.weight_bytes)
+        self._notes = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
         memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
         try:
@@ -77,7 +80,10 @@ class EngineParts:
             dtype=self.loaded.dtype,
             kv_bytes_per_token=bytes_per_token(self._way.groups),
             chat_template=bool(self.loaded.tokenizer.has_chat_template),
-            notes=self.loaded.notes + self._way.notes + (not_stored(self._way) if config.kv_store else ()),
+            notes=self.loaded.notes
+            + self._notes
+            + self._way.notes
+            + (not_stored(self._way) if config.kv_store else ()),
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
             identity=self.loaded.identity,
             template_vars=_template_vars(self.loaded),

@@ -14,8 +14,10 @@ from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
+    beyond_note,
     blocks_that_fit,
     bytes_per_token,
+    check_kv_memory,
     default_kv_bytes,
     default_kv_tokens,
     format_bytes,
@@ -237,3 +239,12 @@ def test_a_running_row_takes_whole_blocks_and_of_a_window_as_many_as_a_cache_giv
     said = row_kv_bytes(groups, tokens, block_size)
     assert said - 2 * block_size * groups[1].bytes_per_token <= most <= said
     assert said >= sequence_bytes(groups, tokens)
+
+
+def test_more_kv_memory_than_the_machine_has_is_refused_and_more_than_is_left_is_mentioned() -> None:
+    check_kv_memory(16 * 2**30, 16 * 2**30, 12 * 2**30)
+    with pytest.raises(InvalidRequest, match=r"of 16\.1 GiB is more than this machine has: 16 GiB, 12 GiB of it for"):
+        check_kv_memory(161 * 2**30 // 10, 16 * 2**30, 12 * 2**30)
+    assert beyond_note(2**30, 2**30) == ()
+    (note,) = beyond_note(2**30 + 2**20 * 10, 2**30)
+    assert "may grow to 1.01 GiB" in note and "has 1 GiB for it" in note

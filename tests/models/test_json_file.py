@@ -32,3 +32,9 @@ def test_what_is_no_object_is_named_in_one_line(tmp_path: Path, content: bytes) 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelCorrupt, match=r"none\.json"):
         read_json_object(tmp_path / "none.json")
+
+
+def test_a_pointer_of_git_lfs_is_told_how_to_become_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
+    with pytest.raises(ModelCorrupt, match=r"config\.json is a git-lfs pointer, .* run `git lfs pull`"):
+        read_json_object(tmp_path / "config.json")

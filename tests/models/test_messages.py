@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.models.messages import one_line
+from cortexmlx.models.messages import not_readable, one_line
 
 
 @given(st.builds(lambda text, times: text * times, st.text(max_size=12), st.integers(0, 60)))
@@ -19,3 +24,19 @@ def test_it_is_one_line_that_is_neither_empty_nor_endless(text: str) -> None:
         assert line == (words or "ValueError")
     else:
         assert words.startswith(line.removesuffix("...")) and line.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EACCES, "x.json cannot be read: Permission denied. See who may: `ls -l x.json`."),
+        (
+            errno.ENOENT,
+            "x.json cannot be read: No such file or directory. It is a link to nothing, or was just removed",
+        ),
+        (errno.EISDIR, "x.json cannot be read: Is a directory. There should be a file: download the model again."),
+        (errno.EIO, "x.json cannot be read: Input/output error."),
+    ],
+)
+def test_a_file_that_the_system_does_not_give_says_why_and_what_next(number: int, says: str) -> None:
+    assert not_readable(Path("x.json"), OSError(number, os.strerror(number))).startswith(says)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
     )
+
+
+def write_zeros(file: Path, size: int) -> None:
+    """A file in the format of safetensors of `size` bytes, header and all, that holds a tensor of zeros."""
+    zeros = size - 8 - 100
+    header = json.dumps({"zeros": {"dtype": "U8", "shape": [zeros], "data_offsets": [0, zeros]}}).ljust(100)
+    file.write_bytes(struct.pack("<Q", 100) + header.encode() + bytes(zeros))
 
 
 def write_folder(folder: Path, quantize: bool = False, dtype: str = "float32", **changes: Any) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from cortexmlx.models.messages import LFS_POINTER, not_readable, not_the_file
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -99,6 +100,11 @@ class GGUFHeader:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that its tensors lie in."""
+        return frozenset(info.path for info in self.tensors.values()) | {self.path}
 
 
 class _Reader:
@@ -191,7 +197,7 @@ def read_header(path: Path) -> GGUFHeader:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise ModelNotFound(f"cannot open {path}: {error.strerror}") from error
+        raise ModelNotFound(not_readable(path, error)) from error
     with file:
         size = path.stat().st_size
         if size == 0:
@@ -201,6 +207,8 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def _parse(reader: _Reader) -> GGUFHeader:
+    if reader.data[: len(LFS_POINTER)] == LFS_POINTER:
+        raise ModelCorrupt(not_the_file(reader.path))
     if reader.take(4, "the magic") != MAGIC:
         raise ModelCorrupt(f"{reader.path.name} is not a GGUF file: it does not begin with the letters GGUF.")
     version = reader.number("<I", "the version")

@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.gguf.blocks import WIDENED
 from cortexmlx.models.gguf.config import ROPE_FACTORS, Description, activation_type, describe
 from cortexmlx.models.gguf.file import GGUFHeader
@@ -80,7 +81,7 @@ def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
     grown = sum(info.values for info in widened) * dtype.size
     return (
         f"MLX has no packed form of {kinds}: {len(widened)} tensors are {dtype_name(dtype)} in memory "
-        f"({grown / 1e6:.0f} MB instead of {stored / 1e6:.0f} MB)",
+        f"({format_bytes(grown)} instead of {format_bytes(stored)})",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import logged, one_line
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
 from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
@@ -55,7 +56,7 @@ def _unreadable(folder: Path, error: Exception) -> CortexError:
     if _of_the_configuration(folder, error):
         return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {one_line(error)}")
     if (folder / "tokenizer.json").is_file():
-        return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
+        return _damaged(folder, error)
     advice = "Take a folder with tokenizer.json or a sentencepiece tokenizer.model."
     if tiktoken := [*folder.glob("*.tiktoken"), *folder.glob("tiktoken.model")]:
         return ModelUnsupported(f"{tiktoken[0]} is {_TIKTOKEN}, which is not run. {advice}")
@@ -63,9 +64,24 @@ def _unreadable(folder: Path, error: Exception) -> CortexError:
         return ModelUnsupported(f"{folder / 'tekken.json'} is a tokenizer of the mistral-common package only. {advice}")
     if "trust_remote_code" in str(error):
         return ModelUnsupported(f"the tokenizer in {folder} wants to run code of its own, which is refused. {advice}")
-    if not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tokenizer_config.json")):
-        return ModelCorrupt(f"{folder} has no tokenizer. {advice}")
-    return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}")
+    if (folder / "tokenizer.json").is_dir():
+        return ModelCorrupt(f"{folder / 'tokenizer.json'} is a folder, and should be a file: download the model again.")
+    if not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt")):
+        return ModelCorrupt(
+            f"{folder} has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it again."
+        )
+    return _damaged(folder, error)
+
+
+def _damaged(folder: Path, error: Exception) -> ModelCorrupt:
+    """The file that is no JSON, if it is that; else what the tokenizer's library says."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            try:
+                read_json_object(folder / name)
+            except ModelCorrupt as damage:
+                return damage
+    return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}. Download it again.")
 
 
 def _of_the_configuration(folder: Path, error: Exception) -> bool:

@@ -13,8 +13,11 @@ from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.cli.plan.source import find
 from cortexmlx.cli.plan.text import page
 from cortexmlx.cli.start import run
+from cortexmlx.engine import Engine
 from cortexmlx.kv.sizing import Load, format_bytes
+from cortexmlx.machine import memory_bytes
 from support.adapters import write_adapter
+from support.folders import CONFIG, write_zeros
 from support.published import DEEPSEEK_V3, QWEN3_8B
 from support.tiny import write_tiny
 
@@ -32,7 +35,7 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     folder = tmp_path / "Qwen3-8B"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN3_8B))
-    (folder / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    write_zeros(folder / "model.safetensors", 3 * 2**20)
     for target in (folder, folder / "config.json"):
         assert run(["plan", str(target), "--context", "1024", "--context", "2048"]) == 0
         assert capsys.readouterr().out.startswith(
@@ -90,15 +93,35 @@ def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> N
     }
 
 
+def test_a_small_kv_memory_says_what_it_holds_and_one_too_large_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = str(write_tiny(tmp_path / "m"))
+    assert run(["plan", model, "--kv-memory", "100KB", "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)["here"]
+    with Engine(model, kv_memory="100KB") as engine:
+        assert here["arena_tokens"] == engine.stats().total_blocks * 32 < 512
+    assert run(["plan", model, "--kv-memory", "100KB", "--context", "32", "--context", "512"]) == 0
+    page = capsys.readouterr().out
+    assert f"  {here['arena_tokens']:,} tokens\n" in page and "sequences that fit into the arena\n" in page
+    assert f"  {here['arena_tokens'] // 32}\n" in page and "  0  needs a larger --kv-memory\n" in page
+    refused = f"a KV memory of 838 GiB is more than this machine has: {format_bytes(memory_bytes())}, "
+    for line in (["plan", model], ["generate", model, "-p", "hi"]):
+        assert run([*line, "--kv-memory", "900GB"]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {refused}")
+
+
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
         ("plan {tmp}/none.json", 1, "there is no {tmp}/none.json"),
-        ("plan {tmp}", 1, "there is no {tmp}/config.json"),
+        ("plan {tmp}", 1, "{tmp} holds no model: there is no config.json in it"),
         ("plan {tmp}/broken.json", 1, "{tmp}/broken.json cannot be read"),
         ("plan {tmp}/list.json", 1, "{tmp}/list.json is not a JSON object"),
         ("plan {tmp}/strange.json", 1, "mlx-lm has no architecture 'strange': give its shape with --layers"),
-        ("plan {tmp}/short.json", 1, "the configuration does not fit 'qwen3'"),
+        ("plan {tmp}/short.json", 1, "the configuration does not say hidden_size, num_hidden_layers,"),
+        ("plan {tmp}/odd.json", 1, "the configuration does not fit 'llama'"),
+        ("plan {tmp}/llava.json", 1, "does not say hidden_size, num_hidden_layers, intermediate_size,"),
         ("plan {tmp}/empty.json", 1, "names no model_type"),
         ("plan --layers 3", 2, "a shape is --layers, --kv-heads and --head-dim together"),
         ("plan x --layers 3", 2, "give a MODEL or its shape, not both"),
@@ -114,6 +137,8 @@ def test_what_cannot_be_planned_is_one_clear_line(
         "strange": '{"model_type": "strange"}',
         "short": '{"model_type": "qwen3"}',
         "empty": "{}",
+        "odd": json.dumps(CONFIG | {"num_hidden_layers": "two"}),
+        "llava": '{"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}',
     }
     for name, text in files.items():
         (tmp_path / f"{name}.json").write_text(text)

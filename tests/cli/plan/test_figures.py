@@ -30,7 +30,11 @@ def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:
     assert plan.here.free_bytes == left and plan.here.fits == left // 147_456
     assert plan.here.arena_bytes == left // 2
     assert plan.here.lengths[0].sequences == left // (8192 * 147_456)
-    assert plan_of(QWEN3_8B, kv_memory=2**30).here.arena_tokens == 2**30 // 147_456
+    assert plan_of(QWEN3_8B, kv_memory=2**30).here.arena_tokens == 2**30 // 147_456 // 32 * 32
+    lengths = plan_of(QWEN3_8B, kv_memory=2**30, lengths=(3000, 4000)).here.lengths
+    assert [entry.sequences for entry in lengths] == [2, 1], "of 227 blocks 94 and 125 make a sequence"
+    with pytest.raises(InvalidRequest, match=r"of 48\.1 GiB is more than this machine has: 48 GiB, 36 GiB of it for"):
+        plan_of(QWEN3_8B, kv_memory=481 * 2**30 // 10)
     assert plan_of(QWEN3_8B, itemsize=1).model.kv_bytes_per_token == 73_728
 
 

@@ -10,6 +10,7 @@ import pytest
 from cortexmlx.cli.plan.source import PlanSource, find
 from cortexmlx.cli.start import run
 from cortexmlx.models import load_model
+from support.folders import write_zeros
 from support.gguf_export import export
 from support.gguf_export import tiny as gguf_models
 from support.gguf_models import write_model
@@ -38,9 +39,12 @@ def test_a_folder_and_its_config_are_named_alike_with_the_bytes_of_the_weights(t
     (folder / "config.json").write_text(json.dumps(QWEN3_8B))
     alone = find(str(folder))
     assert alone == find(str(folder / "config.json")) == PlanSource("Qwen3-8B", QWEN3_8B, None)
-    for name, size in {"model-1.safetensors": 100, "model-2.safetensors": 23, "other.safetensors": 7}.items():
-        (folder / name).write_bytes(bytes(size))
-    assert find(str(folder)).weight_bytes == find(str(folder / "config.json")).weight_bytes == 123
+    write_zeros(folder / "model.safetensors", 1100)
+    write_zeros(folder / "other.safetensors", 700)
+    assert find(str(folder)).weight_bytes == find(str(folder / "config.json")).weight_bytes == 1100
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    damaged = find(str(folder))
+    assert damaged.weight_bytes is None and "has 1099 of 1100 bytes" in damaged.notes[0]
     (tmp_path / "mine.json").write_text(json.dumps(QWEN3_8B))
     assert find(str(tmp_path / "mine.json")).name == "mine"
 

@@ -169,3 +169,9 @@ def test_lengths_that_overflow_are_refused_without_allocating(tmp_path: Path) ->
         struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"w" + struct.pack("<I", 2) + huge + huge + bytes(12),
     ):
         assert outcome(tmp_path / "a.gguf", b"GGUF" + body) == "ModelCorrupt"
+
+
+def test_a_pointer_of_git_lfs_is_told_how_to_become_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
+    with pytest.raises(ModelCorrupt, match=r"tiny\.gguf is a git-lfs pointer, .* run `git lfs pull`"):
+        read_header(tmp_path / "tiny.gguf")

@@ -85,7 +85,29 @@ def test_what_only_code_can_read_is_refused_by_the_name_of_its_file(
 def test_a_folder_without_any_is_told_so(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    refused(folder, ModelCorrupt, "no tokenizer", "tokenizer.json or a sentencepiece tokenizer.model")
+    refused(folder, ModelCorrupt, "has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it")
+
+
+def test_settings_without_the_tokenizer_itself_are_told_so(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    refused(folder, ModelCorrupt, "has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it")
+    (folder / "tokenizer.json").mkdir()
+    refused(folder, ModelCorrupt, "tokenizer.json is a folder, and should be a file")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty. Download it again."),
+        ("<html>", "cannot be read as JSON"),
+        ("version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_next_step(folder: Path, name: str, content: str, says: str) -> None:
+    (folder / name).write_text(content)
+    refused(folder, ModelCorrupt, f"{folder / name} {says}")
 
 
 def test_vocabulary_and_merges_in_files_of_their_own_are_read(folder: Path) -> None:
