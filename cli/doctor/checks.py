@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import cast
 
 from cortexmlx import __version__
+from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes, working_set_bytes
 
@@ -141,6 +144,46 @@ def _starter() -> Iterator[Check]:
         yield Check("starter model", Verdict.OK, f"{STARTER}, {format_bytes(path.stat().st_size)}")
 
 
+def _models() -> Iterator[Check]:
+    """What the hub's cache holds, and whether more fits."""
+    from huggingface_hub import constants
+
+    from cortexmlx.models.inventory import list_models
+    from cortexmlx.models.resolve import SourceKind
+
+    cache = Path(constants.HF_HUB_CACHE)
+    here = [model for model in list_models() if model.kind is SourceKind.HUB]
+    size, there = sum(model.size for model in here), next(p for p in (cache, *cache.parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{len(here)} of the hub, {format_bytes(size)}; {format_bytes(free)} free in {cache}"
+    if not os.access(there, os.W_OK):
+        yield Check("models", Verdict.WARN, detail, f"nothing can be downloaded: you may not write in {there}")
+    elif free < _LITTLE_ROOM:
+        yield Check("models", Verdict.WARN, detail, "many models need more: free some, or set HF_HOME to a larger disk")
+    else:
+        yield Check("models", Verdict.OK, detail)
+
+
+_LITTLE_ROOM = 5 << 30
+"""Bytes that a model of 8 billion parameters in 4 bits takes."""
+
+
+def _terminal() -> Iterator[Check]:
+    """What a chat in this terminal can show."""
+    if not sys.stdout.isatty():
+        yield Check("terminal", Verdict.OK, "none: plain text is written")
+        return
+    size, encoding = shutil.get_terminal_size(), sys.stdout.encoding.lower()
+    shows = "colours" if console.is_coloured(sys.stdout) else "no colours"
+    detail = f"{size.columns}x{size.lines}, {shows}, {encoding}"
+    if encoding.replace("-", "") != "utf8":
+        yield Check("terminal", Verdict.WARN, detail, "characters that it lacks print as ?: set LANG to a UTF-8 locale")
+    elif not console.is_terminal(sys.stdout):
+        yield Check("terminal", Verdict.WARN, detail, "TERM=dumb: chats are plain text")
+    else:
+        yield Check("terminal", Verdict.OK, detail)
+
+
 def _attention() -> Iterator[Check]:
     import mlx.core as mx
 
@@ -169,5 +212,7 @@ CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "device": _device,
     "weights": _float32,
     "starter model": _starter,
+    "models": _models,
+    "terminal": _terminal,
     "attention": _attention,
 }

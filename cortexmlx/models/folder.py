@@ -79,7 +79,9 @@ def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> Corte
     if unsaid_settings := unsaid(error, kind):
         return ModelCorrupt(f"{folder / 'config.json'} {unsaid_settings}")
     if isinstance(error, ValueError):
-        return ModelCorrupt(f"the weights in {folder} do not fit its config.json: {why}")
+        return ModelCorrupt(
+            f"the weights in {folder} do not fit its config.json: {why}. They may be of two models: download it again."
+        )
     if isinstance(error, KeyError):
         return ModelCorrupt(
             f"mlx-lm looks for {why} in the config.json or among the weights of {folder}, which {kind!r} needs: one of "

@@ -11,6 +11,7 @@ from typing import Any
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.context import of_language
 from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.messages import not_readable
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MOST_LAYERS = 4096
@@ -21,13 +22,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     broken.
     """
     path = folder / "config.json"
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:
+        raise ModelCorrupt(not_readable(folder, error)) from error
+    if not there:
         gguf = sorted(folder.glob("*.gguf"))
         if (folder / "adapter_config.json").is_file():
             raise ModelNotFound(f"{folder} holds an adapter, not a model: give its model, and --adapter {folder}.")
         if gguf:
             raise ModelNotFound(f"{folder} has no config.json; give one of its files instead, such as {gguf[0]}.")
-        raise ModelNotFound(f"{folder} holds no model: there is no config.json in it.")
+        if folder.name.startswith("models--") and (folder / "snapshots").is_dir():
+            name = folder.name.removeprefix("models--").replace("--", "/", 1)
+            raise ModelNotFound(f"{folder} is the hub's cache of {name}: give {name!r} instead.")
+        raise ModelNotFound(
+            f"{folder} holds no model: there is no config.json in it. Give a folder with config.json and "
+            "model*.safetensors, a .gguf file or a hub id."
+        )
     config = read_json_object(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelCorrupt(f"{path} does not say which model_type it is.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cortexmlx.cli.engine import open_engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.serving.config import EngineConfig
+from support.hub import large_model, serving
 from support.tiny import write_tiny
 
 
@@ -43,3 +46,35 @@ def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
         assert process.stderr is not None and process.stderr.read() == b""
+
+
+COMMAND = "import sys; from cortexmlx.cli.start import run; sys.exit(run(['generate', 'org/tiny', '-p', 'hi']))"
+APP = "from cortexmlx import Engine; Engine('org/tiny')"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "says"),
+    [
+        (COMMAND, 130, "are kept, and the same command goes on there\n"),
+        pytest.param(APP, -signal.SIGINT, "KeyboardInterrupt\n", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_stops_a_download_at_once_and_keeps_what_came(code: str, ends: int, says: str, tmp_path: Path) -> None:
+    """Two seconds' worth of it is there when somebody presses Ctrl-C; the rest would take a minute."""
+    with serving(tiny=large_model(tmp_path / "tiny", (6_000_000,))) as hub:
+        hub.bytes_per_second = 1e5
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            while hub.sent < 100_000:
+                time.sleep(0.02)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            assert process.wait(timeout=30) == ends
+            took = time.monotonic() - began
+            assert process.stderr is not None and process.stderr.read().endswith(says)
+        (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
+        assert took < 10 and 0 < kept.stat().st_size < 6_000_000

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.folder_config import foreign_quantization, left_out
+from cortexmlx.models.folder_config import foreign_quantization, left_out, read_config
 from support.folders import CONFIG, fails, write_folder
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -77,3 +78,27 @@ def test_a_broken_list_of_end_tokens_is_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps([3]))
     fails(folder, ModelCorrupt, "generation_config.json")
+
+
+def test_a_folder_of_the_hubs_cache_is_told_the_name_to_give(tmp_path: Path) -> None:
+    (tmp_path / "models--org--one" / "snapshots").mkdir(parents=True)
+    with pytest.raises(ModelNotFound, match="is the hub's cache of org/one: give 'org/one' instead"):
+        read_config(tmp_path / "models--org--one")
+    with pytest.raises(ModelNotFound, match=r"holds no model: there is no config\.json in it\. Give a folder with"):
+        read_config(tmp_path)
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ModelCorrupt, match=r"cannot be read: Permission denied\. See who may: `ls -l "):
+        read_config(tmp_path)
+
+
+def test_settings_that_the_configuration_leaves_out_are_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    left = {name: value for name, value in CONFIG.items() if name not in ("hidden_size", "rms_norm_eps")}
+    (folder / "config.json").write_text(json.dumps(left))
+    fails(folder, ModelCorrupt, "config.json does not say hidden_size, rms_norm_eps, which mlx-lm needs for 'llama'")

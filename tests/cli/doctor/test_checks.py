@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cortexmlx.cli.doctor.checks import CHECKS, Verdict, all_checks
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
 from support.broken_kernels import COMPILE_ERROR, raising
+from support.folders import cached_model
 
 
 def test_a_wrong_version_of_mlx_lm_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +96,55 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
         assert "\n" not in check.detail and "doctor --json" in check.advice
         assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("free", "writable", "verdict", "advice"),
+    [
+        (10 * 2**30, True, Verdict.OK, ""),
+        (2**30, True, Verdict.WARN, "set HF_HOME to a larger disk"),
+        (10 * 2**30, False, Verdict.WARN, "you may not write in"),
+    ],
+)
+def test_the_hubs_cache_is_counted_and_a_full_disk_warned_of(
+    free: int, writable: bool, verdict: Verdict, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.os.access", lambda path, mode: writable)
+    [empty] = CHECKS["models"]()
+    assert empty.detail.startswith("0 of the hub, 0 B; ")
+    snapshot = cached_model(tmp_path / "hub", "org/one")
+    [check] = CHECKS["models"]()
+    size = format_bytes((snapshot / "model.safetensors").stat().st_size)
+    assert check.detail == f"1 of the hub, {size}; {format_bytes(free)} free in {tmp_path / 'hub'}"
+    assert (check.verdict, advice in check.advice) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("term", "encoding", "verdict", "says"),
+    [
+        ("xterm", "utf-8", Verdict.OK, "colours, utf-8"),
+        ("dumb", "utf-8", Verdict.WARN, "no colours, utf-8"),
+        ("xterm", "latin-1", Verdict.WARN, "colours, latin-1"),
+    ],
+)
+def test_what_a_terminal_cannot_show_is_warned_of(
+    term: str, encoding: str, verdict: Verdict, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr(sys, "stdout", Terminal(io.BytesIO(), encoding=encoding))
+    [check] = CHECKS["terminal"]()
+    assert (check.verdict, check.detail) == (verdict, f"80x24, {says}")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    [check] = CHECKS["terminal"]()
+    assert (check.verdict, check.detail) == (Verdict.OK, "none: plain text is written")
