@@ -52,11 +52,12 @@ COMMAND = "import sys; from cortexmlx.cli.start import run; sys.exit(run(['gener
 APP = "from cortexmlx import Engine; Engine('org/tiny')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "ends", "says"),
     [
         (COMMAND, 130, "are kept, and the same command goes on there\n"),
-        pytest.param(APP, -signal.SIGINT, "KeyboardInterrupt\n", marks=pytest.mark.slow),
+        (APP, -signal.SIGINT, "KeyboardInterrupt\n"),
     ],
 )
 def test_ctrl_c_stops_a_download_at_once_and_keeps_what_came(code: str, ends: int, says: str, tmp_path: Path) -> None:
