@@ -2,132 +2,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 
+from cortexmlx.bench.measure.engines import Plan, open_engines
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Case, Comparison, compare
 from cortexmlx.bench.measure.prompts import Prompts
 from cortexmlx.bench.measure.trace import Work
-from cortexmlx.bench.report import Report
+from cortexmlx.bench.measure.yardstick import Yardstick
+from cortexmlx.bench.report import ratios, speed
+from cortexmlx.bench.report import traffic as traffic_report
+from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.suites.against import ROWS, Contest, Section, Shape, basic_sections
-from cortexmlx.bench.suites.rows import Row, measure, tests
+from cortexmlx.bench.suites.arrivals import ROWS as ARRIVING
+from cortexmlx.bench.suites.arrivals import Promise, Served, Traffic, serve
+from cortexmlx.bench.suites.rows import Runs, Test
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
-from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import ModelInfo
 
 WARM_UP = ((64, 8), (300, 4))
 """Prompt and generated tokens of the runs that both sides make before the first pair."""
 
-INTERRUPTED = "interrupted: only the cases that were complete"
+INTERRUPTED = "interrupted: what was measured so far"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
-    attention backend, repetitions, the prompts' seed, whom to tell what is running, the model's adapter, and how keys
-    and values are quantized."""
+def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int]) -> Report:
+    """The rows of all tests in blocks of all sizes. An interrupt ends it with the runs so far, if there are any.
 
-    model: str
-    notes: tuple[str, ...]
-    kv_memory: int | None
-    attention: str
-    repetitions: int
-    seed: int
-    on_run: Callable[[str], None] | None
-    adapter: str | None = None
-    kv_bits: int | None = None
-    kv_group_size: int | None = None
-
-
-def measure_rows(
-    plan: Plan,
-    prompts: Sequence[int],
-    generates: Sequence[int],
-    batches: Sequence[int],
-    depths: Sequence[int],
-    block_sizes: Sequence[int],
-) -> Report:
-    """The rows of all combinations. Raises InvalidRequest if the model's context is too short for one."""
-    wanted = tests(prompts, generates, batches, depths)
+    Raises InvalidRequest if the model's context is too short for one.
+    """
     if not wanted:
         raise InvalidRequest("nothing to measure: give prompt tokens (-p) or tokens to generate (-n)")
-    rows: list[Row] = []
-    for block_size in block_sizes:
-        needed = max(test.tokens + test.batch * 2 * block_size for test in wanted)
-        with _engine(plan, block_size, max(batches), needed, token_target=False, prefix_cache=False) as engine:
-            info = engine.info
-            longest = max(test.tokens // test.batch for test in wanted)
-            if longest > info.context_length:
-                raise InvalidRequest(
-                    f"a test needs {longest} tokens per row, and the model's context is {info.context_length}: "
-                    "lower -p, -n or -d"
-                )
-            rows += measure(engine, wanted, plan.repetitions, Prompts(info.vocab_size, plan.seed), plan.on_run)
-    return Report(Machine.here(), info, tuple(rows), notes=plan.notes)
+    machine = Machine.here()
+    sizes = [(size, max(test.tokens + test.batch * 2 * size for test in wanted)) for size in block_sizes]
+    batch = max(test.batch for test in wanted)
+    with ExitStack() as stack:
+        engines = open_engines(plan, stack, sizes, batch, token_target=None, prefix_cache=False)
+        info = next(iter(engines.values())).info
+        longest = max(test.tokens // test.batch for test in wanted)
+        if longest > info.context_length:
+            raise InvalidRequest(
+                f"a test needs {longest} tokens per row, and the model's context is {info.context_length}: "
+                "lower -p, -n or -d"
+            )
+        runs, yardstick, interrupted = Runs(engines, wanted), Yardstick(), False
+        try:
+            runs.measure(plan.repetitions, Prompts(info.vocab_size, plan.seed), yardstick, plan.on_run)
+        except KeyboardInterrupt:
+            if not runs.rows():
+                raise
+            interrupted = True
+    backend = "CPU" if machine.device == "CPU" else "Metal"
+    return Report(
+        machine,
+        info,
+        (speed.part(runs.rows(), info, backend),),
+        (*plan.notes, *_ended(interrupted)),
+        plan.settings,
+        yardstick.seconds(),
+        interrupted,
+    )
+
+
+def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool, block_size: int) -> Report:
+    """Requests as they come, alone or beside mlx-lm's batch generator. An interrupt ends it with the runs that are
+    complete, if there are any. Raises InvalidRequest if the model's context is too short.
+    """
+    machine, sides, yardstick = Machine.here(), list[Served](), Yardstick()
+    interrupted = False
+    with ExitStack() as stack:
+        tokens = ARRIVING * (traffic.longest + 2 * block_size)
+        engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING)[block_size]
+        info = engine.info
+        if traffic.longest > info.context_length:
+            raise InvalidRequest(
+                f"the trace needs {traffic.longest} tokens, the model's context is {info.context_length}"
+            )
+        try:
+            serve(engine, traffic, promise, plan.repetitions, plan.seed, against, sides, plan.tell, yardstick.sample)
+        except KeyboardInterrupt:
+            if not (sides and sides[-1].traces):
+                raise
+            interrupted = True
+    notes = (*plan.notes, "the trace has shared system prompts: cortexmlx finds them in its prefix cache")
+    part = traffic_report.part(sides, traffic)
+    return Report(
+        machine, info, (part,), (*notes, *_ended(interrupted)), plan.settings, yardstick.seconds(), interrupted
+    )
 
 
 def compare_with_mlx_lm(
-    plan: Plan, suites: Sequence[str], only: str | None, prompt: int, generate: int, block_size: int
+    plan: Plan, suites: Sequence[str], only: Sequence[str], shape: Shape, block_size: int
 ) -> Report:
     """The comparisons of the suites "basic" and "serving": see `compare_sections`."""
-    shape = Shape(prompt=prompt or Shape.prompt, generate=generate or Shape.generate)
     sections = basic_sections(shape) if "basic" in suites else []
     sections += serving_sections() if "serving" in suites else []
     return compare_sections(plan, sections, shape, only, block_size)
 
 
 def compare_sections(
-    plan: Plan, sections: Sequence[Section], shape: Shape, only: str | None, block_size: int
+    plan: Plan, sections: Sequence[Section], shape: Shape, only: Sequence[str], block_size: int
 ) -> Report:
-    """The comparisons of some sections, in sizes of `shape`; `only` keeps cases with that text in their name.
+    """The comparisons of some sections, in sizes of `shape`; `only` keeps the cases with one of these texts in their
+    name, if there are any.
 
-    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest if no case is left.
+    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest for a text that no
+    case has.
     """
+    machine = Machine.here()
     row = max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size
     tokens = max(ROWS * row, shape.prompt + block_size)
     found: list[Comparison] = []
     info: ModelInfo | None = None
-    names: list[str] = []
+    stacks = [ExitStack() for _ in sections]
+    contests = [_contest(plan, stack, s, block_size, tokens) for stack, s in zip(stacks, sections, strict=True)]
+    cases = [section.cases(contest) for section, contest in zip(sections, contests, strict=True)]
+    chosen = _chosen([case for each in cases for case in each], only)
     interrupted = False
     try:
-        for section in sections:
-            with ExitStack() as stack:
-                contest = _contest(plan, stack, section, block_size, tokens)
-                cases = section.cases(contest)
-                names += [case.name for case in cases]
-                chosen = _chosen(cases, only)
-                if chosen:
+        for stack, contest, each in zip(stacks, contests, cases, strict=True):
+            with stack:
+                wanted = [case for case in each if case in chosen]
+                if wanted:
                     info = contest.engine.info
                     _warm_up(contest)
-                for case in chosen:
+                for case in wanted:
                     found += compare(case, plan.repetitions, plan.on_run)
     except KeyboardInterrupt:
         if not found:
             raise
         interrupted = True
-    if info is None:
-        raise InvalidRequest(f"no case has {only!r} in its name; there are: {', '.join(names)}")
-    notes = (*plan.notes, *((INTERRUPTED,) if interrupted else ()))
-    return Report(Machine.here(), info, comparisons=tuple(found), notes=notes, interrupted=interrupted)
+    notes = (*plan.notes, *_ended(interrupted))
+    return Report(machine, info, (ratios.part(found),), notes, plan.settings, interrupted=interrupted)
+
+
+def _ended(interrupted: bool) -> tuple[str, ...]:
+    return (INTERRUPTED,) if interrupted else ()
 
 
 def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, tokens: int) -> Contest:
     """A contest whose engine opens when it is needed and closes with `stack`."""
+    options = {} if section.token_target else {"token_target": None}
+    return Contest(
+        lambda: open_engines(plan, stack, [(block_size, tokens)], ROWS, **options)[block_size],
+        plan.seed,
+    )
 
-    def open_engine() -> Engine:
-        return stack.enter_context(_engine(plan, block_size, ROWS, tokens, token_target=section.token_target))
 
-    return Contest(open_engine, plan.seed)
+def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
+    """For each text the case of that very name, else those with that text in their name; all if there is no text.
+
+    Raises InvalidRequest for a text that no case has.
+    """
+    chosen = [] if only else list(cases)
+    for text in only:
+        named = [case for case in cases if case.name == text] or [case for case in cases if text in case.name]
+        if not named:
+            names = ", ".join(case.name for case in cases)
+            raise InvalidRequest(f"no case has {text!r} in its name; there are: {names}")
+        chosen += named
+    return chosen
 
 
-def _chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
-    """The case with that very name, else those with that text in their name; all if there is no text."""
-    named = [case for case in cases if case.name == only]
-    return named or [case for case in cases if only is None or only in case.name]
+def combined(reports: Sequence[Report]) -> Report:
+    """Several reports of one command as one."""
+    first = reports[0]
+    models = [report.model for report in reports if report.model is not None]
+    return Report(
+        first.machine,
+        models[0] if models else None,
+        tuple(part for report in reports for part in report.parts),
+        tuple(dict.fromkeys(note for report in reports for note in report.notes)),
+        {name: value for report in reports for name, value in report.settings.items()},
+        {name: values for report in reports for name, values in report.yardstick.items()},
+        any(report.interrupted for report in reports),
+    )
 
 
 def _warm_up(contest: Contest) -> None:
@@ -137,38 +188,3 @@ def _warm_up(contest: Contest) -> None:
             work = [Work(prompts.take(length), tokens) for _ in range(rows)]
             contest.cortex().run(work)
             contest.mlx_lm().run(work)
-
-
-@contextmanager
-def _engine(
-    plan: Plan, block_size: int, max_rows: int, tokens: int, *, token_target: bool, prefix_cache: bool = True
-) -> Iterator[Engine]:
-    """An engine that holds `tokens` tokens: with its default memory if that is enough, else with as much as needed.
-
-    `token_target`: with the engine's own target for the time between two tokens, or none.
-    """
-    if plan.on_run is not None:
-        plan.on_run(f"loading {plan.model}, block size {block_size}")
-
-    def opened(kv_memory: int | None) -> Engine:
-        make = Engine if token_target else partial(Engine, token_target=None)
-        return make(
-            plan.model,
-            adapter=plan.adapter,
-            kv_memory=kv_memory,
-            kv_bits=plan.kv_bits,
-            kv_group_size=plan.kv_group_size,
-            block_size=block_size,
-            max_rows=max_rows,
-            attention=plan.attention,
-            prefix_cache=prefix_cache,
-        )
-
-    engine = opened(plan.kv_memory)
-    per_token = engine.info.kv_bytes_per_token
-    if plan.kv_memory is None and engine.stats().kv_bytes_limit < tokens * per_token:
-        needed = (tokens + block_size) * per_token
-        engine.close()
-        engine = opened(needed)
-    with engine:
-        yield engine

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cortexmlx import __version__
 from cortexmlx.cli.batch.command import batch
-from cortexmlx.cli.bench import bench
+from cortexmlx.cli.bench.command import bench
 from cortexmlx.cli.cache import cache
 from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chat.kept import LAST

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, get_args
 
+import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from cortexmlx.cli.app import COMMANDS, EXAMPLES, top
-from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED
+from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, SLOWER
 
 HEAD = """\
 # The command line
@@ -35,6 +36,7 @@ EXIT_CODES = f"""\
 | 0 | all is well |
 | {FAILED} | it failed: one line on stderr says why and what to do; `--debug` shows where |
 | 2 | wrong usage |
+| {SLOWER} | `bench --compare`: something is slower than in the saved run |
 | {INTERRUPTED} | Ctrl-C |
 | {BROKEN_PIPE} | nobody reads the output any more |"""
 
@@ -71,7 +73,8 @@ def _options(command: Callable[..., None]) -> Iterator[str]:
 def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
     """The parameters of a command, each with what its annotation says about it."""
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        yield parameter, get_args(parameter.annotation)[1]
+        if parameter.annotation is not typer.Context:
+            yield parameter, get_args(parameter.annotation)[1]
 
 
 def _text(text: str) -> list[str]:

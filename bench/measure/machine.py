@@ -1,7 +1,8 @@
-"""What a figure was measured on: chip, memory, system, versions, BLAS."""
+"""What a figure was measured on: chip, memory, system, versions, BLAS, and what else the machine had to do."""
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +15,9 @@ from cortexmlx.machine import memory_bytes, metal_device
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the software that a benchmark ran on. `cpus` this process may use; `memory` in bytes."""
+    """The machine and the software that a benchmark ran on. `cpus` this process may use; `memory` in bytes; `load` is
+    how many processes wanted a CPU in the last minute, before it began.
+    """
 
     chip: str
     cpus: int
@@ -26,6 +29,7 @@ class Machine:
     mlx: str
     mlx_lm: str
     blas: str
+    load: float = 0.0
 
     @classmethod
     def here(cls) -> Machine:
@@ -41,14 +45,22 @@ class Machine:
             mlx=version("mlx"),
             mlx_lm=version("mlx-lm"),
             blas=blas.status(),
+            load=round(os.getloadavg()[0], 1),
         )
 
     def lines(self) -> list[str]:
-        """Two lines for people."""
+        """Hardware, software and BLAS, for people."""
         return [
-            f"{self.chip}, {self.cpus} CPUs, {format_bytes(self.memory)} memory, MLX on {self.device}, {self.system}",
-            f"cortexmlx {self.cortexmlx}, mlx {self.mlx}, mlx-lm {self.mlx_lm}, Python {self.python}; {self.blas}",
+            f"{self.chip}, {self.cpus} CPUs, {format_bytes(self.memory)} memory, "
+            f"MLX on {self.device}, load {self.load}",
+            self.software(),
+            self.blas,
         ]
+
+    def software(self) -> str:
+        """Versions and system in a line."""
+        versions = f"cortexmlx {self.cortexmlx}, mlx {self.mlx}, mlx-lm {self.mlx_lm}, Python {self.python}"
+        return f"{versions}, {self.system}"
 
 
 def _chip() -> str:

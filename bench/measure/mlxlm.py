@@ -6,6 +6,7 @@ at an end token; several go through `BatchGenerator`, on which `batch_generate` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class MlxLm:
 
     def run(self, work: Sequence[Work]) -> Trace:
         """Run the requests to their end."""
-        return self._run_one(work[0]) if len(work) == 1 else self._run_batch(work)
+        return self._run_one(work[0]) if len(work) == 1 and not work[0].at else self._run_batch(work)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
         """Run the turns of one conversation, each prompt being what the user adds; the trace is that of the last.
@@ -86,6 +87,7 @@ class MlxLm:
         )
         request_of: dict[int, int] = {}
         late = sorted((i for i, w in enumerate(work) if w.after), key=lambda i: work[i].after)
+        timed = sorted((i for i, w in enumerate(work) if w.at), key=lambda i: work[i].at)
 
         def insert(requests: Sequence[int]) -> None:
             for request in requests:
@@ -93,9 +95,14 @@ class MlxLm:
             prompts, limits = [list(work[i].prompt) for i in requests], [work[i].max_tokens for i in requests]
             request_of.update(zip(generator.insert(prompts, limits), requests, strict=True))
 
-        insert([i for i, w in enumerate(work) if not w.after])
+        insert([i for i, w in enumerate(work) if not w.after and not w.at])
         running, first = len(work), 0
         while running:
+            while timed and work[timed[0]].at <= recorder.seconds():
+                insert([timed.pop(0)])
+            if running == len(timed):  # nobody is there
+                time.sleep(max(0.0, work[timed[0]].at - recorder.seconds()))
+                continue
             _, responses = generator.next()
             stamp = Stamp.now()
             for response in responses:

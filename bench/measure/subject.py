@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ class Cortex:
         return self.start(work).finish()
 
     def start(self, work: Sequence[Work]) -> Flight:
-        """Submit the requests; those with `after` come later, by themselves."""
+        """Submit the requests; those with `after` or `at` come later, by themselves."""
         return Flight(self.engine, work, self._watch_kv, self._background)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
@@ -77,6 +78,7 @@ class Flight:
         self._running = len(work)
         self._all_have_tokens, self._all_done = threading.Event(), threading.Event()
         self._arrivals = {after: threading.Event() for after in {w.after for w in work}}
+        self._timed = sorted((w.at, i) for i, w in enumerate(work) if w.at)
         self._recorder = Recorder(work)
         self._submit(0)
 
@@ -94,6 +96,11 @@ class Flight:
         return self._recorder.trace()
 
     def _submit_late(self) -> None:
+        for at, request in self._timed:
+            while (early := at - self._recorder.seconds()) > 0 and not self._all_done.is_set():
+                time.sleep(min(early, 0.1))
+            self._hand_over([request])
+        self._timed = []
         while self._arrivals:
             after = min(self._arrivals)
             while not self._arrivals[after].wait(0.05):
@@ -102,12 +109,14 @@ class Flight:
             self._submit(after)
 
     def _submit(self, after: int) -> None:
-        requests = [(i, work) for i, work in enumerate(self._work) if work.after == after]
-        for request, _ in requests:
-            self._recorder.submitted(request)
-        listened = [(work, self._listener(i)) for i, work in requests]
-        self._handles += submit_together(self._engine, listened, self._background)
+        self._hand_over([i for i, work in enumerate(self._work) if work.after == after and not work.at])
         self._arrivals.pop(after, None)
+
+    def _hand_over(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            self._recorder.submitted(request)
+        listened = [(self._work[i], self._listener(i)) for i in requests]
+        self._handles += submit_together(self._engine, listened, self._background)
 
     def _listener(self, request: int) -> Callable[[TokenEvent], None]:
         def listen(event: TokenEvent) -> None:

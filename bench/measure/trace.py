@@ -12,17 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cortexmlx.errors import CortexError
+
 
 @dataclass(frozen=True)
 class Work:
     """One request to run: token ids in, exactly `max_tokens` greedy tokens out (an end token does not end it).
 
-    `after` n > 0: it arrives only when the run's first request has n tokens.
+    `after` n > 0: it arrives only when the run's first request has n tokens. `at` > 0: so many seconds after the
+    run's start, whoever is served then.
     """
 
     prompt: tuple[int, ...]
     max_tokens: int
     after: int = 0
+    at: float = 0.0
 
 
 @dataclass(frozen=True, order=True)
@@ -57,8 +61,12 @@ class RequestTrace:
 
     def rate(self, begin: Stamp, end: Stamp) -> Figure:
         """Tokens per second between the token nearest to `begin` and the one nearest to `end`; 0 if it is the same."""
-        first, last = (self._nearest(moment) for moment in (begin, end))
+        first, last = self.span(begin, end)
         return per_second(last - first, self.stamps[first], self.stamps[last]) if first < last else Figure(0.0, 0.0)
+
+    def span(self, begin: Stamp, end: Stamp) -> tuple[int, int]:
+        """Which of its tokens are nearest to two moments."""
+        return self._nearest(begin), self._nearest(end)
 
     def _nearest(self, moment: Stamp) -> int:
         return min(range(len(self.stamps)), key=lambda i: abs(self.stamps[i].wall - moment.wall))
@@ -100,6 +108,13 @@ class Trace:
         cpu = [rate.cpu for rate in rates if rate.cpu is not None]
         return Figure(sum(rate.wall for rate in rates), sum(cpu) if len(cpu) == len(rates) else None)
 
+    @property
+    def decoded(self) -> int:
+        """The tokens that `decode_rate` counts."""
+        begin, end = self.prefilled, min(r.stamps[-1] for r in self.requests)
+        spans = [r.span(begin, end) for r in self.requests]
+        return sum(last - first for first, last in spans)
+
     def total(self) -> Figure:
         """Seconds from the start to the last token of all."""
         end = max(r.stamps[-1] for r in self.requests)
@@ -132,8 +147,15 @@ class Recorder:
         self._stamps: list[list[Stamp]] = [[] for _ in work]
 
     def submitted(self, request: int) -> None:
-        """A request is about to be handed over."""
-        self._submitted[request] = Stamp.now()
+        """A request is about to be handed over. One that arrives `at` a time waits from then on, also if whoever hands
+        it over was busy: otherwise a side that does not listen would seem to answer fast.
+        """
+        now, due = Stamp.now(), self._work[request].at
+        self._submitted[request] = Stamp(self.started.wall + due, now.cpu) if due else now
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self.started.wall
 
     def token(self, request: int, token: int, stamp: Stamp) -> int:
         """A request has one more token; returns how many it has."""
@@ -142,7 +164,14 @@ class Recorder:
         return len(self._tokens[request])
 
     def trace(self) -> Trace:
-        """The run, at its end."""
+        """The run, at its end. Raises CortexError if a request has not just the tokens that were asked for: a figure
+        counts tokens that were there.
+        """
+        for work, tokens in zip(self._work, self._tokens, strict=True):
+            if len(tokens) != work.max_tokens:
+                raise CortexError(
+                    f"a request of the benchmark has {len(tokens)} of {work.max_tokens} tokens: no figure"
+                )
         columns = zip(self._work, self._submitted, self._tokens, self._stamps, strict=True)
         requests = tuple(RequestTrace(len(w.prompt), s, tuple(t), tuple(m)) for w, s, t, m in columns)
         return Trace(self.started, requests, self.kv_bytes)

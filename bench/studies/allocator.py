@@ -13,11 +13,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
-from cortexmlx.errors import KVCacheFull
+from cortexmlx.bench.suites.allocators import Allocator, LoopScan, NumpyScan, SubstringScan
 from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 
 ARENA_SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -62,75 +59,6 @@ class AllocatorBench:
     def growth(self) -> float:
         """Cost per call in the largest arena over that in the smallest."""
         return self.churn[-1].median_us / self.churn[0].median_us
-
-
-class Allocator(Protocol):
-    """What the contestants have in common."""
-
-    def allocate(self, n: int) -> KVHandle: ...
-
-    def free(self, handle: KVHandle) -> None: ...
-
-
-class LoopScan:
-    """First fit by a loop over all blocks: CortexStream's allocator ("MVP"), in the language of ours."""
-
-    def __init__(self, total_blocks: int) -> None:
-        self._is_free = [True] * total_blocks
-
-    def allocate(self, n: int) -> KVHandle:
-        length = 0
-        for block, free in enumerate(self._is_free):
-            if not free:
-                length = 0
-                continue
-            length += 1
-            if length == n:
-                start = block - n + 1
-                self._is_free[start : block + 1] = [False] * n
-                return KVHandle(start, n)
-        raise KVCacheFull(f"no run of {n} blocks: free some first")
-
-    def free(self, handle: KVHandle) -> None:
-        self._is_free[handle.start : handle.stop] = [True] * handle.count
-
-
-class NumpyScan:
-    """The same first fit, vectorised: all run boundaries at once from the differences of the flags."""
-
-    def __init__(self, total_blocks: int) -> None:
-        self._used = np.ones(total_blocks + 2, dtype=np.int8)
-        self._used[1:-1] = 0
-
-    def allocate(self, n: int) -> KVHandle:
-        edges = np.diff(self._used)
-        starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
-        long_enough = np.flatnonzero(stops - starts >= n)
-        if not long_enough.size:
-            raise KVCacheFull(f"no run of {n} blocks: free some first")
-        start = int(starts[long_enough[0]])
-        self._used[1 + start : 1 + start + n] = 1
-        return KVHandle(start, n)
-
-    def free(self, handle: KVHandle) -> None:
-        self._used[1 + handle.start : 1 + handle.stop] = 0
-
-
-class SubstringScan:
-    """The same first fit by the fastest scan that Python has: a search for n zero bytes, in C."""
-
-    def __init__(self, total_blocks: int) -> None:
-        self._used = bytearray(total_blocks)
-
-    def allocate(self, n: int) -> KVHandle:
-        start = self._used.find(bytes(n))
-        if start == -1:
-            raise KVCacheFull(f"no run of {n} blocks: free some first")
-        self._used[start : start + n] = b"\x01" * n
-        return KVHandle(start, n)
-
-    def free(self, handle: KVHandle) -> None:
-        self._used[handle.start : handle.stop] = bytes(handle.count)
 
 
 SCANS: tuple[tuple[str, Callable[[int], Allocator]], ...] = (

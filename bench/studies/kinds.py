@@ -16,10 +16,12 @@ from cortexmlx.cpu import blas
 
 blas.preload()  # before mlx is imported
 
-from cortexmlx.bench import report  # noqa: E402
+from cortexmlx.bench.measure.engines import Plan  # noqa: E402
 from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS, Case  # noqa: E402
 from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
-from cortexmlx.bench.session import Plan, compare_sections  # noqa: E402
+from cortexmlx.bench.report.report import Report  # noqa: E402
+from cortexmlx.bench.report.text import markdown  # noqa: E402
+from cortexmlx.bench.session import compare_sections  # noqa: E402
 from cortexmlx.bench.suites.against import Contest, Section, Shape, decode_cases, prefill_cases  # noqa: E402
 from cortexmlx.bench.suites.serving import second_turn  # noqa: E402
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE  # noqa: E402
@@ -116,12 +118,12 @@ def sections() -> list[Section]:
     return [Section(turns), Section(lambda contest: decode_cases(contest, _SHAPE)[1:], token_target=False)]
 
 
-def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> report.Report:
+def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> Report:
     """All cases for one kind. `config` replaces entries of its configuration."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
         path = write_random_model(Path(folder), {**COMMON, **KINDS[kind], **(config or {})})
         plan = Plan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)
-        return compare_sections(plan, sections(), _SHAPE, None, DEFAULT_BLOCK_SIZE)
+        return compare_sections(plan, sections(), _SHAPE, (), DEFAULT_BLOCK_SIZE)
 
 
 def main() -> None:
@@ -136,7 +138,7 @@ def main() -> None:
     if unknown:
         parser.error(f"{unknown[0]!r} is no kind; there are: {', '.join(KINDS)}")
     for kind in asked.kinds or KINDS:
-        print(f"## {kind}\n\n{report.markdown(compare(kind, asked.pairs))}\n", flush=True)
+        print(f"## {kind}\n\n{markdown(compare(kind, asked.pairs))}\n", flush=True)
 
 
 if __name__ == "__main__":

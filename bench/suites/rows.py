@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ import mlx.core as mx
 from cortexmlx.bench.measure.prompts import Prompts
 from cortexmlx.bench.measure.subject import Cortex
 from cortexmlx.bench.measure.trace import Figure, Stamp, Work, per_second
+from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.engine import Engine
 from cortexmlx.request import QueuedRequest, RequestId, SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
@@ -40,6 +41,16 @@ class Test:
         return f"{what} @ d{self.depth}" if self.depth else what
 
     @property
+    def label(self) -> str:
+        """The name, and the rows if they are several: `tg128 x8`."""
+        return f"{self.name} x{self.batch}" if self.batch > 1 else self.name
+
+    @property
+    def shorter(self) -> Test:
+        """The same with few generated tokens, to warm up."""
+        return replace(self, generate=min(self.generate, 16))
+
+    @property
     def tokens(self) -> int:
         """Tokens that all its rows hold at the end."""
         return self.batch * (self.depth + max(self.prompt + 2, self.generate + 1))
@@ -60,7 +71,7 @@ class StepSplit:
 @dataclass(frozen=True)
 class Row:
     """A test's outcome: tokens per second of every repetition, by wall time and by CPU time; KV memory that its
-    sequences held at most, and MLX's peak memory, in bytes."""
+    sequences held at most, and MLX's peak memory, in bytes; `tokens` were counted in all timed stretches."""
 
     test: Test
     block_size: int
@@ -69,6 +80,7 @@ class Row:
     kv_bytes: int
     peak_bytes: int
     split: StepSplit
+    tokens: int = 0
 
     @property
     def mean(self) -> float:
@@ -97,35 +109,53 @@ def tests(
     return found
 
 
-def measure(
-    engine: Engine,
-    wanted: Sequence[Test],
-    repetitions: int,
-    prompts: Prompts,
-    on_run: Callable[[str], None] | None = None,
-) -> Iterator[Row]:
-    """Run each test `repetitions` times, after a small run that is not counted."""
-    subject = Cortex(engine, watch_kv=True)
-    subject.run([Work(prompts.take(32), 8)])
-    for test in wanted:
-        runs = []
+class Runs:
+    """The runs of all tests on engines of several block sizes, as far as they have come."""
+
+    def __init__(self, engines: Mapping[int, Engine], wanted: Sequence[Test]) -> None:
+        self._engines = engines
+        self._runs: dict[tuple[int, Test], list[_Run]] = {(size, test): [] for size in engines for test in wanted}
+
+    def measure(
+        self, repetitions: int, prompts: Prompts, yardstick: Yardstick, on_run: Callable[[str], None] | None = None
+    ) -> None:
+        """Run each test `repetitions` times, after a run that is not counted. Tests and block sizes take turns, in one
+        order and then in the other, so that what else the machine does in these minutes meets all of them.
+        """
+        subjects = {size: Cortex(engine, watch_kv=True) for size, engine in self._engines.items()}
+        told = on_run or (lambda what: None)
+        for number, (size, test) in enumerate(self._runs, 1):
+            told(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
+            _run(subjects[size], test.shorter, prompts)
         for repetition in range(repetitions):
-            if on_run is not None:
-                on_run(f"{test.name}, batch {test.batch}, run {repetition + 1} of {repetitions}")
-            runs.append(_run(subject, test, prompts))
-        yield Row(
-            test=test,
-            block_size=engine.stats().block_size,
-            rates=tuple(run.rate.wall for run in runs),
-            cpu_rates=tuple(run.rate.cpu for run in runs if run.rate.cpu is not None),
-            kv_bytes=max(run.kv_bytes for run in runs),
-            peak_bytes=max(run.peak_bytes for run in runs),
-            split=_split(runs),
-        )
+            turn = list(self._runs.items())
+            for (size, test), runs in turn if repetition % 2 == 0 else reversed(turn):
+                told(f"run {repetition + 1} of {repetitions}: {test.label}, block size {size}")
+                yardstick.sample()
+                others = sum(e.stats().kv_bytes for other, e in self._engines.items() if other != size)
+                runs.append(_run(subjects[size], test, prompts, others))
+
+    def rows(self) -> tuple[Row, ...]:
+        """The tests that ran at least once."""
+        return tuple(_row(test, size, runs) for (size, test), runs in self._runs.items() if runs)
+
+
+def _row(test: Test, block_size: int, runs: Sequence[_Run]) -> Row:
+    return Row(
+        test=test,
+        block_size=block_size,
+        rates=tuple(run.rate.wall for run in runs),
+        cpu_rates=tuple(run.rate.cpu for run in runs if run.rate.cpu is not None),
+        kv_bytes=max(run.kv_bytes for run in runs),
+        peak_bytes=max(run.peak_bytes for run in runs),
+        split=_split(runs),
+        tokens=sum(run.tokens for run in runs),
+    )
 
 
 @dataclass(frozen=True)
 class _Run:
+    tokens: int
     rate: Figure
     kv_bytes: int
     peak_bytes: int
@@ -133,11 +163,12 @@ class _Run:
     after: EngineStats
 
 
-def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
+def _run(subject: Cortex, test: Test, prompts: Prompts, others: int = 0) -> _Run:
+    """One run; MLX's peak memory is counted without the `others` bytes of engines that only wait."""
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:
-        return engine.inspect(lambda core: _prefill_behind(core, test, prompts))
+        return engine.inspect(lambda core: _prefill_behind(core, test, prompts, others))
     before = engine.stats()
     length, tokens = (test.prompt, 2) if test.prompt else (test.depth or 1, test.generate + 1)
     flight = subject.start([Work(prompts.take(length), tokens) for _ in range(test.batch)])
@@ -146,10 +177,11 @@ def _run(subject: Cortex, test: Test, prompts: Prompts) -> _Run:
         before = engine.stats()
     trace = flight.finish()
     rate = trace.decode_rate() if test.generate else trace.prefill_rate()
-    return _Run(rate, trace.kv_bytes, mx.get_peak_memory(), before, engine.stats())
+    timed = trace.decoded if test.generate else test.prompt * test.batch
+    return _Run(timed, rate, trace.kv_bytes, mx.get_peak_memory() - others, before, engine.stats())
 
 
-def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
+def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int) -> _Run:
     """Compute `depth` tokens of a prompt, then the rest by the clock. On the engine's thread."""
     first: list[tuple[Stamp, int]] = []
 
@@ -176,7 +208,8 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts) -> _Run:
     while not core.idle:
         core.step()
     end, kv_bytes = first[0]
-    return _Run(per_second(test.prompt, begun, end), kv_bytes, mx.get_peak_memory(), before, core.stats())
+    rate, peak = per_second(test.prompt, begun, end), mx.get_peak_memory() - others
+    return _Run(test.prompt, rate, kv_bytes, peak, before, core.stats())
 
 
 def _split(runs: Sequence[_Run]) -> StepSplit:

@@ -16,7 +16,7 @@ import typer
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError
 
-FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
+FAILED, SLOWER, INTERRUPTED, BROKEN_PIPE = 1, 3, 130, 141
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ def test_its_memory_is_at_most_what_the_system_has() -> None:
     assert 2**28 < Machine.here().memory <= total
 
 
-def test_two_lines_say_it_to_people() -> None:
+def test_three_lines_say_it_to_people() -> None:
     machine = replace(Machine.here(), chip="A chip", cpus=12, memory=48 * 2**30, device="Metal GPU", mlx="1.2.3")
-    first, second = machine.lines()
-    assert first.startswith("A chip, 12 CPUs, 48 GiB memory, MLX on Metal GPU, ")
-    assert ", mlx 1.2.3, mlx-lm " in second and second.endswith(machine.blas)
+    first, second, third = replace(machine, load=1.5).lines()
+    assert first == "A chip, 12 CPUs, 48 GiB memory, MLX on Metal GPU, load 1.5"
+    assert ", mlx 1.2.3, mlx-lm " in second and machine.system in second and third == machine.blas

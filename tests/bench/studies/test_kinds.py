@@ -33,8 +33,15 @@ def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
 def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "_SHAPE", kinds.Shape(prompt=24, context=8, generate=8))
     measured = kinds.compare("full", 1, SMALL)
-    assert [c.case.split(",")[0] for c in measured.comparisons] == ["pp24", "second chat turn", "tg8 x8", "tg8 x16"]
-    assert all(c.same_tokens == c.requests > 0 and min(*c.ours, *c.theirs) > 0 for c in measured.comparisons)
+    assert [c["case"].split(",")[0] for c in measured.parts[0].records] == [
+        "pp24",
+        "second chat turn",
+        "tg8 x8",
+        "tg8 x16",
+    ]
+    assert all(
+        c["same_tokens"] == c["requests"] > 0 and min(*c["ours"], *c["theirs"]) > 0 for c in measured.parts[0].records
+    )
     assert "random weights, kind: full" in measured.notes
 
 

@@ -16,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_without_any_model_random_weights_are_used_and_said_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cortexmlx.cli.bench.starter_path", lambda: None)
+    monkeypatch.setattr("cortexmlx.cli.bench.command.starter_path", lambda: None)
     assert "random weights" in bench(capsys, "-p", "8", "-n", "2", "-r", "1")
 
 

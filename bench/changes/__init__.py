@@ -1,0 +1,1 @@
+"""One run beside an earlier one: what changed beyond the noise."""

@@ -1,0 +1,210 @@
+"""This run beside a saved one: what changed by more than the noise, what did not, and what nobody can tell.
+
+Pairs of runs cannot be made across time, so each figure's own repetitions say how noisy it is, and the yardstick, which
+was measured between them both times, says how much faster or slower the machine itself was. A figure counts as slower
+only if it is slower by the clock, and still is when the machine's own change is taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from statistics import median
+
+from cortexmlx.bench.changes.intervals import FEWEST, Change, Shift, shift
+from cortexmlx.bench.changes.saved import Saved
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.report.part import Part, Series, Table
+from cortexmlx.bench.report.text import number
+from cortexmlx.errors import InvalidRequest
+
+DOUBT = 0.01
+"""How often one of all figures of a run may be called changed that is not, if its repetitions are like those of any
+other hour."""
+
+LEAST = 0.02
+"""Changes below this are not reported: where a program happens to lie in memory makes as much of a difference."""
+
+WIDE = 0.05
+"""A figure is called the same if its interval reaches no further than this."""
+
+
+_MOST = 9.99
+"""Changes above are written as this one."""
+
+
+class Verdict(str, Enum):
+    """What can be said of a figure."""
+
+    SLOWER = "SLOWER"
+    FASTER = "faster"
+    SAME = "same"
+    MACHINE = "the machine"
+    UNCLEAR = "too noisy"
+    FEW = "too few runs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A figure then and now (medians); `change` without what the machine itself changed, above 0 if more of it is
+    better now; None where there are too few repetitions.
+    """
+
+    series: Series
+    then: float
+    now: float
+    change: Change | None
+    verdict: Verdict
+
+
+def check_machine(saved: Saved, here: Machine, path: Path) -> None:
+    """Raise InvalidRequest if figures of this machine and of the saved run say nothing about each other."""
+    then = saved.machine
+    names = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "BLAS"}
+    found = [
+        f"{what}: {getattr(then, name)} then, {getattr(here, name)} now"
+        for name, what in names.items()
+        if getattr(then, name) != getattr(here, name)
+    ]
+    if found:
+        hint = ". OPENBLAS_NUM_THREADS=N sets the threads" if then.blas != here.blas else ""
+        raise InvalidRequest(f"{path} cannot be compared with this machine: {'; '.join(found)}{hint}")
+
+
+def check_model(saved: Saved, now: Saved, path: Path) -> None:
+    """Raise InvalidRequest if another model was measured, or the same one with other settings."""
+    then, found = saved.model, []
+    if then.get("files") != now.model.get("files"):
+        found.append(f"the models' files differ ({then.get('name', 'no model')}, {now.model.get('name', 'no model')})")
+    elif then.get("dtype") != now.model.get("dtype"):
+        found.append(f"weights are {then.get('dtype')} and {now.model.get('dtype')}")
+    for name in sorted(saved.settings.keys() & now.settings.keys()):
+        if saved.settings[name] != now.settings[name]:
+            found.append(f"{name}: {saved.settings[name]} then, {now.settings[name]} now")
+    if found:
+        raise InvalidRequest(f"{path} cannot be compared with this run: {'; '.join(found)}")
+
+
+def outcomes(saved: Saved, now: Saved) -> list[Outcome]:
+    """Every figure that both runs have."""
+    known = {_key(series): series for series in saved.series}
+    pairs = [(known[_key(series)], series) for series in now.series if _key(series) in known]
+    return [_outcome(old, new, _machine(saved, now, new), DOUBT / len(pairs)) for old, new in pairs]
+
+
+def _key(series: Series) -> tuple[str, str, str]:
+    return series.name, series.unit, series.clock
+
+
+def _machine(saved: Saved, now: Saved, series: Series) -> Shift | None:
+    """How much faster the machine itself is now, of what the series goes by."""
+    name = f"{series.machine}, {series.clock}"
+    old, new = saved.yardstick.get(name, ()), now.yardstick.get(name, ())
+    return shift(new, old) if min(len(old), len(new)) >= FEWEST else None  # seconds: less is faster
+
+
+def _outcome(old: Series, new: Series, machine: Shift | None, doubt: float) -> Outcome:
+    then, there = median(old.values), median(new.values)
+    if min(len(old.values), len(new.values)) < FEWEST or min(*old.values, *new.values) <= 0:
+        return Outcome(new, then, there, None, Verdict.FEW)
+    up = (old.values, new.values) if new.better is Better.HIGHER else (new.values, old.values)
+    clock = shift(*up)
+    engine = clock if machine is None else clock.less(machine)
+    by_clock, change = clock.change(doubt), engine.change(doubt)
+    return Outcome(new, then, there, change, _verdict(by_clock, change))
+
+
+def _verdict(by_clock: Change, change: Change) -> Verdict:
+    if by_clock.high < 0 and change.high < 0 and change.estimate <= -LEAST:
+        return Verdict.SLOWER
+    if by_clock.low > 0 and change.low > 0 and change.estimate >= LEAST:
+        return Verdict.FASTER
+    if change.low >= -WIDE and change.high <= WIDE:
+        return Verdict.SAME
+    return Verdict.MACHINE if by_clock.high < 0 or by_clock.low > 0 else Verdict.UNCLEAR
+
+
+def slower(found: Sequence[Outcome]) -> bool:
+    """Whether something is slower beyond the noise."""
+    return any(outcome.verdict is Verdict.SLOWER for outcome in found)
+
+
+def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> Part:
+    """What became of every figure, and what a reader must know to believe it."""
+    table = Table(("figure", "clock", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 2)
+    records = tuple(
+        {
+            "figure": o.series.name,
+            "clock": o.series.clock,
+            "unit": o.series.unit,
+            "then": o.then,
+            "now": o.now,
+            "change": None if o.change is None else o.change.estimate,
+            "low": None if o.change is None else o.change.low,
+            "high": None if o.change is None else o.change.high,
+            "verdict": o.verdict.value,
+        }
+        for o in found
+    )
+    return Part("compare", f"Compared with {path.name}", (table,), tuple(_lines(saved, now, found)), records)
+
+
+def _cells(o: Outcome) -> tuple[str, ...]:
+    if o.change is None:
+        change = ""
+    else:
+        estimate, low, high = (f"{100 * min(x, _MOST):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high))
+        change = f"{estimate} ({low} to {high})"
+    return (o.series.name, o.series.clock, number(o.then), number(o.now), change, o.verdict.value)
+
+
+def _lines(saved: Saved, now: Saved, found: Sequence[Outcome]) -> Iterator[str]:
+    yield _conclusion(found)
+    yield (
+        f"change: % better (+) or worse (-) than then, without what the machine itself changed, and the interval in "
+        f"which it lies with {1 - DOUBT:.0%} for all figures together. Less than {LEAST:.0%} is never called a change."
+    )
+    yield from _machine_lines(saved, now)
+    yield from _differences(saved.machine, now.machine)
+    names = {_key(s): s.name for s in (*saved.series, *now.series)}
+    for mine, others, when in ((saved, now, "only then"), (now, saved, "only now")):
+        keys = {_key(series) for series in others.series}
+        alone = dict.fromkeys(names[_key(s)] for s in mine.series if _key(s) not in keys)
+        if alone:
+            yield f"{when}: {', '.join(alone)}"
+
+
+def _conclusion(found: Sequence[Outcome]) -> str:
+    names = list(dict.fromkeys(o.series.name for o in found if o.verdict is Verdict.SLOWER))
+    if names:
+        return f"slower beyond the noise: {', '.join(names)}"
+    if not found:
+        return "the runs have no figure in common: nothing was compared"
+    open_ = [o for o in found if o.verdict in (Verdict.UNCLEAR, Verdict.FEW, Verdict.MACHINE)]
+    more = f"; {len(open_)} of {len(found)} figures cannot be told: a quieter machine or more runs (-r) help"
+    return f"nothing is slower beyond the noise{more if open_ else ''}"
+
+
+def _machine_lines(saved: Saved, now: Saved) -> Iterator[str]:
+    both = [name for name in now.yardstick if name in saved.yardstick]
+    changes = [(name, shift(now.yardstick[name], saved.yardstick[name])) for name in both if _enough(saved, now, name)]
+    if changes:
+        told = ", ".join(f"{name} {s.change(DOUBT).estimate:+.1%}" for name, s in changes)
+        yield f"the machine itself, by work that has nothing to do with this program: {told}"
+    busy = [f"{m.load} {when}" for m, when in ((saved.machine, "then"), (now.machine, "now")) if m.load > m.cpus / 2]
+    if busy:
+        yield f"other work was going on: load {' and '.join(busy)} on {now.machine.cpus} CPUs"
+
+
+def _enough(saved: Saved, now: Saved, name: str) -> bool:
+    return min(len(saved.yardstick[name]), len(now.yardstick[name])) >= FEWEST
+
+
+def _differences(then: Machine, here: Machine) -> Iterator[str]:
+    """What differs without making the comparison void: it may be the cause."""
+    for name in ("cortexmlx", "mlx", "mlx_lm", "python", "system", "memory"):
+        if getattr(then, name) != getattr(here, name):
+            yield f"{name.replace('_', '-')} was {getattr(then, name)} then, is {getattr(here, name)} now"

@@ -1,0 +1,55 @@
+"""The sections of `cortexmlx bench` that need no model: the pool, the allocator, the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.yardstick import Yardstick
+from cortexmlx.bench.report import memory
+from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.suites import allocations, kernels, pool
+from cortexmlx.errors import CortexError
+
+REQUESTS = 600
+"""Requests of a recorded trace."""
+
+CHIPS = ("M2 Max", "M4 Max", "M5")
+"""The chips of the cost sheet."""
+
+
+def measure_pool(block_size: int, repetitions: int, tell: Callable[[str], None]) -> Report:
+    """Writing keys and values into a pool of blocks, and without one."""
+    machine, yardstick = Machine.here(), Yardstick()
+    for _ in range(repetitions):
+        yardstick.sample()
+    sizes = pool.Sizes(block=block_size)
+    part = memory.pool(pool.measure(sizes, repetitions, tell), sizes)
+    return Report(machine, None, (part,), yardstick=yardstick.seconds())
+
+
+def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callable[[str], None]) -> Report:
+    """The calls of real schedules on several allocators."""
+    machine = Machine.here()
+    tell("allocator: recording")
+    found = allocations.traces(seed, block_size, REQUESTS)
+    return Report(machine, None, (memory.allocator(allocations.measure(found, repetitions, tell)),))
+
+
+def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Callable[[str], None]) -> Report:
+    """Decode attention beside MLX's, and what the cost model says of the Metal kernels. An interrupt in the latter
+    leaves the former.
+    """
+    machine, notes, interrupted = Machine.here(), tuple[str, ...](), False
+    found, peak = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)
+    sheet: list[kernels.Modelled] = []
+    try:
+        sheet = kernels.cost_sheet(CHIPS, tell)
+    except CortexError as error:
+        notes = (f"no cost sheet: {error}",)
+    except KeyboardInterrupt:
+        interrupted = True
+    part = memory.kernel(found, peak, sheet, mx.default_device() == mx.gpu)
+    return Report(machine, None, (part,), notes, interrupted=interrupted)

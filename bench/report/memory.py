@@ -1,0 +1,118 @@
+"""The sections about KV memory in a report: writing it, allocating it, reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.yardstick import MEMORY
+from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.text import number
+from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
+from cortexmlx.bench.suites.kernels import Modelled, Peak, Speed
+from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
+
+TARGET = 3.0
+"""What a pool should reach beside a buffer for each block."""
+
+
+def pool(found: Sequence[Writing], sizes: Sizes) -> Part:
+    """Tokens per second of each way to write keys and values."""
+    naive = next(median(w.rates) for w in found if w.name == NAIVE)
+    ours = next(median(w.rates) for w in found if w.name == POOL)
+    rows = tuple(
+        (
+            w.name,
+            number(median(w.rates)),
+            f"{number(min(w.rates))} to {number(max(w.rates))}",
+            f"{median(w.rates) / naive:.2f}x",
+            f"{w.grown / 2**20:.1f}",
+        )
+        for w in found
+    )
+    table = Table(("keys and values in", "tokens/s", "of all runs", "of naive", "MiB added"), rows)
+    what = (
+        f"{sizes.rows} sequences of {sizes.tokens} tokens, {sizes.layers} layers, {sizes.heads} KV heads of "
+        f"{sizes.dim}, float16, blocks of {sizes.block}; a token of every sequence at a time, waited for. All was "
+        "read back and is what was written.",
+        f"{POOL} beside {NAIVE}: {ours / naive:.1f}x, target {TARGET:g}x: "
+        f"{'met' if ours >= TARGET * naive else 'missed'}",
+        "MiB added: what MLX holds more after the last token than before the first. mlx-lm's cache is for rows of one "
+        "length that share nothing.",
+    )
+    records = tuple(
+        {"way": w.name, "tokens_per_second": w.rates, "of_naive": median(w.rates) / naive, "bytes_added": w.grown}
+        for w in found
+    )
+    bars = tuple(Bar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in found)
+    series = tuple(Series(f"pool, {w.name}", "t/s", Better.HIGHER, w.rates, MEMORY) for w in found if w.name == POOL)
+    return Part("pool", "Pool of blocks", (table,), what, records, bars, series)
+
+
+def allocator(found: Sequence[Replay]) -> Part:
+    """Microseconds per call of each allocator, and the runs that it needed."""
+    ours = {r.trace: median(r.microseconds) for r in found if r.allocator == OURS}
+    rows = tuple(
+        (
+            r.trace,
+            r.allocator,
+            f"{median(r.microseconds):.2f}",
+            f"{median(r.microseconds) / ours[r.trace]:.1f}x" if r.trace in ours else "",
+            f"{r.runs / r.asked:.2f}",
+        )
+        for r in found
+    )
+    table = Table(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2)
+    counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in found}
+    below = (
+        f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
+        f"replayed: {', '.join(counts.values())}.",
+        "runs/request: 1.00 where every request for blocks got one contiguous run, which attention reads where it is.",
+        "A scan takes longer the more blocks there are (`python -m cortexmlx.bench.studies.allocator`); the others "
+        "do not.",
+    )
+    records = tuple(
+        {"trace": r.trace, "allocator": r.allocator, "microseconds": r.microseconds, "calls": r.calls, "asked": r.asked}
+        | {"runs": r.runs}
+        for r in found
+    )
+    bars = tuple(
+        Bar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_ends(r.microseconds))
+        for r in found
+    )
+    return Part("allocator", "Block allocator", (table,), below, records, bars)
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def kernel(found: Sequence[Speed], peak: Peak, sheet: Sequence[Modelled], gpu: bool) -> Part:
+    """Bandwidth of each kernel, and under it what the model says of Apple GPUs."""
+    rows = tuple(
+        (s.shape.name, s.kernel, f"{median(s.rates):.1f}", f"{median(s.rates) / s.peak:.0%}", f"{fmean(s.rates):.1f}")
+        for s in found
+    )
+    tables = [Table(("decode attention", "kernel", "GB/s", "of peak", "mean GB/s"), rows, 2)]
+    where = "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
+    below = [
+        f"GB/s of keys and values, median run; peak: {peak.rate:.1f} GB/s, {peak.source}. cortexmlx: {where}, on "
+        "blocks in random order; MLX: its scaled_dot_product_attention on contiguous arrays."
+    ]
+    if sheet:
+        chips = tuple(sheet[0].shares)
+        shares = tuple((m.heads, m.kernel, *(f"{m.shares[chip]:.0%}" for chip in chips)) for m in sheet)
+        tables.append(Table(("heads of", "Metal kernel", *chips), shares, 2))
+        below.append(
+            "Of Metal kernels: the share of a chip's bandwidth by a model, from counted instructions, not measured "
+            "(`python -m cortexmlx.metal.cost`)."
+        )
+    records = [
+        {"shape": s.shape.name, "kernel": s.kernel, "gigabytes_per_second": s.rates, "peak": s.peak} for s in found
+    ]
+    modelled = [{"heads": m.heads, "kernel": m.kernel, "modelled_share": m.shares} for m in sheet]
+    bars = tuple(
+        Bar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_ends(s.rates)) for s in found
+    )
+    return Part("kernel", "Decode attention", tuple(tables), tuple(below), (*records, *modelled), bars)

@@ -1,0 +1,97 @@
+"""The rows of `cortexmlx bench` in a report: a table that reads like llama-bench's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.yardstick import COMPUTE, MEMORY
+from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.report import GIB
+from cortexmlx.bench.suites.rows import Row
+from cortexmlx.stats import ModelInfo
+
+BELOW = (
+    "pp: prompt tokens per second up to the first token; tg: generated tokens per second; mean ± standard deviation of "
+    "the runs. batch: sequences at once, whose tokens are counted together. Behind @ d: tokens that were there before, "
+    "not timed.",
+    "KV: what keys and values of the running sequences took at most; peak: all that MLX held, weights too.",
+)
+
+
+def part(rows: Sequence[Row], model: ModelInfo, backend: str) -> Part:
+    """The rows in the columns of llama-bench, and under them what they took of memory."""
+    core = (model.name, f"{model.weight_bytes / 2**20:,.1f} MiB", _count(model.parameters), backend)
+    batches = any(row.test.batch > 1 for row in rows)
+    cells = []
+    for row in rows:
+        sizes = (str(row.block_size), *((str(row.test.batch),) if batches else ()))
+        cells.append((*core, *sizes, row.test.name, f"{row.mean:.2f} ± {row.deviation:.2f}"))
+    constant = ("model", "size", "params", "backend")
+    headings = (*constant, "block", *(("batch",) if batches else ()), "test", "t/s")
+    speed = Table(headings, tuple(cells), 1, constant)
+    memory = Table(
+        ("test", "block", "batch", "KV MiB", "peak GiB"),
+        tuple(
+            (
+                r.test.name,
+                str(r.block_size),
+                str(r.test.batch),
+                f"{r.kv_bytes / 2**20:,.1f}",
+                f"{r.peak_bytes / GIB:.2f}",
+            )
+            for r in rows
+        ),
+    )
+    return Part("rows", "Speed", (speed, memory), BELOW, tuple(map(_record, rows)), _bars(rows), _series(rows, backend))
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {
+        "test": row.test.name,
+        "prompt": row.test.prompt,
+        "generate": row.test.generate,
+        "batch": row.test.batch,
+        "depth": row.test.depth,
+        "block_size": row.block_size,
+        "mean_tokens_per_second": row.mean,
+        "standard_deviation": row.deviation,
+        "tokens_per_second": row.rates,
+        "tokens": row.tokens,
+        "cpu_ms_per_token": row.cpu_ms_per_token,
+        "kv_bytes": row.kv_bytes,
+        "peak_bytes": row.peak_bytes,
+        **{f"{part}_ms": value for part, value in asdict(row.split).items() if part != "steps"},
+    }
+
+
+def _bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
+    sizes = len({row.block_size for row in rows}) > 1
+    return tuple(
+        Bar(
+            "prompt" if row.test.prompt else "generation",
+            f"{row.test.label}, block {row.block_size}" if sizes else row.test.label,
+            "tokens per second",
+            row.mean,
+            min(row.rates),
+            max(row.rates),
+        )
+        for row in rows
+    )
+
+
+def _series(rows: Sequence[Row], backend: str) -> tuple[Series, ...]:
+    found = []
+    for row in rows:
+        name, unit = f"{row.test.label}, block {row.block_size}", "t/s"
+        machine = COMPUTE if row.test.prompt else MEMORY
+        found.append(Series(name, unit, Better.HIGHER, row.rates, machine))
+        if backend == "CPU" and len(row.cpu_rates) == len(row.rates):
+            found.append(Series(name, unit, Better.HIGHER, row.cpu_rates, machine, "CPU"))
+    return tuple(found)

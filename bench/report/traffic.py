@@ -1,0 +1,77 @@
+"""The serving trace in a report: what users saw, a column for each side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.text import number
+from cortexmlx.bench.suites.arrivals import PERCENTILES, Served, Traffic
+
+BELOW = (
+    "TTFT: from a request's arrival to its first token. TPOT: per token after the first, of each request. ITL: between "
+    "two tokens. p99: all but one in a hundred were faster. Milliseconds.",
+)
+
+
+def part(sides: Sequence[Served], traffic: Traffic) -> Part:
+    """The figures of all runs together."""
+    promise = sides[0].promise
+    figures = [_figures(side) for side in sides]
+    names = list(figures[0])
+    rows = []
+    for name in names:
+        values = [found[name] for found in figures]
+        ratio = (f"{values[0] / values[1]:.2f}x",) if len(values) > 1 and values[1] else ("",) * (len(values) - 1)
+        rows.append((name, *map(number, values), *ratio))
+    table = Table(("", *(side.name for side in sides), *(("ratio",) if len(sides) > 1 else ())), tuple(rows))
+    shared = f"{traffic.sharing:.0%} behind one of {traffic.systems} system prompts of {traffic.system} tokens"
+    what = (
+        f"{len(sides[0].requests)} requests in {len(sides[0].traces)} run(s), at random times, {traffic.rate:g} a "
+        f"second: prompts of {traffic.prompt[0]} to {traffic.prompt[1]} tokens, {shared}; answers of "
+        f"{traffic.answer[0]} to {traffic.answer[1]}",
+        f"goodput: requests per second with TTFT at most {promise.ttft * 1e3:g} ms and TPOT at most "
+        f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good} of {len(s.requests)}' for s in sides)}",
+        *_same(sides),
+    )
+    records = tuple(_record(side, found) for side, found in zip(sides, figures, strict=True))
+    bars = tuple(
+        Bar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
+        for p in PERCENTILES
+        for side, found in zip(sides, figures, strict=True)
+    )
+    return Part("trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _series(sides[0]))
+
+
+def _same(sides: Sequence[Served]) -> tuple[str, ...]:
+    """How many requests had the same tokens on both sides."""
+    if len(sides) < 2:
+        return ()
+    both = list(zip(*(side.requests for side in sides), strict=True))
+    return (f"same tokens on both sides in {sum(a.tokens == b.tokens for a, b in both)} of {len(both)} requests",)
+
+
+def _figures(side: Served) -> dict[str, float]:
+    found = {"tokens per second": float(np.mean(side.throughput())), "goodput": float(np.mean(side.goodput()))}
+    for name, waits in side.waits().items():
+        for percentile in PERCENTILES:
+            found[f"{name} p{percentile}"] = 1_000 * float(np.percentile(waits, percentile))
+    return found
+
+
+def _record(side: Served, figures: dict[str, float]) -> dict[str, Any]:
+    return {"side": side.name, "requests": len(side.requests), "good": side.good, "tokens": side.tokens, **figures}
+
+
+def _series(side: Served) -> tuple[Series, ...]:
+    """One figure of each run: those of one run hang together, and are no repetitions."""
+    runs = [side.waits(trace.requests) for trace in side.traces]
+    found = [Series("trace, tokens per second", "t/s", Better.HIGHER, tuple(side.throughput()))]
+    for name in ("TTFT", "TPOT"):
+        medians = tuple(float(np.median(run[name])) for run in runs)
+        found.append(Series(f"trace, {name} p50", "s", Better.LOWER, medians))
+    return tuple(found)

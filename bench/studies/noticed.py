@@ -1,0 +1,135 @@
+"""Whether `cortexmlx bench --compare` notices a slower engine, and leaves one alone that is as it was.
+
+`python -m cortexmlx.bench.studies.noticed [MODEL] [--runs N]`.
+
+One run is saved; then fresh processes compare themselves with it: some as they are, some with an engine that computes
+the MLP of every twelfth or every sixth layer twice, which costs about 5 and 10 % of a step. How often each is called
+slower is what is looked for: never, and always. What `--compare` itself measured stands beside it. Of the rates, those
+of one machine on one day: where much else runs, small changes drown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cortexmlx.cpu import blas
+
+SLOWER = 3
+"""The exit code."""
+
+EVERY = (0, 12, 6)
+"""Of which layers the MLP is computed twice; 0: of none."""
+
+COMMAND = """\
+from cortexmlx.bench.studies.noticed import slow_down
+slow_down({every})
+from cortexmlx.cli import main
+main()"""
+"""`cortexmlx`, by the interpreter that runs this, after its engine was slowed down."""
+
+ARGUMENTS = ("-p", "64", "-n", "12", "-r", "10")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run: of how many layers every one was slowed, the exit code, and the changes of all figures by clock."""
+
+    every: int
+    code: int
+    changes: dict[str, float]
+    verdicts: dict[str, str]
+
+
+def slow_down(every: int) -> None:
+    """Let the MLP of every so many layers of a llama be computed twice from now on, for the same result; 0: of none."""
+    blas.preload()  # before mlx is imported
+    if not every:
+        return
+    from mlx_lm.models import llama
+
+    once, calls = llama.MLP.__call__, count(1)
+
+    def twice(self: Any, x: Any) -> Any:
+        out = once(self, x)
+        return out + 0 * once(self, x) if next(calls) % every == 0 else out
+
+    llama.MLP.__call__ = twice
+
+
+def run(model: str, every: int, arguments: Iterable[str]) -> tuple[int, str]:
+    """`cortexmlx bench` in a process of its own: its exit code and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(every=every), "bench", model, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, SLOWER):
+        raise SystemExit(f"a run ended with {done.returncode}: {done.stderr}")
+    return done.returncode, done.stdout
+
+
+def compare(model: str, saved: Path, every: int) -> Outcome:
+    """One more run beside the saved one."""
+    code, printed = run(model, every, [*ARGUMENTS, "--compare", str(saved), "-o", "json"])
+    records = json.loads(printed)["compare"]
+    names = [f"{record['figure'].split(',')[0]} {record['clock']}" for record in records]
+    changes = {name: record["change"] for name, record in zip(names, records, strict=True)}
+    return Outcome(every, code, changes, {n: record["verdict"] for n, record in zip(names, records, strict=True)})
+
+
+def table(found: Iterable[Outcome]) -> str:
+    """How many runs of each kind were called slower, and by how much they were."""
+    outcomes = list(found)
+    names = list(outcomes[0].changes)
+    head = ["MLP twice", "runs", "called slower", *(f"{name}, %" for name in names)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for every in dict.fromkeys(outcome.every for outcome in outcomes):
+        chosen = [outcome for outcome in outcomes if outcome.every == every]
+        what = f"every {every}th" if every else "of none"
+        changes = [f"{100 * median(outcome.changes[name] for outcome in chosen):+.1f}" for name in names]
+        called = sum(outcome.code == SLOWER for outcome in chosen)
+        lines.append(f"| {' | '.join([what, str(len(chosen)), str(called), *changes])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Save a run, compare many with it, and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cortexmlx.bench.studies.noticed", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("model", nargs="?", default="smollm2", help="a llama")
+    parser.add_argument("--runs", type=int, default=10, help="of each kind (default 10)")
+    parser.add_argument("--log", type=Path, help="a file to which outcomes are added; those in it are not run again")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cortexmlx-noticed-") as folder:
+        saved = (asked.log.parent if asked.log else Path(folder)) / "noticed.json"
+        done = [Outcome(**json.loads(line)) for line in asked.log.read_text().splitlines()] if _is(asked.log) else []
+        if not saved.exists():
+            run(asked.model, 0, [*ARGUMENTS, "--save", str(saved)])
+        for number in range(asked.runs):  # all kinds in turns
+            for every in EVERY:
+                if sum(outcome.every == every for outcome in done) <= number:
+                    done.append(compare(asked.model, saved, every))
+                    if asked.log:
+                        with asked.log.open("a") as log:
+                            print(json.dumps(asdict(done[-1])), file=log, flush=True)
+    print(table(done))
+
+
+def _is(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
+if __name__ == "__main__":
+    main()

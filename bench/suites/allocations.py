@@ -1,0 +1,184 @@
+"""The allocator's calls of real schedules, recorded and replayed: on itself, on a buddy allocator and on scans.
+
+The scheduler and the cache run as they do in an engine, without a model; every call that they make into the allocator
+is noted. Replays are of the same calls in the same order. Where an allocator has enough free blocks but no run of the
+length, the request is cut in halves, as the cache would have to: how many runs a trace needed shows fragmentation.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cortexmlx.bench.measure.prompts import Prompts
+from cortexmlx.bench.suites.allocators import Allocator, Buddy, LoopScan, SubstringScan
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, group_layers
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.scheduler import Scheduler
+
+ROWS = 16
+BLOCKS = 8_192
+ANSWER = 48
+
+OURS = "cortexmlx"
+ALLOCATORS: dict[str, Callable[[int], Allocator]] = {
+    OURS: KVBlockAllocator,
+    "buddy": Buddy,
+    "linear scan, C search": SubstringScan,
+    "linear scan, loop": LoopScan,
+}
+
+
+class Call(NamedTuple):
+    """What was asked: `allocate` or `extend` gave `run`, `free` took it. Blocks have the recorded numbers."""
+
+    what: str
+    run: KVHandle
+    longer: bool = False
+
+
+class Recorded:
+    """An allocator that notes the calls which change it, and passes all on."""
+
+    def __init__(self, allocator: KVBlockAllocator) -> None:
+        self.calls: list[Call] = []
+        self._allocator = allocator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._allocator, name)
+
+    def allocate(self, n: int) -> KVHandle:
+        run = self._allocator.allocate(n)
+        self.calls.append(Call("allocate", run))
+        return run
+
+    def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
+        grown = self._allocator.extend(handle, n)
+        if grown is not None:
+            self.calls.append(Call("allocate", KVHandle(handle.stop, n), longer=True))
+        return grown
+
+    def free(self, handle: KVHandle) -> None:
+        self._allocator.free(handle)
+        self.calls.append(Call("free", handle))
+
+
+def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> list[Call]:
+    """The calls of requests (prompt, tokens to generate) that come through as many rows as an engine has."""
+    groups = group_layers([KVSpec(1, 8, 8, "float16")])
+    cache = KVCache(groups, BLOCKS, block_size)
+    recorded = Recorded(cache.allocator(0))
+    cache._pools[0].allocator = recorded  # type: ignore[assignment]
+    scheduler = Scheduler(cache, max_rows=ROWS, prefill_budget=512, context_length=1 << 20)
+    waiting = list(reversed(requests))
+    while waiting or not scheduler.idle:
+        while waiting and scheduler.rows_waiting < ROWS:
+            prompt, tokens = waiting.pop()
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+            scheduler.add(JobId(len(waiting)), QueuedRequest(tuple(prompt), params), frozenset())
+        plan = scheduler.plan(0)
+        if plan is not None:
+            scheduler.commit(plan, [7] * len(plan.logit_segments))
+    return recorded.calls
+
+
+def traces(seed: int, block_size: int, requests: int) -> dict[str, list[Call]]:
+    """Requests without anything in common, and turns of chats, whose beginnings are cached until others need room."""
+    prompts, chosen = Prompts(50_000, seed), random.Random(seed)
+    ragged = [(prompts.take(n), ANSWER) for n in prompts.lengths(requests, 32, 2_048)]
+    chats: list[tuple[int, ...]] = [() for _ in range(max(1, requests // 8))]
+    turns = []
+    for length in prompts.lengths(requests, 32, 512):
+        chat = chosen.randrange(len(chats))
+        chats[chat] += prompts.take(length)
+        turns.append((chats[chat], ANSWER))
+        chats[chat] += (7,) * (ANSWER - 1)
+    return {"ragged requests": record(ragged, block_size), "chat turns": record(turns, block_size)}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An allocator on a trace: microseconds per call of each repetition, the calls, and the runs that were needed for
+    what was asked in one (`asked`).
+    """
+
+    trace: str
+    allocator: str
+    microseconds: tuple[float, ...]
+    calls: int
+    asked: int
+    runs: int
+
+
+def measure(
+    found: dict[str, list[Call]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
+) -> list[Replay]:
+    """Every allocator on every trace, in turns."""
+    chosen = names or tuple(ALLOCATORS)
+    times: dict[tuple[str, str], list[float]] = {(trace, name): [] for trace in found for name in chosen}
+    runs: dict[tuple[str, str], int] = {}
+    for repetition in range(repetitions):
+        for trace, name in times if repetition % 2 == 0 else reversed(times):
+            on_run(f"allocator, run {repetition + 1} of {repetitions}: {name} on {trace}")
+            gc.collect()
+            seconds, runs[trace, name] = replay(ALLOCATORS[name](BLOCKS), found[trace])
+            times[trace, name].append(seconds * 1e6 / len(found[trace]))
+    asked = {trace: sum(call.what == "allocate" for call in calls) for trace, calls in found.items()}
+    return [
+        Replay(trace, name, tuple(values), len(found[trace]), asked[trace], runs[trace, name])
+        for (trace, name), values in times.items()
+    ]
+
+
+def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
+    """Seconds spent in the allocator, and how many runs it gave for what was asked."""
+    lies = [0] * BLOCKS  # where the recorded block lies here
+    seconds, given, clock = 0.0, 0, time.perf_counter
+    extend = getattr(allocator, "extend", None)
+    for call in calls:
+        start, stop = call.run.start, call.run.stop
+        if call.what == "allocate":
+            begin = clock()
+            grown = extend(KVHandle(lies[start - 1], 1), stop - start) if call.longer and extend is not None else None
+            runs = (
+                [KVHandle(grown.start + 1, stop - start)] if grown is not None else _allocate(allocator, stop - start)
+            )
+            seconds += clock() - begin
+            given += len(runs)
+            lies[start:stop] = [block for run in runs for block in range(run.start, run.stop)]
+        else:
+            pieces = _runs(lies[start:stop])
+            begin = clock()
+            for piece in pieces:
+                allocator.free(piece)
+            seconds += clock() - begin
+    return seconds, given
+
+
+def _allocate(allocator: Allocator, n: int) -> list[KVHandle]:
+    """One run, or where there is none of the length, two of half of it, and so on."""
+    try:
+        return [allocator.allocate(n)]
+    except KVCacheFull:
+        if n == 1:
+            raise
+    return _allocate(allocator, n // 2) + _allocate(allocator, n - n // 2)
+
+
+def _runs(blocks: Sequence[int]) -> list[KVHandle]:
+    """Consecutive blocks as runs."""
+    runs = [KVHandle(blocks[0], 1)]
+    for block in blocks[1:]:
+        if block == runs[-1].stop:
+            runs[-1] = KVHandle(runs[-1].start, runs[-1].count + 1)
+        else:
+            runs.append(KVHandle(block, 1))
+    return runs

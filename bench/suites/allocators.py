@@ -1,0 +1,119 @@
+"""Allocators of contiguous runs of blocks to compare with: scans over all blocks, and a buddy allocator."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.blocks.allocator import KVHandle
+
+
+class Allocator(Protocol):
+    """What the contestants have in common."""
+
+    def allocate(self, n: int) -> KVHandle: ...
+
+    def free(self, handle: KVHandle) -> None: ...
+
+
+class LoopScan:
+    """First fit by a loop over all blocks: the simplest allocator that works."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._is_free = [True] * total_blocks
+
+    def allocate(self, n: int) -> KVHandle:
+        length = 0
+        for block, free in enumerate(self._is_free):
+            if not free:
+                length = 0
+                continue
+            length += 1
+            if length == n:
+                start = block - n + 1
+                self._is_free[start : block + 1] = [False] * n
+                return KVHandle(start, n)
+        raise KVCacheFull(f"no run of {n} blocks: free some first")
+
+    def free(self, handle: KVHandle) -> None:
+        self._is_free[handle.start : handle.stop] = [True] * handle.count
+
+
+class NumpyScan:
+    """The same first fit, vectorised: all run boundaries at once from the differences of the flags."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._used = np.ones(total_blocks + 2, dtype=np.int8)
+        self._used[1:-1] = 0
+
+    def allocate(self, n: int) -> KVHandle:
+        edges = np.diff(self._used)
+        starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
+        long_enough = np.flatnonzero(stops - starts >= n)
+        if not long_enough.size:
+            raise KVCacheFull(f"no run of {n} blocks: free some first")
+        start = int(starts[long_enough[0]])
+        self._used[1 + start : 1 + start + n] = 1
+        return KVHandle(start, n)
+
+    def free(self, handle: KVHandle) -> None:
+        self._used[1 + handle.start : 1 + handle.stop] = 0
+
+
+class SubstringScan:
+    """The same first fit by the fastest scan that Python has: a search for n zero bytes, in C."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._used = bytearray(total_blocks)
+
+    def allocate(self, n: int) -> KVHandle:
+        start = self._used.find(bytes(n))
+        if start == -1:
+            raise KVCacheFull(f"no run of {n} blocks: free some first")
+        self._used[start : start + n] = b"\x01" * n
+        return KVHandle(start, n)
+
+    def free(self, handle: KVHandle) -> None:
+        self._used[handle.start : handle.stop] = bytes(handle.count)
+
+
+class Buddy:
+    """Binary buddies (Knuth, TAOCP vol. 1, 2.5): free runs are powers of two at multiples of their length, and two
+    halves of one merge when both are free. What a request was rounded up by is given back at once, and so may be any
+    part of a run, so that nothing is wasted but where a run may begin.
+    """
+
+    def __init__(self, total_blocks: int) -> None:
+        self._levels = max(1, total_blocks.bit_length())
+        self._free: list[dict[int, None]] = [{} for _ in range(self._levels)]  # of each level: where runs begin
+        self._give(0, total_blocks)
+
+    def allocate(self, n: int) -> KVHandle:
+        wanted = (n - 1).bit_length()
+        level = next((i for i in range(wanted, self._levels) if self._free[i]), None)
+        if level is None:
+            raise KVCacheFull(f"no run of {n} blocks: free some first")
+        start, _ = self._free[level].popitem()
+        self._give(start + n, start + (1 << level))
+        return KVHandle(start, n)
+
+    def free(self, handle: KVHandle) -> None:
+        self._give(handle.start, handle.stop)
+
+    def _give(self, start: int, stop: int) -> None:
+        """Free `start .. stop - 1` in the largest runs that lie at multiples of their length."""
+        while start < stop:
+            level = (stop - start).bit_length() - 1
+            if start:
+                level = min(level, (start & -start).bit_length() - 1)
+            self._merge(start, level)
+            start += 1 << level
+
+    def _merge(self, start: int, level: int) -> None:
+        while level + 1 < self._levels and start ^ (1 << level) in self._free[level]:
+            del self._free[level][start ^ (1 << level)]
+            start &= ~(1 << level)
+            level += 1
+        self._free[level][start] = None

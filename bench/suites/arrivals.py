@@ -1,0 +1,155 @@
+"""Requests that arrive when they like, as people and programs send them: a seeded trace, and what its users saw.
+
+Arrivals are a Poisson process; prompts and answers have ragged lengths; most prompts begin with one of a few system
+prompts. The words are those of vLLM's serving benchmark: TTFT, TPOT, ITL, and goodput, the requests per second that
+kept what was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from cortexmlx.bench.measure.mlxlm import BatchSettings, MlxLm
+from cortexmlx.bench.measure.prompts import Prompts
+from cortexmlx.bench.measure.subject import Cortex
+from cortexmlx.bench.measure.trace import RequestTrace, Trace, Work
+from cortexmlx.engine import Engine
+
+ROWS = 16
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What arrives: `requests` at `rate` a second on average. Lengths are log-uniform between both ends, in tokens;
+    `sharing` of the prompts begin with one of `systems` system prompts of `system` tokens.
+    """
+
+    requests: int = 32
+    rate: float = 1.0
+    prompt: tuple[int, int] = (16, 256)
+    answer: tuple[int, int] = (16, 128)
+    systems: int = 2
+    system: int = 256
+    sharing: float = 0.75
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return self.system + self.prompt[1] + self.answer[1]
+
+    def draw(self, prompts: Prompts, seed: int) -> list[Work]:
+        """The requests of one run, in the order in which they arrive."""
+        random = np.random.default_rng(seed)
+        systems = [prompts.take(self.system) for _ in range(self.systems)]
+        arrivals = np.cumsum(random.exponential(1 / self.rate, self.requests))
+        lengths = prompts.lengths(self.requests, *self.prompt)
+        answers = prompts.lengths(self.requests, *self.answer)
+        work = []
+        for at, length, answer in zip(arrivals, lengths, answers, strict=True):
+            shared = systems[random.integers(self.systems)] if random.random() < self.sharing else ()
+            work.append(Work(shared + prompts.take(length), answer, at=float(at)))
+        return work
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a request must keep to count as good: seconds to its first token, and per token after it."""
+
+    ttft: float = 2.0
+    tpot: float = 0.2
+
+
+def tpot(request: RequestTrace) -> float:
+    """Seconds per token after the first."""
+    return (request.stamps[-1].wall - request.stamps[0].wall) / (len(request.stamps) - 1)
+
+
+def ttft(request: RequestTrace) -> float:
+    """Seconds from the arrival to the first token."""
+    return request.stamps[0].wall - request.submitted.wall
+
+
+@dataclass
+class Served:
+    """The runs of one side, and the figures of all of them together."""
+
+    name: str
+    promise: Promise
+    traces: list[Trace] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[RequestTrace]:
+        """Of all runs."""
+        return [request for trace in self.traces for request in trace.requests]
+
+    @property
+    def tokens(self) -> int:
+        """Generated in all."""
+        return sum(len(request.tokens) for request in self.requests)
+
+    def throughput(self) -> list[float]:
+        """Generated tokens per second of each run, from its start to its last token."""
+        return [sum(map(len, trace.tokens)) / trace.total().wall for trace in self.traces]
+
+    def goodput(self) -> list[float]:
+        """Requests per second that kept the promise, of each run."""
+        return [sum(map(self._good, trace.requests)) / trace.total().wall for trace in self.traces]
+
+    def _good(self, request: RequestTrace) -> bool:
+        return ttft(request) <= self.promise.ttft and tpot(request) <= self.promise.tpot
+
+    @property
+    def good(self) -> int:
+        """Requests that kept the promise."""
+        return sum(map(self._good, self.requests))
+
+    def waits(self, requests: Sequence[RequestTrace] | None = None) -> dict[str, list[float]]:
+        """Seconds of each kind of waiting, of some requests or of all."""
+        chosen = self.requests if requests is None else requests
+        gaps = [b.wall - a.wall for request in chosen for a, b in pairwise(request.stamps)]
+        return {"TTFT": [ttft(r) for r in chosen], "TPOT": [tpot(r) for r in chosen], "ITL": gaps}
+
+
+def serve(
+    engine: Engine,
+    traffic: Traffic,
+    promise: Promise,
+    repetitions: int,
+    seed: int,
+    against: bool,
+    into: list[Served],
+    on_run: Callable[[str], None],
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the traffic `repetitions` times, each time other requests, through the engine and, if `against`, through
+    mlx-lm's batch generator on the same weights, the same requests, who goes first taking turns. What comes of it is
+    put `into` a list, also if it is interrupted: whole repetitions only. `before` is called before each run.
+    """
+    sides: list[Cortex | MlxLm] = [Cortex(engine)]
+    if against:
+        sides.append(MlxLm(engine.inspect(lambda core: core.loaded), BatchSettings(completion_batch_size=ROWS)))
+    into += [Served(side.name, promise) for side in sides]
+    for repetition in range(-1, repetitions):
+        found: list[tuple[Served, Trace]] = []
+        order = list(zip(sides, into, strict=True))
+        for side, served in order if repetition % 2 == 0 else order[::-1]:
+            what = "warming up" if repetition < 0 else f"trace, run {repetition + 1} of {repetitions}"
+            on_run(f"{what}: {side.name}, {traffic.requests} requests at {traffic.rate:g} a second")
+            before()
+            found.append((served, side.run(_requests(engine, traffic, seed, repetition))))
+        for served, trace in found if repetition >= 0 else ():
+            served.traces.append(trace)
+
+
+def _requests(engine: Engine, traffic: Traffic, seed: int, repetition: int) -> list[Work]:
+    """The same for both sides. The first, uncounted run is of a few requests that come at once."""
+    number = 1_000_003 * (seed + 1) + repetition
+    prompts = Prompts(engine.info.vocab_size, number)
+    if repetition < 0:
+        return [Work(prompts.take(n), 8) for n in (20, 100, 20, 100)]
+    return traffic.draw(prompts, number)

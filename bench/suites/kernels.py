@@ -1,0 +1,171 @@
+"""Decode attention alone: our paged kernel on scattered blocks beside MLX's on contiguous keys and values.
+
+What bounds either is reading keys and values, so a figure is GB/s of those, and its share of what the memory gives:
+the published bandwidth of the GPU where it is known, else what reading a large array reaches in the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.attention.backends import choose_backend
+from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.machine import metal_device
+from cortexmlx.metal.cost.chips import CHIPS
+
+OURS, THEIRS = "cortexmlx", "MLX"
+_STREAM_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows that each decode one token behind `tokens` others, in a model with such heads."""
+
+    rows: int
+    tokens: int
+    kv_heads: int = 8
+    group: int = 4
+    dim: int = 128
+
+    @property
+    def name(self) -> str:
+        """As a row of the table begins."""
+        return f"{self.rows} x {self.tokens:,} tokens"
+
+
+SHAPES = (Shape(1, 4_096), Shape(8, 1_024), Shape(16, 1_024))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A kernel on a shape: GB/s (10^9 bytes) of keys and values in every repetition, and the most that memory gives."""
+
+    shape: Shape
+    kernel: str
+    rates: tuple[float, ...]
+    peak: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most GB/s that memory gives, and who says so."""
+
+    rate: float
+    source: str
+
+
+def peak() -> Peak:
+    """The published figure of this GPU, or what reading a large array reaches now."""
+    name = (metal_device() or "").removeprefix("Apple ")
+    if mx.default_device() == mx.gpu and name in CHIPS:
+        return Peak(CHIPS[name].bandwidth, f"published for the {name}")
+    numbers = mx.zeros((_STREAM_BYTES // 4,), mx.float32)
+    mx.eval(numbers)
+    best = max(_STREAM_BYTES / 1e9 / _seconds(lambda: mx.max(numbers)) for _ in range(5))
+    return Peak(best, "what reading a large array reaches in this run")
+
+
+def _seconds(make: Callable[[], mx.array], times: int = 1) -> float:
+    """Seconds of one of `times` evaluations that are waited for together."""
+    started = time.perf_counter()
+    mx.eval([make() for _ in range(times)])
+    return (time.perf_counter() - started) / times
+
+
+class Problem:
+    """The same numbers for both kernels: in blocks that lie in random order, and contiguous."""
+
+    def __init__(self, shape: Shape, block_size: int, dtype: mx.Dtype, attention: str) -> None:
+        random = np.random.default_rng(0)
+        blocks = shape.rows * -(-shape.tokens // block_size)
+        tables = random.permutation(blocks).astype(np.int32).reshape(shape.rows, -1)
+        spec = KVSpec(shape.kv_heads, shape.dim, shape.dim, str(dtype).removeprefix("mlx.core."))
+        arena = KVArena([LayerGroup(spec, (0,))], blocks, block_size)
+        sizes = (shape.rows, shape.kv_heads, shape.tokens, shape.dim)
+        self._keys, self._values = (mx.random.normal(sizes, key=mx.random.key(i)).astype(dtype) for i in (0, 1))
+        places = np.arange(shape.tokens)
+        for row, table in enumerate(tables):
+            slots = mx.array((table[places // block_size] * block_size + places % block_size).astype(np.int32))
+            arena.write(0, slots, self._keys[row], self._values[row])
+            mx.eval(arena.arrays())
+        heads = shape.kv_heads * shape.group
+        self._queries = mx.random.normal((shape.rows, heads, 1, shape.dim), key=mx.random.key(2)).astype(dtype)
+        lengths = np.full(shape.rows, shape.tokens, np.int32)
+        step = GroupStep(tables, lengths, (None,) * shape.rows, (), Reach())
+        self._kv = PagedKV(arena, 0, step, None, 0, dtype, choose_backend(attention).attend)
+        self._scale = shape.dim**-0.5
+        self.bytes = 2 * self._keys.nbytes
+        mx.eval(self._keys, self._values, self._queries)
+
+    def ours(self) -> mx.array:
+        """Paged attention, `[rows, heads, 1, dim]`."""
+        return paged_attention(self._queries, self._kv, scale=self._scale)
+
+    def theirs(self) -> mx.array:
+        """MLX's own."""
+        return mx.fast.scaled_dot_product_attention(self._queries, self._keys, self._values, scale=self._scale)
+
+    def check(self) -> None:
+        """Raise CortexError unless both compute the same."""
+        difference = float(np.abs(np.array(self.ours(), np.float32) - np.array(self.theirs(), np.float32)).max())
+        if not difference < 1e-2:
+            raise CortexError(
+                f"paged attention and MLX's differ by {difference:.2g}: no figure. See `cortexmlx doctor`"
+            )
+
+
+def measure(
+    shapes: Sequence[Shape], block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]
+) -> tuple[list[Speed], Peak]:
+    """Both kernels on every shape, in turns. As many calls are waited for at once as read a gigabyte, on a GPU, where
+    handing over a single one takes longer than the kernel; on a CPU one.
+    """
+    gpu = mx.default_device() == mx.gpu
+    dtype, found, most = mx.float16 if gpu else mx.float32, [], peak()
+    for shape in shapes:
+        problem = Problem(shape, block_size, dtype, attention)
+        problem.check()
+        times = max(1, (1 << 30) // problem.bytes) if gpu else 1
+        rates: dict[str, list[float]] = {OURS: [], THEIRS: []}
+        for repetition in range(repetitions):
+            sides = [(OURS, problem.ours), (THEIRS, problem.theirs)]
+            for name, make in sides if repetition % 2 == 0 else sides[::-1]:
+                on_run(f"kernel, run {repetition + 1} of {repetitions}: {name}, {shape.name}")
+                rates[name].append(problem.bytes / 1e9 / _seconds(make, times))
+        found += [Speed(shape, name, tuple(values), most.rate) for name, values in rates.items()]
+    return found, most
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """What share of a chip's bandwidth the cost model gives a kernel: no measurement."""
+
+    kernel: str
+    heads: str
+    shares: dict[str, float]
+
+
+def cost_sheet(chips: Sequence[str], on_run: Callable[[str], None]) -> list[Modelled]:
+    """The kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, counted in the simulator."""
+    from cortexmlx.metal.cost.cycles import cycles
+    from cortexmlx.metal.cost.kernels import beside
+    from cortexmlx.metal.rules import Variant
+
+    found = []
+    for shape in dict.fromkeys((s.dim, s.group) for s in SHAPES):
+        dim, group = shape
+        on_run(f"cost sheet, head_dim {dim}, {group} query heads per KV head")
+        for cost in beside(Variant("float16", "float16", dim, dim, 32, group)):
+            shares = {name: CHIPS[name].share(cost.live_bytes, cycles(cost.work)) for name in chips}
+            found.append(Modelled(cost.kernel, f"{dim}, {group} per KV head", shares))
+    return found

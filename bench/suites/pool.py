@@ -1,0 +1,221 @@
+"""Writing keys and values a token at a time, as decoding does: into a pool of blocks that is there, and in the ways in
+which it is done without one. What was written is read back and compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache as MlxLmCache
+
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.blocks.allocator import KVBlockAllocator
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is written: `tokens` of each of `rows` sequences, in every layer."""
+
+    layers: int = 8
+    rows: int = 16
+    heads: int = 4
+    dim: int = 64
+    tokens: int = 256
+    block: int = 32
+
+
+class Writer(Protocol):
+    """One way to keep keys and values. `append` takes `[rows, heads, 1, dim]` for the token at `place` of every row,
+    and `evaluate` waits until it is written; `read` gives a layer's `[rows, heads, tokens, dim]` back.
+    """
+
+    def append(self, place: int, keys: mx.array, values: mx.array) -> None: ...
+
+    def evaluate(self) -> None: ...
+
+    def read(self, layer: int) -> tuple[mx.array, mx.array]: ...
+
+
+class Arena:
+    """This program's way: a token of every row is a column of a small tail, and every 16 columns go to their blocks in
+    one write per layer. Nothing is allocated on the way.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        per_row = -(-sizes.tokens // sizes.block)
+        spec = KVSpec(sizes.heads, sizes.dim, sizes.dim, "float16")
+        self._arena = KVArena([LayerGroup(spec, tuple(range(sizes.layers)))], sizes.rows * per_row, sizes.block)
+        allocator = KVBlockAllocator(sizes.rows * per_row)
+        # A block of every row in turn, as rows that grow together get them.
+        blocks = np.array([allocator.allocate(1).start for _ in range(sizes.rows * per_row)], np.int32)
+        self._tables = blocks.reshape(per_row, sizes.rows).T
+        shape = (sizes.rows, sizes.heads, TAIL_COLUMNS, sizes.dim)
+        self._tail = [(mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16)) for _ in range(sizes.layers)]
+        self._live = 0
+        self._end = 0
+        mx.eval(self._tail)
+
+    def _slots(self, places: np.ndarray) -> mx.array:
+        """`[rows, places]`: where tokens lie in a slab."""
+        block, offset = np.divmod(places, self._sizes.block)
+        return mx.array((self._tables[:, block] * self._sizes.block + offset).astype(np.int32))
+
+    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        for tail in self._tail:
+            for kept, new in zip(tail, (keys, values), strict=True):
+                kept[:, :, self._live] = new[:, :, 0]
+        self._live, self._end = self._live + 1, place + 1
+
+    def evaluate(self) -> None:
+        mx.eval(self._tail)
+        if self._live == TAIL_COLUMNS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._live:
+            return
+        sizes, slots = self._sizes, self._slots(np.arange(self._end - self._live, self._end)).reshape(-1)
+        for layer, tail in enumerate(self._tail):
+            columns = (t[:, :, : self._live].swapaxes(0, 1).reshape(sizes.heads, -1, sizes.dim) for t in tail)
+            self._arena.write(layer, slots, *columns)
+        mx.eval(self._arena.arrays())
+        self._live = 0
+
+    def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        self._flush()
+        slots = self._slots(np.arange(self._sizes.tokens))
+        keys, values = (array[:, slots].swapaxes(0, 1) for array in self._arena.slab(layer))
+        return keys, values
+
+
+class BlockBuffers:
+    """Paged without a pool: a buffer for each block, made when its first token comes."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._blocks: dict[tuple[int, int], list[tuple[mx.array, mx.array]]] = {}
+        self._newest: list[mx.array] = []
+
+    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        sizes, offset = self._sizes, place % self._sizes.block
+        self._newest = []
+        for layer in range(sizes.layers):
+            for row in range(sizes.rows):
+                blocks = self._blocks.setdefault((layer, row), [])
+                if offset == 0:
+                    shape = (sizes.heads, sizes.block, sizes.dim)
+                    blocks.append((mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16)))
+                for block, new in zip(blocks[-1], (keys, values), strict=True):
+                    block[:, offset] = new[row, :, 0]
+                self._newest += blocks[-1]
+
+    def evaluate(self) -> None:
+        mx.eval(self._newest)
+
+    def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        rows = [self._blocks[layer, row] for row in range(self._sizes.rows)]
+        keys, values = (mx.stack([mx.concatenate([b[i] for b in row], axis=1) for row in rows]) for i in (0, 1))
+        return keys[:, :, : self._sizes.tokens], values[:, :, : self._sizes.tokens]
+
+
+class Grown:
+    """One array that is copied into a longer one at every token."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._layers: list[tuple[mx.array, mx.array] | None] = [None] * sizes.layers
+
+    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        for layer, kept in enumerate(self._layers):
+            if kept is None:
+                self._layers[layer] = (keys, values)
+            else:
+                self._layers[layer] = tuple(  # type: ignore[assignment]
+                    mx.concatenate([old, new], axis=2) for old, new in zip(kept, (keys, values), strict=True)
+                )
+
+    def evaluate(self) -> None:
+        mx.eval(self._layers)
+
+    def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        kept = self._layers[layer]
+        assert kept is not None
+        return kept
+
+
+class Theirs:
+    """mlx-lm's cache, which grows by 256 tokens at a time, for rows of the same length."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._caches = [MlxLmCache() for _ in range(sizes.layers)]
+
+    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        for cache in self._caches:
+            cache.update_and_fetch(keys, values)
+
+    def evaluate(self) -> None:
+        mx.eval([(cache.keys, cache.values) for cache in self._caches])
+
+    def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        cache = self._caches[layer]
+        return cache.keys[:, :, : cache.offset], cache.values[:, :, : cache.offset]
+
+
+POOL, NAIVE = "a pool of blocks", "a buffer for each block"
+WRITERS: dict[str, Callable[[Sizes], Writer]] = {
+    POOL: Arena,
+    NAIVE: BlockBuffers,
+    "copied at each token": Grown,
+    "mlx-lm's cache": Theirs,
+}
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A way's tokens per second in every repetition, and the bytes that MLX held more after the tokens than before."""
+
+    name: str
+    rates: tuple[float, ...]
+    grown: int
+
+
+def measure(
+    sizes: Sizes, repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = tuple(WRITERS)
+) -> list[Writing]:
+    """All ways, in turns. Raises CortexError if one does not give back what was written."""
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    grown: dict[str, int] = {}
+    for repetition in range(repetitions):
+        for name in names if repetition % 2 == 0 else reversed(names):
+            on_run(f"pool, run {repetition + 1} of {repetitions}: {name}")
+            rate, grown[name] = _write(WRITERS[name], name, sizes)
+            rates[name].append(rate)
+    return [Writing(name, tuple(values), grown[name]) for name, values in rates.items()]
+
+
+def _write(make: Callable[[Sizes], Writer], name: str, sizes: Sizes) -> tuple[float, int]:
+    gc.collect()
+    mx.clear_cache()
+    first = mx.arange(sizes.rows * sizes.heads * sizes.dim).reshape(sizes.rows, sizes.heads, 1, sizes.dim) % 512
+    news = [(first + t).astype(mx.float16) for t in range(sizes.tokens)]
+    mx.eval(news)
+    writer = make(sizes)
+    before, started = mx.get_active_memory(), time.perf_counter()
+    for place, new in enumerate(news):
+        writer.append(place, new, -new)
+        writer.evaluate()
+    seconds, grown = time.perf_counter() - started, mx.get_active_memory() - before
+    expected = np.arange(sizes.tokens)[None, None, :, None] + np.array(first)
+    for layer in range(sizes.layers):
+        keys, values = (np.array(array).astype(np.int64) for array in writer.read(layer))
+        if not (np.array_equal(keys, expected) and np.array_equal(values, -expected)):
+            raise CortexError(f"{name} does not give back what was written to layer {layer}: no figure")
+    return sizes.rows * sizes.tokens / seconds, grown

@@ -1,0 +1,1 @@
+"""`cortexmlx bench`."""

@@ -1,0 +1,228 @@
+"""`cortexmlx bench`: how fast this machine runs a model, and how that compares with mlx-lm, and with last week."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cortexmlx.cli import options
+from cortexmlx.cli.bench import lists
+from cortexmlx.cli.bench.progress import shown
+from cortexmlx.cli.bench.sections import Section, Suite, check_options, given, sections
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
+from cortexmlx.models.resolve import STARTER, starter_path
+from cortexmlx.serving.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cortexmlx.bench.changes.saved import Saved
+    from cortexmlx.bench.report.report import Report
+
+
+class Output(str, Enum):
+    """How to print the outcome."""
+
+    md = "md"
+    json = "json"
+    jsonl = "jsonl"
+    csv = "csv"
+
+
+class Peer(str, Enum):
+    """Whom to compare with."""
+
+    mlx_lm = "mlx-lm"
+
+
+def bench(
+    ctx: typer.Context,
+    model: options.Model = None,
+    model_option: options.ModelOption = None,
+    adapter: options.Adapter = None,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,..", help="Prompt tokens; 0: none.")] = "512",
+    generate: Annotated[
+        str, typer.Option("--generate", "-n", metavar="N,..", help="Tokens to generate; 0: none.")
+    ] = "128",
+    batch: Annotated[str, typer.Option("--batch", "-b", metavar="N,..", help="Sequences at once.")] = "1",
+    depth: Annotated[str, typer.Option("--depth", "-d", metavar="N,..", help="Tokens before, not timed.")] = "0",
+    block_size: Annotated[str, typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")] = str(
+        DEFAULT_BLOCK_SIZE
+    ),
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Runs, or pairs of runs.")] = 5,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.md,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this run.", show_default=False)] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Say what changed since; exit code 3: slower.", show_default=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it.", show_default=False)] = None,
+    against: Annotated[
+        Peer | None, typer.Option(help="Compare on the same weights, in turns.", show_default=False)
+    ] = None,
+    suite: Annotated[Suite, typer.Option(help="What to measure.")] = Suite.basic,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="With --against: cases with TEXT in their name; may be repeated.", show_default=False
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option(metavar="N", min=2, help="Of a trace.")] = 32,
+    request_rate: Annotated[float, typer.Option(metavar="X", help="Requests a second, on average.")] = 1.0,
+    goodput: Annotated[
+        str, typer.Option(metavar="LIMITS", help="Milliseconds that a good request of a trace keeps.")
+    ] = "ttft:2000,tpot:200",
+    kv_memory: options.KVMemory = None,
+    kv_bits: options.KVBits = None,
+    kv_group_size: options.KVGroupSize = None,
+    attention: options.Attention = EngineConfig.attention,
+    seed: Annotated[int, typer.Option(min=0, help="Other random prompts.")] = 0,
+) -> None:
+    """Measure prefill (pp) and decode (tg) in tokens per second; lists give every combination.
+
+    With --against the ratio cortexmlx / mlx-lm of the median pair of runs. Prompts are random and never repeat, and
+    nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
+    paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
+    """
+    chosen = sections(suite, against is not None)
+    check_options(given(ctx), chosen, suite, against is not None)
+    if request_rate <= 0:
+        raise typer.BadParameter("must be above 0", param_hint="--request-rate")
+    sizes, prompts = lists.block_sizes(block_size), lists.numbers("--prompt", prompt, 0)
+    generates, batches = lists.numbers("--generate", generate, 0), lists.numbers("--batch", batch, 1)
+    depths = lists.numbers("--depth", depth, 0)
+    if chosen != [Section.ROWS]:
+        lists.only("--block-size", sizes, "here")
+    if Section.RATIOS in chosen:
+        lists.only("--prompt", prompts, "with --against")
+        lists.only("--generate", generates, "with --against")
+    ttft, tpot = lists.promise(goodput)
+    memory = options.memory_size(kv_memory)
+
+    from cortexmlx.cpu import blas
+
+    blas.preload()  # before mlx is imported, which the session does
+    from cortexmlx.bench import parts, session
+    from cortexmlx.bench.measure.engines import Plan
+    from cortexmlx.bench.suites.against import Shape
+    from cortexmlx.bench.suites.arrivals import Promise, Traffic
+    from cortexmlx.bench.suites.rows import tests
+
+    saved = _prepared(save, compare, plot)
+    needs_model = bool({Section.ROWS, Section.RATIOS, Section.TRACE} & set(chosen))
+    with _model(model, model_option, needs_model) as (path, notes), shown() as on_run:
+        if kv_bits is not None and against is not None:
+            notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
+        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run, adapter, kv_bits, kv_group_size)
+        shape = Shape(prompt=prompts[0] or Shape.prompt, generate=generates[0] or Shape.generate)
+        suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
+        traffic, peer = Traffic(requests, request_rate), against is not None
+        steps: dict[Section, Callable[[], Report]] = {
+            Section.ROWS: lambda: session.measure_rows(plan, tests(prompts, generates, batches, depths), sizes),
+            Section.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
+            Section.TRACE: lambda: session.measure_trace(plan, traffic, Promise(ttft, tpot), peer, sizes[0]),
+            Section.POOL: lambda: parts.measure_pool(sizes[0], repetitions, on_run),
+            Section.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], repetitions, seed, on_run),
+            Section.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, repetitions, on_run),
+        }
+        report = _all([steps[section] for section in chosen])
+    _finish(report, output, save, compare, plot, saved)
+
+
+def _all(steps: Sequence[Callable[[], Report]]) -> Report:
+    """One section after the other. An interrupt ends it with those that are there; without any it goes on."""
+    from cortexmlx.bench.session import combined
+
+    reports: list[Report] = []
+    try:
+        for step in steps:
+            reports.append(step())
+            if reports[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        if not reports:
+            console.note("interrupted before anything was measured")
+            raise
+        reports[-1] = replace(reports[-1], interrupted=True)
+    return combined(reports)
+
+
+def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Saved | None:
+    """The run to compare with. Whatever would fail after minutes fails now."""
+    from cortexmlx.bench.changes import compared, saved
+    from cortexmlx.bench.measure.machine import Machine
+
+    if save is not None:
+        saved.check_new(save)
+    if plot is not None:
+        _check_plot(plot)
+    if compare is None:
+        return None
+    before = saved.read(compare)
+    compared.check_machine(before, Machine.here(), compare)
+    return before
+
+
+def _check_plot(plot: Path) -> None:
+    """Raise typer.BadParameter unless a picture may be written there. An older picture may be replaced."""
+    if plot.suffix != ".svg":
+        raise typer.BadParameter(f"{plot} does not end with .svg", param_hint="--plot")
+    if not plot.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
+    if plot.exists() and not plot.read_bytes().startswith(b"<svg"):
+        raise typer.BadParameter(f"{plot} exists and is no picture of this kind", param_hint="--plot")
+
+
+def _finish(
+    report: Report, output: Output, save: Path | None, compare: Path | None, plot: Path | None, before: Saved | None
+) -> None:
+    """Compare, print, keep and draw; the exit code says how it ended."""
+    from cortexmlx.bench.changes import compared, saved
+    from cortexmlx.bench.report import chart, formats, svg, text
+
+    now, worse = saved.of_report(report), False
+    kept = report
+    if before is not None and compare is not None:
+        compared.check_model(before, now, compare)
+        found = compared.outcomes(before, now)
+        worse = compared.slower(found)
+        report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
+    forms = {Output.md: text.markdown, Output.json: formats.as_json, Output.jsonl: formats.json_lines}
+    print(forms.get(output, formats.as_csv)(report))
+    drawn = chart.chart([bar for part in report.parts for bar in part.bars])
+    if drawn and output is Output.md and console.is_terminal(sys.stdout):
+        print(f"\n{drawn}")
+    if plot is not None:
+        plot.write_text(svg.picture(report))
+    if report.interrupted:
+        if save is not None:
+            console.note(f"interrupted: {save} was not written")
+        raise typer.Exit(INTERRUPTED)
+    if save is not None:
+        saved.save(kept, save)
+    if worse:
+        raise typer.Exit(SLOWER)
+
+
+@contextmanager
+def _model(argument: str | None, option: str | None, needed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The model that was asked for; with none the starter model, or random weights where that is not installed."""
+    name = options.model_name(argument, option)
+    if argument or option or not needed:
+        yield name, ()
+    elif starter_path() is not None:
+        yield STARTER, (f"no model was named: {STARTER}",)
+    else:
+        from cortexmlx.bench.measure.random_model import write_random_model
+
+        with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
+            note = "no model was named and the starter model is not installed: a small model with random weights"
+            yield str(write_random_model(Path(folder))), (note,)

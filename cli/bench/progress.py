@@ -1,0 +1,34 @@
+"""What is being measured, on stderr: a live line for a person, a line now and then for a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cortexmlx.cli.terminal import console
+
+LOG_SECONDS = 10.0
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[str], None]]:
+    """A function that takes what is running now."""
+    if not console.is_terminal(sys.stderr):
+        yield _Log()
+        return
+    with console.stderr().status("starting") as status:
+        yield status.update
+
+
+class _Log:
+    """Prints a line if the last one is some time ago."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + LOG_SECONDS
+
+    def __call__(self, what: str) -> None:
+        if time.monotonic() >= self._next:
+            console.note(what)
+            self._next = time.monotonic() + LOG_SECONDS

@@ -1,0 +1,90 @@
+"""What of `cortexmlx bench` runs, and which options say something to it: others are refused, not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+
+import typer
+
+
+class Suite(str, Enum):
+    """What to measure."""
+
+    basic = "basic"
+    serving = "serving"
+    trace = "trace"
+    pool = "pool"
+    allocator = "allocator"
+    kernel = "kernel"
+    all = "all"
+
+
+class Section(Enum):
+    """What is measured together."""
+
+    ROWS = "basic"
+    RATIOS = "basic or serving"
+    TRACE = "trace"
+    POOL = "pool"
+    ALLOCATOR = "allocator"
+    KERNEL = "kernel"
+
+
+_ENGINES = {Section.ROWS, Section.RATIOS, Section.TRACE}
+
+TAKEN: dict[str, Collection[Section]] = {
+    "model": _ENGINES,
+    "model_option": _ENGINES,
+    "adapter": _ENGINES,
+    "prompt": {Section.ROWS, Section.RATIOS},
+    "generate": {Section.ROWS, Section.RATIOS},
+    "batch": {Section.ROWS},
+    "depth": {Section.ROWS},
+    "block_size": set(Section),
+    "repetitions": set(Section),
+    "case": {Section.RATIOS},
+    "requests": {Section.TRACE},
+    "request_rate": {Section.TRACE},
+    "goodput": {Section.TRACE},
+    "kv_memory": _ENGINES,
+    "kv_bits": _ENGINES,
+    "kv_group_size": _ENGINES,
+    "attention": {*_ENGINES, Section.KERNEL},
+    "seed": {*_ENGINES, Section.ALLOCATOR},
+}
+"""The sections that an option says something to. Those that are not here say something to all."""
+
+
+def sections(suite: Suite, against: bool) -> list[Section]:
+    """What a suite is made of. Raises typer.BadParameter if it is nothing with, or without, a peer."""
+    speed = Section.RATIOS if against else Section.ROWS
+    if suite is Suite.all:
+        return [speed, Section.TRACE, Section.POOL, Section.ALLOCATOR, Section.KERNEL]
+    if suite is Suite.serving and not against:
+        raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
+    found = {Suite.basic: speed, Suite.serving: speed}.get(suite)
+    chosen = Section[suite.value.upper()] if found is None else found
+    if against and chosen not in (Section.RATIOS, Section.TRACE):
+        raise typer.BadParameter(f"--suite {suite.value} has no peer to run: leave it out", param_hint="--against")
+    return [chosen]
+
+
+def given(ctx: typer.Context) -> list[str]:
+    """The parameters that stand on the command line."""
+    return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+
+
+def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
+    """Raise typer.BadParameter for an option that says nothing to what runs."""
+    for name in names:
+        if name not in TAKEN or set(TAKEN[name]) & set(chosen):
+            if name in ("prompt", "generate") and suite is Suite.serving:
+                raise typer.BadParameter("the cases of --suite serving have sizes of their own", param_hint=_hint(name))
+            continue
+        asked = f"--suite {suite.value}" + (" with --against" if against else "")
+        raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_hint(name))
+
+
+def _hint(name: str) -> str:
+    return "MODEL" if name == "model" else "--model" if name == "model_option" else f"--{name.replace('_', '-')}"

@@ -1,0 +1,96 @@
+"""What changed since a saved run: an engine that is slower is named, a machine that is slower is not the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cortexmlx.bench.changes import compared
+from cortexmlx.bench.changes.compared import Verdict
+from cortexmlx.bench.changes.saved import Saved
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.report.part import Series
+from cortexmlx.bench.report.text import of_part
+from cortexmlx.errors import InvalidRequest
+
+FILE = Path("then.json")
+NAMES = ("pp512, block 32", "tg128, block 32")
+
+
+def run(seed: int, *, engine: float = 1.0, machine: float = 1.0, noise: float = 0.01, runs: int = 10) -> Saved:
+    """A run of an engine and on a machine of such speeds."""
+    random = np.random.default_rng(seed)
+
+    def noisy(mean: float, count: int) -> tuple[float, ...]:
+        return tuple((mean * np.exp(random.normal(0, noise, count))).tolist())
+
+    series = tuple(Series(n, "t/s", Better.HIGHER, noisy(100 * engine * machine, runs), "products") for n in NAMES)
+    yardstick = {"products, wall": noisy(1 / machine, 2 * runs)}
+    return Saved(
+        Machine.here(), {"files": "a", "dtype": "float32", "name": "m"}, {"attention": "auto"}, yardstick, series
+    )
+
+
+def verdicts(then: Saved, now: Saved) -> list[Verdict]:
+    return [outcome.verdict for outcome in compared.outcomes(then, now)]
+
+
+def test_unchanged_engines_are_called_slower_as_rarely_as_is_said() -> None:
+    found = [compared.slower(compared.outcomes(run(2 * i), run(2 * i + 1))) for i in range(150)]
+    assert sum(found) <= 3  # 1 % of doubt, both sides together
+
+
+def test_a_slower_engine_is_named_and_a_faster_one_too() -> None:
+    assert verdicts(run(0), run(1, engine=0.95)) == [Verdict.SLOWER] * 2
+    assert verdicts(run(0), run(1, engine=1.06)) == [Verdict.FASTER] * 2
+    assert verdicts(run(0), run(1)) == [Verdict.SAME] * 2
+
+
+def test_a_slower_machine_is_not_the_engine() -> None:
+    assert verdicts(run(0), run(1, machine=0.8)) == [Verdict.SAME] * 2
+    assert verdicts(run(0), run(1, machine=0.8, engine=0.9)) == [Verdict.SLOWER] * 2
+
+
+def test_a_faster_machine_does_not_hide_a_slower_engine_as_the_same() -> None:
+    assert Verdict.SAME not in verdicts(run(0), run(1, machine=1.25, engine=0.85))
+
+
+def test_noise_and_few_runs_are_admitted() -> None:
+    assert verdicts(run(0, noise=0.2), run(1, noise=0.2, engine=0.95)) == [Verdict.UNCLEAR] * 2
+    assert verdicts(run(0, runs=2), run(1, runs=2, engine=0.5)) == [Verdict.FEW] * 2
+
+
+def test_of_times_less_is_better() -> None:
+    def timed(values: tuple[float, ...]) -> Saved:
+        return replace(run(0), series=(Series("TTFT", "s", Better.LOWER, values),))
+
+    slow = verdicts(timed((1.0, 1.01, 0.99, 1.0)), timed((1.5, 1.51, 1.49, 1.5)))
+    assert slow == [Verdict.SLOWER]
+
+
+@pytest.mark.parametrize("change", [{"chip": "Another"}, {"cpus": 99}, {"blas": "none"}, {"device": "Metal GPU"}])
+def test_other_machines_are_not_compared(change: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be compared"):
+        compared.check_machine(run(0), replace(Machine.here(), **change), FILE)
+    compared.check_machine(run(0), Machine.here(), FILE)
+
+
+@pytest.mark.parametrize("change", [{"model": {"files": "b"}}, {"settings": {"attention": "reference"}}])
+def test_other_models_and_settings_are_not_compared(change: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be compared"):
+        compared.check_model(run(0), replace(run(1), **change), FILE)
+    compared.check_model(run(0), run(1), FILE)
+
+
+def test_the_report_says_what_differs_and_what_has_no_counterpart() -> None:
+    then, now = run(0), run(1, engine=0.9)
+    then = replace(then, machine=replace(then.machine, mlx="0.1", load=99.0), series=then.series[:1])
+    part = compared.part(then, now, compared.outcomes(then, now), FILE)
+    text = " ".join(of_part(part).split())
+    assert "slower beyond the noise: pp512, block 32" in text and "| SLOWER |" in text
+    assert "mlx was 0.1 then" in text and "load 99.0 then" in text and "only now: tg128, block 32" in text
+    assert part.records[0]["verdict"] == "SLOWER" and max(map(len, of_part(part).splitlines())) <= 80

@@ -1,0 +1,23 @@
+"""Bars for a terminal."""
+
+from __future__ import annotations
+
+from cortexmlx.bench.report.chart import WIDTH, chart
+from cortexmlx.bench.report.part import Bar
+
+
+def bar(label: str, value: float, group: str = "generation") -> Bar:
+    return Bar(group, label, "tokens per second", value, value, value)
+
+
+def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:
+    drawn = chart([bar("block 16", 10.0), bar("block 32", 40.0), bar("pp512", 9.0, "prompt")])
+    title, short, long = drawn.splitlines()  # a single bar has nothing beside it
+    assert title == "generation, tokens per second"
+    assert long.count("█") == 4 * short.count("█") or abs(long.count("█") - 4 * short.count("█")) <= 4
+    assert len(long) <= WIDTH and long.split()[2] == "40.0"
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert chart([]) == chart([bar("alone", 1.0)]) == ""
+    assert "█" not in chart([bar("a", 0.0), bar("b", 0.0)])

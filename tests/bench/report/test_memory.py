@@ -1,0 +1,38 @@
+"""The sections about KV memory: what is best, by how much, and in 80 columns."""
+
+from __future__ import annotations
+
+from cortexmlx.bench.report import memory
+from cortexmlx.bench.report.text import of_part
+from cortexmlx.bench.suites.allocations import Replay
+from cortexmlx.bench.suites.kernels import SHAPES, Modelled, Peak, Speed
+from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
+
+
+def words(text: str) -> str:
+    assert max(map(len, text.splitlines())) <= 80
+    return " ".join(text.split())
+
+
+def test_the_pool_says_whether_it_reaches_its_target() -> None:
+    def text(rate: float) -> str:
+        found = [Writing(POOL, (rate, rate), 0), Writing(NAIVE, (1_000.0, 1_000.0), 2**20)]
+        return words(of_part(memory.pool(found, Sizes())))
+
+    assert "4.0x, target 3x: met" in text(4_000.0) and "2.9x, target 3x: missed" in text(2_900.0)
+
+
+def test_allocators_stand_beside_ours() -> None:
+    found = [
+        Replay("chat", name, (us, us), 10, 4, runs) for name, us, runs in (("cortexmlx", 2.0, 4), ("buddy", 3.0, 6))
+    ]
+    part = memory.allocator(found)
+    assert "| buddy | 3.00 | 1.5x | 1.50 |" in words(of_part(part)) and part.records[1]["runs"] == 6
+
+
+def test_kernels_say_what_was_measured_and_what_is_a_model() -> None:
+    found = [Speed(SHAPES[0], name, (50.0, 52.0), 100.0) for name in ("cortexmlx", "MLX")]
+    sheet = [Modelled("paged_decode", "128, 4 per KV head", {"M2 Max": 0.9})]
+    text = words(of_part(memory.kernel(found, Peak(100.0, "published for the M2 Max"), sheet, gpu=False)))
+    assert "| 51.0 | 51% |" in text and "no kernel of ours" in text and "| 90% |" in text and "not measured" in text
+    assert "the Metal kernels" in words(of_part(memory.kernel(found, Peak(100.0, "x"), [], gpu=True)))

@@ -1,0 +1,42 @@
+"""Paged attention on scattered blocks beside MLX's: the same result, or there is no figure."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.bench.suites import kernels
+from cortexmlx.bench.suites.kernels import OURS, THEIRS, Modelled, Peak, Problem, Shape, measure
+from cortexmlx.errors import CortexError
+
+SMALL = Shape(3, 40, kv_heads=2, group=2, dim=16)
+
+
+def test_both_kernels_are_measured_in_bytes_of_keys_and_values() -> None:
+    found, peak = measure([SMALL], 8, "reference", 2, lambda what: None)
+    assert [(s.kernel, len(s.rates)) for s in found] == [(OURS, 2), (THEIRS, 2)]
+    assert isinstance(peak, Peak) and peak.rate > 0 and all(min(s.rates) > 0 for s in found)
+    assert Problem(SMALL, 8, mx.float32, "reference").bytes == 2 * 3 * 2 * 40 * 16 * 4
+
+
+def test_a_kernel_that_computes_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "paged_attention", lambda queries, kv, *, scale: queries)
+    with pytest.raises(CortexError, match="differ"):
+        measure([SMALL], 8, "reference", 1, lambda what: None)
+
+
+def test_a_known_gpu_has_its_published_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "metal_device", lambda: "Apple M2 Max")
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert kernels.peak() == Peak(400.0, "published for the M2 Max")
+
+
+def test_the_cost_sheet_gives_shares_of_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cost:
+        kernel, live_bytes, work = "a_kernel", 512.0, None
+
+    monkeypatch.setattr("cortexmlx.metal.cost.kernels.beside", lambda variant: [Cost()])
+    monkeypatch.setattr("cortexmlx.metal.cost.cycles.cycles", lambda work: 1e9)
+    [modelled] = kernels.cost_sheet(["M2 Max"], lambda what: None)
+    assert modelled.kernel == "a_kernel" and 0 < modelled.shares["M2 Max"] < 1e-3
+    assert isinstance(modelled, Modelled)

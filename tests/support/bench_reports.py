@@ -1,0 +1,35 @@
+"""Reports without a benchmark: a model, some rows, a comparison."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Better, Comparison
+from cortexmlx.bench.report.part import Part
+from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.suites.rows import Row, StepSplit, Test
+from cortexmlx.stats import ModelInfo
+
+MODEL = ModelInfo(
+    **{f.name: 0 for f in fields(ModelInfo)}  # type: ignore[arg-type]
+    | {
+        "name": "m",
+        "notes": ("a note",),
+        "parameters": 3_000_000,
+        "weight_bytes": 2**29,
+        "architecture": "llama",
+        "dtype": "float32",
+        "identity": "abc",
+    }
+)
+SPLIT = StepSplit(9, 0.5, 1.0, 2.0, 0.25)
+ROW = Row(Test(0, 128, 4, 512), 32, (40.0, 44.0), (20.0, 25.0), 2**29, 3 * 2**30, SPLIT, 1024)
+COMPARED = Comparison(
+    "pp512", "a prompt", "prefill", "tok/s", Better.HIGHER, 1.0, (3000.0, 1.5), (2000.0, 3.0), (), (), 1, 2
+)
+
+
+def report(*parts: Part) -> Report:
+    """With these sections."""
+    return Report(Machine.here(), MODEL, parts, ("another",))
