@@ -176,7 +176,10 @@ def combined(reports: Sequence[Report]) -> Report:
         tuple(part for report in reports for part in report.parts),
         tuple(dict.fromkeys(note for report in reports for note in report.notes)),
         {name: value for report in reports for name, value in report.settings.items()},
-        {name: values for report in reports for name, values in report.yardstick.items()},
+        {
+            name: tuple(value for report in reports for value in report.yardstick.get(name, ()))
+            for name in dict.fromkeys(name for report in reports for name in report.yardstick)
+        },
         any(report.interrupted for report in reports),
     )
 

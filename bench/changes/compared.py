@@ -8,7 +8,7 @@ only if it is slower by the clock, and still is when the machine's own change is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from statistics import median
@@ -60,13 +60,16 @@ class Outcome:
     verdict: Verdict
 
 
+_DECISIVE = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "BLAS"}
+"""What must be the same, each with its name for people."""
+
+
 def check_machine(saved: Saved, here: Machine, path: Path) -> None:
     """Raise InvalidRequest if figures of this machine and of the saved run say nothing about each other."""
     then = saved.machine
-    names = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "BLAS"}
     found = [
         f"{what}: {getattr(then, name)} then, {getattr(here, name)} now"
-        for name, what in names.items()
+        for name, what in _DECISIVE.items()
         if getattr(then, name) != getattr(here, name)
     ]
     if found:
@@ -205,6 +208,6 @@ def _enough(saved: Saved, now: Saved, name: str) -> bool:
 
 def _differences(then: Machine, here: Machine) -> Iterator[str]:
     """What differs without making the comparison void: it may be the cause."""
-    for name in ("cortexmlx", "mlx", "mlx_lm", "python", "system", "memory"):
-        if getattr(then, name) != getattr(here, name):
+    for name in (field.name for field in fields(Machine)):
+        if name not in (*_DECISIVE, "load") and getattr(then, name) != getattr(here, name):
             yield f"{name.replace('_', '-')} was {getattr(then, name)} then, is {getattr(here, name)} now"

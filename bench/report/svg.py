@@ -10,7 +10,7 @@ from cortexmlx.bench.report.part import Bar
 from cortexmlx.bench.report.report import Report
 
 WIDTH = 760
-_LEFT, _RIGHT, _LINE, _BAR, _TOP = 200, 90, 26, 16, 58
+_LEFT, _RIGHT, _LINE, _BAR, _TOP = 250, 90, 26, 16, 58
 _STYLE = """\
 text { font: 13px ui-monospace, Menlo, monospace; fill: #24292f }
 .title { font-weight: bold; font-size: 15px } .small { font-size: 11px; fill: #57606a }

@@ -19,6 +19,7 @@ from cortexmlx.cli.bench.progress import shown
 from cortexmlx.cli.bench.sections import Section, Suite, check_options, given, sections
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 from cortexmlx.serving.config import EngineConfig
@@ -139,6 +140,7 @@ def bench(
 
 def _all(steps: Sequence[Callable[[], Report]]) -> Report:
     """One section after the other. An interrupt ends it with those that are there; without any it goes on."""
+    from cortexmlx.bench.session import INTERRUPTED as INTERRUPTED_NOTE
     from cortexmlx.bench.session import combined
 
     reports: list[Report] = []
@@ -151,7 +153,8 @@ def _all(steps: Sequence[Callable[[], Report]]) -> Report:
         if not reports:
             console.note("interrupted before anything was measured")
             raise
-        reports[-1] = replace(reports[-1], interrupted=True)
+        notes = (*reports[-1].notes, INTERRUPTED_NOTE)
+        reports[-1] = replace(reports[-1], interrupted=True, notes=notes)
     return combined(reports)
 
 
@@ -188,13 +191,16 @@ def _finish(
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text
 
-    now, worse = saved.of_report(report), False
-    kept = report
+    now, kept, worse = saved.of_report(report), report, False
+    other: InvalidRequest | None = None
     if before is not None and compare is not None:
-        compared.check_model(before, now, compare)
-        found = compared.outcomes(before, now)
-        worse = compared.slower(found)
-        report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
+        try:
+            compared.check_model(before, now, compare)
+            found = compared.outcomes(before, now)
+            worse = compared.slower(found)
+            report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
+        except InvalidRequest as error:
+            other = error  # what was measured is shown and kept all the same
     forms = {Output.md: text.markdown, Output.json: formats.as_json, Output.jsonl: formats.json_lines}
     print(forms.get(output, formats.as_csv)(report))
     drawn = chart.chart([bar for part in report.parts for bar in part.bars])
@@ -208,6 +214,8 @@ def _finish(
         raise typer.Exit(INTERRUPTED)
     if save is not None:
         saved.save(kept, save)
+    if other is not None:
+        raise other
     if worse:
         raise typer.Exit(SLOWER)
 

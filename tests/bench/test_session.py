@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from cortexmlx import Engine
 from cortexmlx.bench import session
+from cortexmlx.bench.measure.subject import Flight
+from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.cli.start import run
 from support.bench_model import bench
 
@@ -39,3 +42,73 @@ def test_an_interrupt_keeps_the_cases_that_are_complete(
     assert [c["case"] for c in report["comparisons"]] == ["pp24"] and "interrupted" in report["notes"][-1]
     assert run([*arguments, "--case", "tg8"]) == 130
     assert "pp24" not in capsys.readouterr().out
+
+
+def test_an_interrupt_keeps_the_runs_so_far(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, calls = Yardstick.sample, [0]
+
+    def interrupted(self: Yardstick) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise KeyboardInterrupt
+        sample(self)
+
+    monkeypatch.setattr(Yardstick, "sample", interrupted)
+    assert run(["bench", model, "-p", "8", "-n", "4", "-r", "5", "-o", "json"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["test"], len(row["tokens_per_second"])) for row in report["rows"]] == [("pp8", 1), ("tg4", 2)]
+    assert report["interrupted"] and "interrupted" in report["notes"][-1]
+
+
+def test_tokens_counted_are_tokens_produced(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own counters, and every event that it sent, are the judges."""
+    engines, events = list[Engine](), [0]
+    opened, taken = session.open_engines, Flight._take
+
+    def watched(*arguments: Any, **options: Any) -> dict[int, Engine]:
+        found = opened(*arguments, **options)
+        engines.extend(found.values())
+        return found
+
+    def counted(self: Flight, request: int, token: int) -> None:
+        events[0] += 1
+        taken(self, request, token)
+
+    closed = list[tuple[int, int]]()
+    close = Engine.close
+
+    def note(self: Engine) -> None:
+        if self in engines:
+            stats = self.stats()
+            closed.append((stats.prompt_tokens, stats.generated_tokens))
+            engines.remove(self)
+        close(self)
+
+    monkeypatch.setattr(session, "open_engines", watched)
+    monkeypatch.setattr(Flight, "_take", counted)
+    monkeypatch.setattr(Engine, "close", note)
+    rows = json.loads(bench(capsys, model, "-p", "24", "-n", "9", "-b", "3", "-r", "2", "-o", "json"))["rows"]
+    [(prompts, generated)] = closed
+    # Two runs and one to warm up, of three rows: a prompt and 2 tokens, or one token and 10.
+    assert prompts == 3 * 3 * (24 + 1) and generated == events[0] == 3 * 3 * (2 + 10)
+    assert [row["tokens"] for row in rows] == [2 * 3 * 24, pytest.approx(2 * 3 * 9, abs=2 * 4)]
+    decode = rows[1]
+    assert decode["tokens"] <= 2 * 3 * 9  # the first tokens are the prompt's
+
+
+def test_a_figure_of_fewer_tokens_than_were_asked_for_is_refused(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = Flight._take
+
+    def lost(self: Flight, request: int, token: int) -> None:
+        if self._recorder._tokens[request][2:] == []:
+            taken(self, request, token)
+
+    monkeypatch.setattr(Flight, "_take", lost)
+    assert run(["bench", model, "-p", "0", "-n", "9", "-r", "1"]) == 1
+    assert "has 3 of 10 tokens: no figure" in capsys.readouterr().err

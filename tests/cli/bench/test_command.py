@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from cortexmlx.cli.start import run
@@ -28,10 +31,68 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["-p", "0", "-n", "0"], 1, "nothing to measure"),
         (["-d", "40000", "-r", "1"], 1, "the model's context is 32768"),
         (["--against", "mlx-lm", "--case", "nothing like it"], 1, "no case has 'nothing like it'"),
+        (["--against", "mlx-lm", "--case", "pp512", "--case", "nothing"], 1, "no case has 'nothing'"),
+        (["--against", "mlx-lm", "-b", "4"], 2, "says nothing to --suite basic with --against"),
+        (["--against", "mlx-lm", "-p", "8,16"], 2, "takes one number with --against"),
+        (["--against", "mlx-lm", "--suite", "serving", "-n", "16"], 2, "sizes of their own"),
+        (["--suite", "serving"], 2, "add --against mlx-lm"),
+        (["--suite", "pool"], 2, "says nothing to --suite pool"),
+        (["--case", "pp512"], 2, "says nothing to --suite basic"),
+        (["--requests", "8"], 2, "says nothing to --suite basic"),
+        (["--suite", "trace", "--request-rate", "0"], 2, "must be above 0"),
+        (["--suite", "trace", "--block-size", "16,32"], 2, "takes one number here"),
+        (["--block-size", "33"], 2, "33 is none of"),
+        (["--plot", "picture.png"], 2, "does not end with .svg"),
+        (["--compare", "there/is/none.json"], 1, "No such file"),
+        (["--save", "there/is/none.json"], 1, "there is no folder"),
     ],
 )
 def test_wrong_usage_is_explained(
     arguments: list[str], code: int, message: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["bench", model, *arguments]) == code
-    assert message in capsys.readouterr().err
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+SIZES = ("-p", "8", "-n", "4", "-r", "4")
+
+
+def test_a_run_is_kept_compared_and_drawn(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, drawing = tmp_path / "then.json", tmp_path / "now.svg"
+    bench(capsys, model, *SIZES, "--save", str(file), "--plot", str(drawing))
+    assert drawing.read_text().startswith("<svg")
+    assert run(["bench", model, *SIZES, "--save", str(file)]) == 1
+    assert "not overwritten" in capsys.readouterr().err
+
+    kept = json.loads(file.read_text())
+    for series in kept["compared"]["series"]:
+        series["values"] = [1e9 * (1 + i / 1_000) for i in range(4)]  # then it was far faster
+    file.write_text(json.dumps(kept))
+    assert run(["bench", model, *SIZES, "--compare", str(file), "--plot", str(drawing)]) == 3
+    text = capsys.readouterr().out
+    assert " SLOWER |" in text and "- slower beyond the noise: pp8" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_another_models_run_is_not_compared_and_the_figures_are_shown(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = tmp_path / "then.json", tmp_path / "now.json"
+    bench(capsys, model, "-p", "8", "-n", "0", "-r", "1", "--save", str(file))
+    kept = json.loads(file.read_text())
+    kept["compared"]["model"]["files"] = "of another"
+    file.write_text(json.dumps(kept))
+    assert run(["bench", model, "-p", "8", "-n", "0", "-r", "1", "--compare", str(file), "--save", str(other)]) == 1
+    said = capsys.readouterr()
+    assert "| pp8" in said.out.replace("  ", " ") and "the models' files differ" in said.err and other.exists()
+    kept["machine"]["chip"] = "Another chip"
+    file.write_text(json.dumps(kept))
+    assert run(["bench", model, "-r", "1", "--compare", str(file)]) == 1  # at once: nothing is measured
+    said = capsys.readouterr()
+    assert "chip: Another chip then" in said.err and not said.out
+
+
+def test_a_trace_comes_from_the_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--suite", "trace", "--requests", "4", "--request-rate", "50", "--goodput", "ttft:60000", "-r", "1"]
+    [record] = json.loads(bench(capsys, model, *asked, "-o", "json"))["trace"]
+    assert record["requests"] == record["good"] == 4 and record["TTFT p50"] > 0
