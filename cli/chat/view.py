@@ -1,31 +1,35 @@
-"""An answer on the screen while it is written: finished lines above, one transient line of status below."""
+"""An answer on the screen while it is written: what is final stays, below it what is not final yet, and a status."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from contextlib import ExitStack, redirect_stderr
 from types import TracebackType
 from typing import Protocol, cast
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.segment import Segment, Segments
+from rich.console import Console
 from rich.spinner import Spinner
-from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
-from cortexmlx.cli.chat.markdown import Line, MarkdownStream
 from cortexmlx.cli.chat.status import Status
 from cortexmlx.cli.chat.thinking import ThinkSplitter
+from cortexmlx.cli.markdown.flows import folded
+from cortexmlx.cli.markdown.stream import MarkdownStream
+from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
 from cortexmlx.cli.terminal.console import is_terminal
+from cortexmlx.cli.terminal.region import Above, Region
 from cortexmlx.request import TokenEvent
 
 WIDEST = 100
-SHARE = 10
-"""Rendering takes at most one tenth of the time: after d seconds of it, the next comes 10 d later."""
-SOONEST_SECONDS = 0.03
+"""Cells of a row of words; code and what the terminal breaks itself may be wider."""
+MOST_PENDING = 12
+"""Rows that may wait for what comes after them: in half the width they still fit on the screen."""
+SHARE = 60
+"""Drawing takes at most one sixtieth of the time: after d seconds of it, the next comes 60 d later."""
+SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
+TICK_SECONDS = 0.1
 
 
 class AnswerView(Protocol):
@@ -65,77 +69,132 @@ class RawView:
 
 
 class MarkdownView:
-    """Rendered Markdown on a terminal, above its `status`."""
+    """Rendered Markdown on a terminal, above its `status`. Thoughts are dim, or with `folded` one line."""
 
-    def __init__(self, console: Console, status: Status, *, thinking: bool) -> None:
+    def __init__(self, console: Console, status: Status, *, thinking: bool, folded: bool = False) -> None:
         self._console = console
         self._status = status
         self._splitter = ThinkSplitter(thinking=thinking)
-        self._stream = self._new_stream()
+        self._stream = MarkdownStream()
         self._thought = thinking
+        self._folded = folded
         self._spinner = Spinner("dots")
+        self._pieces = 0
+        self._started = time.monotonic()
         self._due = 0.0
-        self._live = Live(
-            get_renderable=self._below,
-            console=console,
-            transient=True,
-            refresh_per_second=8,
-            redirect_stderr=is_terminal(sys.stderr),  # a warning goes above the status, not into it
-        )
+        self._drawn: tuple[int, int, int] | None = None
+        self._region = Region(console)
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="cortexmlx-view", daemon=True)
+        self._stack = ExitStack()
 
     def __enter__(self) -> MarkdownView:
-        self._status.__enter__()
-        self._live.start()
+        self._stack.enter_context(self._status)
+        self._stack.enter_context(self._region)
+        if is_terminal(sys.stderr):  # a warning goes above the status, not into it
+            self._stack.enter_context(redirect_stderr(Above(self._above)))
+        self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
+        self._ticker.join()
         for part in self._splitter.rest():
             self._take(part.text, part.thought)
-        self._print(self._stream.rest())
-        self._live.stop()
-        self._status.__exit__(kind, error, trace)
+        self._close()
+        self._stack.close()
 
     def feed(self, text: str) -> None:
-        """One more piece; what has become final is printed, but not at every piece."""
-        for part in self._splitter.feed(text):
-            self._take(part.text, part.thought)
-        begun = time.monotonic()
-        if begun >= self._due:
-            self._print(self._stream.lines())
-            self._due = time.monotonic() + max(SHARE * (time.monotonic() - begun), SOONEST_SECONDS)
+        """One more piece; it is drawn now or a moment later."""
+        with self._lock:
+            self._pieces += 1
+            for part in self._splitter.feed(text):
+                self._take(part.text, part.thought)
+            self._draw_if_due()
 
     def note(self, event: TokenEvent) -> None:
         """The status says so."""
         self._status.note(event)
 
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            with self._lock:
+                self._draw_if_due()
+
+    def _draw_if_due(self) -> None:
+        begun = time.monotonic()
+        if begun >= self._due:
+            self._draw()
+            now = time.monotonic()
+            self._due = now + min(max(SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
+
+    def _draw(self) -> None:
+        """Print what has become final, and show the rest of the answer and the figures below."""
+        columns, rows = self._console.size
+        state = (self._pieces, columns, rows)
+        lines: list[Text] = []
+        if state != self._drawn:  # else only the figures have changed
+            self._drawn = state
+            lines = self._styled(self._stream.settle(self._width, self._room))
+        self._region.show(lines, [*self._pending(), *self._below()])
+
+    def _pending(self) -> list[Text]:
+        """The rows that may still change: of folded thoughts the last."""
+        rows = [row for line in self._stream.pending for row in folded(line, self._console.width)]
+        rows = rows[-1 if self._thought and self._folded else -self._room :]
+        return self._as_thoughts(rows) if self._thought else rows
+
+    @property
+    def _width(self) -> int:
+        return min(self._console.width, WIDEST)
+
+    @property
+    def _room(self) -> int:
+        return max(min((self._console.height - 1) // 2 - len(self._picture()) - 1, MOST_PENDING), 1)
+
     def _take(self, text: str, thought: bool) -> None:
         if thought != self._thought:
-            self._print(self._stream.rest())
+            self._close()
             if self._stream.begun:
-                self._console.print()
-            self._stream = self._new_stream()
+                self._region.show([Text()], [])
+            self._stream = MarkdownStream()
             self._thought = thought
         self._stream.feed(text)
 
-    def _new_stream(self) -> MarkdownStream:
-        return MarkdownStream(self._console, min(self._console.width, WIDEST))
+    def _close(self) -> None:
+        """Print all that is left of the thoughts, or of the answer."""
+        lines = self._styled(self._stream.rest(self._width))
+        if self._thought and self._folded and self._stream.begun:
+            lines = [Text(f"thought for {time.monotonic() - self._started:.0f} s (/thoughts shows it)", THOUGHT)]
+        self._region.show(lines, [])
 
-    def _print(self, lines: Iterable[Line]) -> None:
-        style = Style(dim=True, italic=True) if self._thought else None
-        for line in lines:
-            self._console.print(Segments([*Segment.apply_style(line, style), Segment.line()]), end="")
+    def _styled(self, lines: list[Text]) -> list[Text]:
+        if not self._thought:
+            return lines
+        return [] if self._folded else self._as_thoughts(lines)
 
-    def _below(self) -> Group:
-        """The words of the line that is being written, how it goes, and what is wanted below that."""
-        grid = Table.grid(expand=True)
-        grid.add_column(no_wrap=True, ratio=1)
-        grid.add_column(no_wrap=True, justify="right")
-        figures = Text(f" {self._status.figures()} ", style="dim")
-        figures.append_text(cast(Text, self._spinner.render(time.monotonic())))
-        room = max(min(self._console.width, WIDEST) - figures.cell_len - 1, 0)
-        grid.add_row(Text(self._stream.unfinished[-room:] if room else "", style="dim"), figures)
+    def _as_thoughts(self, lines: list[Text]) -> list[Text]:
+        styled = [line.copy() for line in lines]
+        for line in styled:
+            line.stylize(THOUGHT)
+        return styled
+
+    def _above(self, lines: list[Text]) -> None:
+        """Print lines that are not the answer's above what is pending."""
+        with self._lock:
+            self._region.show(lines, [*self._pending(), *self._below()])
+
+    def _below(self) -> list[Text]:
+        """How it goes, as far as the window is wide enough to say it, and what is wanted below that."""
+        spinner = cast(Text, self._spinner.render(time.monotonic()))
+        figures, room = self._status.figures().split(" · "), self._console.width - 4
+        while len(figures) > 1 and len(" · ".join(figures)) > room:
+            figures.pop()
+        return [Text.assemble(spinner, " ", " · ".join(figures), style=FAINT), *self._picture()]
+
+    def _picture(self) -> list[Text]:
         arena, size = self._status.arena, self._console.size
-        picture = arena.rows(size.width, size.height, plain=self._console.options.ascii_only) if arena else []
-        return Group(grid, *picture)
+        return arena.rows(size.width, size.height, plain=self._console.options.ascii_only) if arena else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 
+import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,19 +15,24 @@ from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
 from cortexmlx.request import TokenEvent
 from cortexmlx.stats import BlockMap, GroupBlocks
+from support.emulator import Emulator
 from support.statuses import status_of
 
 
-def viewed(pieces: list[str], *, thinking: bool = False, terminal: bool = False) -> str:
-    """What is left on the screen."""
-    screen = Console(
-        file=io.StringIO(), width=60, force_terminal=terminal, color_system="standard" if terminal else None
-    )
-    with MarkdownView(screen, status_of(3, 100), thinking=thinking) as view:
+def viewed(pieces: list[str], *, thinking: bool = False, folded: bool = False) -> Emulator:
+    """The screen after an answer."""
+    written = io.StringIO()
+    console = Console(file=written, width=60, height=20, force_terminal=True, color_system="256")
+    with MarkdownView(console, status_of(3, 100), thinking=thinking, folded=folded) as view:
         for piece in pieces:
             view.feed(piece)
-    assert isinstance(screen.file, io.StringIO)
-    return screen.file.getvalue()
+    screen = Emulator(60, 20)
+    pyte.Stream(screen).feed(written.getvalue().replace("\n", "\r\n"))
+    return screen
+
+
+def lines_of(screen: Emulator) -> list[str]:
+    return [line for line in screen.text_lines() if line]
 
 
 def test_plain_text_comes_as_it_is_and_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,8 +51,7 @@ def test_the_whole_answer_is_there_however_it_was_cut(sizes: list[int]) -> None:
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(text[at : at + size])
         at += size
-    words = viewed(pieces).split()
-    assert words == ["so", "be", "it", "Hello", "there", "•", "one", "•", "two"]
+    assert lines_of(viewed(pieces)) == ["so be it", "Hello there", "• one", "• two"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -72,37 +77,41 @@ def test_a_warning_goes_above_the_figures_or_to_a_file(terminal: bool, monkeypat
 
 
 def test_what_could_have_become_a_tag_is_text_in_the_end() -> None:
-    assert viewed(["2 ", "<"]).split() == ["2", "<"]
+    assert lines_of(viewed(["2 ", "<"])) == ["2 <"]
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_thoughts_are_dim_and_apart(thinking: bool) -> None:
+def test_thoughts_are_set_apart_or_folded_into_one_line(thinking: bool) -> None:
     begun = [] if thinking else ["<think>"]
-    said = viewed([*begun, "let me see", "</think>", "The answer."], thinking=thinking, terminal=True)
-    thought, answer = (next(line for line in said.splitlines() if word in line) for word in ("let me", "answer."))
-    assert "\x1b[2;3m" in thought and "\x1b[2;3m" not in answer
-    assert said.index("let me") < said.index("answer.")
+    said = [*begun, "let me ", "see\n\nonce more", "</think>", "The answer."]
+    screen = viewed(said, thinking=thinking)
+    assert [line for line in screen.text_lines() if line] == ["let me see", "once more", "The answer."]
+    assert screen.buffer[0][0].italics and not screen.buffer[4][0].italics
+    assert lines_of(viewed(said, thinking=thinking, folded=True)) == [
+        "thought for 0 s (/thoughts shows it)",
+        "The answer.",
+    ]
+    assert lines_of(viewed(["The answer."], folded=True)) == ["The answer."], "who has not thought says nothing of it"
 
 
-def test_while_it_is_written_its_last_words_the_figures_and_the_arena_stand_below() -> None:
-    screen = Console(file=io.StringIO(), width=80, height=24)
-    status = status_of(1234, 10_000)
+def test_what_is_pending_the_figures_and_the_arena_stand_below_as_far_as_there_is_room() -> None:
+    screen, status = Console(file=io.StringIO(), width=80, height=24), status_of(1234, 10_000)
     view = MarkdownView(screen, status, thinking=False)
 
-    def below() -> str:
-        with screen.capture() as shown:
-            screen.print(view._below())
-        return shown.get()
+    def below() -> list[str]:
+        return [line.plain.strip() for line in view._below()]
 
-    assert "reading 1,234 tokens" in below()
+    assert "reading 1,234 tokens" in below()[0]
     with view:
         for _ in range(6):
             view.note(TokenEvent("and so ", 1))
             view.feed("and so ")
-        assert "6 tokens · TTFT 0.0 s · context 12%" in below()
-        assert below().startswith("and so"), "the words of the line that is not final"
+        view._draw()
+        assert [line.plain for line in view._pending()] == ["and so and so and so and so and so and so"]
+        assert len(below()) == 1 and below()[0].endswith("6 tokens · TTFT 0.0 s · context 12%")
         assert status.arena is not None
-        assert len(below().splitlines()) == 1
         status.arena.toggle()
         status.arena.newest = BlockMap(32, (GroupBlocks(30, None, 1024, 8, bytes([1, 1, 0, 0, 0, 0, 0, 0])),))
-        assert below().splitlines()[-1].strip() == "██······"
+        assert below()[-1] == "██······"
+        screen.width = 20
+        assert below()[0].endswith(" 6 tokens")

@@ -1,18 +1,129 @@
-"""Answers in a real terminal: what is left on the screen and in the scrollback is their text, once."""
+"""Answers in a real terminal: what is left on the screen and in the scrollback is their text, once, at any size."""
 
 from __future__ import annotations
 
+import random
+import re
+
+import pytest
+
+from support.answers import Answer, answer
 from support.terminal import STOP, Terminal, pieces
 
+SIZES = [(80, 24), (40, 10), (200, 50)]
+COLOURS = """\
+# Colours
 
-def test_an_answer_is_there_once_and_while_it_is_written() -> None:
-    with Terminal("--no-history", columns=80, lines=10) as terminal:
-        terminal.wait_for_prompt()
-        terminal.ask([*pieces("# Colours\n\nThe sky is blue, and"), STOP, *pieces(" the grass is green.")])
+The sky is **blue**, and the `grass` is green; what is neither of them is a matter of taste.
+
+1. Violet
+   - rare
+2. Blue
+
+```python
+def scattered(wavelength: float) -> float:
+    return 1 / wavelength**4 if wavelength else float("inf")  # by the fourth power
+```
+
+| colour | nm  |
+|:-------|----:|
+| blue   | 450 |
+
+> 天空是蓝色的。 👩‍💻
+"""
+
+
+def unchanging(rows: list[str]) -> list[str]:
+    """Rows of the screen, without what is different each time: the spinner, the speed, and the banner."""
+    rows = [re.sub(r"^[⠀-⣿] (\d+ tokens) · .*", r"~ \1", row) for row in rows]
+    return rows[max([n for n, row in enumerate(rows) if row.startswith(">>> !script")], default=0) :]
+
+
+def ask(terminal: Terminal, made: Answer, seed: int, sizes: list[tuple[int, int]]) -> None:
+    """Ask for an answer; the window has another of the sizes after each part."""
+    steps: list[str | None] = [*pieces(made.text, seed)]
+    for number in range(len(sizes)):
+        steps.insert(random.Random(seed + number).randrange(len(steps)), STOP)
+    terminal.ask(steps)
+    for size in sizes:
         terminal.wait_for_stop()
-        terminal.shows("tok/s")
+        terminal.resize(*size)
+        terminal.go_on()
+    terminal.wait_for_prompt()
+    made.check(terminal.answer())
+
+
+def test_an_answer_while_it_is_written_and_when_it_is() -> None:
+    with Terminal("--no-save", columns=40, lines=16) as terminal:
+        terminal.wait_for_prompt()
+        at = COLOURS.index("aste.")
+        terminal.ask([*pieces(COLOURS[:at]), STOP, *pieces(COLOURS[at:])])
+        terminal.wait_for_stop()
+        terminal.shows("a matter of t")
+        terminal.shows("tok/s · TTFT")
+        assert [row for row in unchanging(terminal.screen.rows()) if row] == [
+            ">>> !script",
+            "Colours",
+            "The sky is blue, and the grass is green;",
+            "what is neither of them is a matter of t",
+            "~ 23 tokens",
+        ]
         terminal.go_on()
         terminal.wait_for_prompt()
-        assert terminal.answer() == ["Colours", "", "The sky is blue, and the grass is green."]
+        assert terminal.answer() == [
+            "Colours",
+            "",
+            "The sky is blue, and the grass is green;",
+            "what is neither of them is a matter of",
+            "taste.",
+            "",
+            "1. Violet",
+            "   • rare",
+            "2. Blue",
+            "",
+            "def scattered(wavelength: float) -> float:",
+            '    return 1 / wavelength**4 if wavelength else float("inf")  # by the fourth power',
+            "",
+            "colour │  nm",
+            "───────┼────",
+            "blue   │ 450",
+            "",
+            "▌ 天空是蓝色的。 👩💻",
+        ]
         terminal.type("/exit\r")
         assert terminal.exit_code() == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_window_changes_in_the_middle(size: tuple[int, int]) -> None:
+    with Terminal("--no-save", "--max-tokens", "100000", columns=size[0], lines=size[1]) as terminal:
+        terminal.wait_for_prompt()
+        ask(terminal, answer(SIZES.index(size), blocks=8), 7, [(size[0] // 2 + 12, size[1]), (60, 20)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_thirty_answers_in_a_window_that_changes(size: tuple[int, int]) -> None:
+    with Terminal("--no-save", "--max-tokens", "100000", columns=size[0], lines=size[1]) as terminal:
+        terminal.wait_for_prompt()
+        for seed in range(30):
+            chance = random.Random(seed)
+            made = answer(seed, blocks=45 if seed % 6 == 0 else 10)
+            assert seed % 6 or made.text.count("\n") > 250
+            ask(terminal, made, seed, [*chance.sample([(80, 24), (60, 16), (100, 30), (40, 20)], 2), size])
+
+
+def test_what_xterm_cuts_off_was_written_before_the_window_got_narrower() -> None:
+    """It does not break lines anew; what comes after that is whole."""
+    before, after = answer(1, blocks=2), answer(2, blocks=5)
+    with Terminal("--no-save", "--max-tokens", "100000", reflow=False) as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask([*pieces(before.text + "\n\n# Now\n\n"), STOP, *pieces(after.text)])
+        terminal.wait_for_stop()
+        terminal.shows("Now")
+        terminal.resize(columns=50, lines=24)
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        shown = terminal.answer()
+        words = Answer(after.text, after.seen, after.loose)
+        words.check(shown[shown.index("Now") + 1 :])

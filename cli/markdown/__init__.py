@@ -1,0 +1,1 @@
+"""Markdown for terminals, printed while it is being written."""

@@ -1,0 +1,88 @@
+"""The blocks of a Markdown text, and how much of a text that is still coming can be read for certain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+_BEGUN = re.compile(
+    r"""\s*
+    (?: [-+*]\s+ | \d{1,9}[.)]\s+ | >\s? | \#{1,6}\s+ )*       # items, quotes and headings that have begun
+    (?: [^\s\d*_+\-#>`~|=:]                                    # a letter, or a sign without a meaning here
+      | \*{1,3}[^\s*] | _{1,3}[^\s_] | `{1,2}[^`] | ~{1,2}[^~] # markup inside a line: no rule, no fence
+      | \d+[^\d.)] | \d+[.)][^\s]                              # a number, not an item's
+      | [-+][^\s\-+:|] | \#{1,6}[^\s\#] )""",
+    re.VERBOSE,
+)
+"""The beginning of a line from which its block is certain, whatever follows."""
+
+
+class Dialect(MarkdownIt):
+    """Addresses are shown as they were written."""
+
+    def normalizeLink(self, url: str) -> str:
+        """Not encoded."""
+        return url
+
+    def normalizeLinkText(self, link: str) -> str:
+        """Not decoded."""
+        return link
+
+
+@cache
+def parser() -> MarkdownIt:
+    """The dialect: what chat models write. No HTML and no link definitions (both would make text disappear), and no
+    underlined headings (they would change a line that has been printed). What stands behind a backslash is a token of
+    its own."""
+    dialect = Dialect("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    return dialect.disable(["lheading", "reference", "text_join"])
+
+
+@dataclass(frozen=True)
+class Block:
+    """A top-level block, or one item of a top-level list: source lines `begin` up to `end`."""
+
+    kind: str
+    tokens: tuple[Token, ...]
+    begin: int
+    end: int
+
+
+def blocks(text: str) -> list[Block]:
+    """The top-level blocks of `text`, each item of a list by itself."""
+    found: list[Block] = []
+    start, level = 0, 0
+    tokens = parser().parse(text)
+    for index, token in enumerate(tokens):
+        if token.level == 0 and token.type in ("bullet_list_open", "ordered_list_open"):
+            level, start = 1, index + 1
+        elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
+            level, start = 0, index + 1
+        elif token.level == level and token.nesting <= 0:
+            found.append(_block(tokens[start : index + 1]))
+            start = index + 1
+    return found
+
+
+def _block(tokens: Sequence[Token]) -> Block:
+    begin, end = tokens[0].map or (0, 0)
+    return Block(tokens[0].type, tuple(tokens), begin, end)
+
+
+def certain(text: str) -> str:
+    """`text` without its last line if that could still begin several kinds of blocks."""
+    last = text.rfind("\n") + 1
+    return text if last == len(text) or _BEGUN.match(text, last) else text[:last]
+
+
+def first_lines(text: str, count: int) -> int:
+    """The number of characters of the first `count` lines."""
+    at = 0
+    for _ in range(count):
+        at = text.index("\n", at) + 1
+    return at

@@ -1,0 +1,64 @@
+"""The colours of code, line by line as it comes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+from rich.style import Style
+from rich.text import Text
+
+from cortexmlx.cli.markdown.styles import SYNTAX
+
+LONGEST = 2000
+"""Characters before a line that are read with it, at most."""
+PROBE = "\n\nq\n"
+"""Read after a line: is the letter in a string or a comment, the line has left one open."""
+
+
+class Highlighter:
+    """Colours lines one after the other, each read with those before it back to an empty line outside of strings and
+    comments: the work for a line does not grow with the code. The text is never changed.
+    """
+
+    def __init__(self, language: str) -> None:
+        self._lexer = _lexer(language)
+        self._before = ""
+        self._inside = False
+
+    def line(self, text: str) -> Text:
+        """The next line in colours."""
+        if self._lexer is None:
+            return Text(text)
+        if not text.strip():
+            self._before = self._before + "\n" if self._inside else ""
+            return Text(text)
+        coloured, begin, end = Text(), len(self._before), len(self._before) + len(text)
+        kind: tuple[str, ...] = ()
+        for index, kind, value in self._lexer.get_tokens_unprocessed(self._before + text + PROBE):
+            if index < end and index + len(value) > begin:
+                coloured.append(value[max(begin - index, 0) : end - index], style_of(kind))
+            if index + len(value) > end + 2:
+                break
+        self._inside = kind[:1] == ("Comment",) or kind[:2] == ("Literal", "String")
+        self._before = ("" if end > LONGEST else self._before) + text + "\n"
+        return coloured if coloured.plain == text else Text(text)
+
+
+@lru_cache(maxsize=256)
+def style_of(kind: tuple[str, ...]) -> Style | str:
+    """The style of a kind of token, or of the nearest kind above it."""
+    for length in range(len(kind), 0, -1):
+        if (style := SYNTAX.get(".".join(kind[:length]))) is not None:
+            return style
+    return ""
+
+
+@lru_cache(maxsize=32)
+def _lexer(language: str) -> Lexer | None:
+    try:
+        return get_lexer_by_name(language) if language else None
+    except ClassNotFound:
+        return None

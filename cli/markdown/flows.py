@@ -1,0 +1,135 @@
+"""Lines as the model wrote them, and the rows that they take on a screen of some width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.cells import cell_len, chop_cells
+from rich.text import Text
+
+_WIDE = (
+    "\u1100-\u115f\u2e80-\u303e\u3041-\u33ff\u3400-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f"
+    "\uff00-\uff60\uffe0-\uffe6"
+)
+_CLOSING = "\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f\uff09\u300d\u300f\u3011\u300b\u3009\u2019\u201d)\\]}!?,.;:"
+_WORD = re.compile(f" +|[{_WIDE}][{_CLOSING}]*|[^ {_WIDE}]+[{_CLOSING}]*")
+"""What stays together at the end of a row: a word, or a character of a script without spaces; what closes stays with
+what it closes."""
+NARROWEST = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the screen, and the place in its flow up to which it shows it."""
+
+    text: Text
+    end: int
+
+
+class Flow(Protocol):
+    """A line of the answer. `group` tells lines apart that later text can change together."""
+
+    @property
+    def group(self) -> int:
+        """The paragraph, code block or table that this is a line of."""
+
+    @property
+    def size(self) -> int:
+        """The place where it ends."""
+
+    def rows(self, start: int, width: int) -> list[Row]:
+        """What is left from the place `start` on, in rows of `width` cells."""
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Words that are wrapped. `first` stands before them, `rest` before the rows that follow. `shape` is the text with
+    a letter in the place of what cannot be a sign of markup."""
+
+    group: int
+    text: Text
+    first: Text = field(default_factory=Text)
+    rest: Text = field(default_factory=Text)
+    shape: str = ""
+
+    @property
+    def size(self) -> int:
+        """Its length in characters."""
+        return len(self.text.plain)
+
+    def rows(self, start: int, width: int) -> list[Row]:
+        """As the protocol says. A flow without words is one row."""
+        room = max(width - self.rest.cell_len, NARROWEST)
+        made = []
+        for begin, end, next_begin in wrapped(self.text.plain, start, room):
+            made.append(Row((self.rest if begin else self.first) + self.text[begin:end], next_begin))
+        return made or ([Row(_bare(self.first), 0)] if not self.size else [])
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """A line that is printed as it is; one that is too long is for the terminal to wrap, so that it is copied whole."""
+
+    group: int
+    text: Text
+
+    @property
+    def size(self) -> int:
+        """A line is printed as a whole."""
+        return 1
+
+    def rows(self, start: int, width: int) -> list[Row]:
+        """The line."""
+        return [] if start else [Row(self.text, 1)]
+
+
+def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
+    """Rows of `plain` from `start` on: where each begins and ends, and where the next begins."""
+    found: list[tuple[int, int, int]] = []
+    begin, end, used = start, start, 0
+    for word in _WORD.finditer(plain, start):
+        if word[0][0] == " ":
+            if end == begin:  # none at the beginning of a row
+                begin = end = word.end()
+            else:
+                used += word.end() - word.start()
+            continue
+        cells = cell_len(word[0])
+        if used + cells > width and end > begin:
+            found.append((begin, end, word.start()))
+            begin, used = word.start(), 0
+        end = word.end()
+        if cells > width:
+            at = begin
+            *whole, last = chop_cells(word[0], width)
+            for piece in whole:
+                found.append((at, at + len(piece), at + len(piece)))
+                at += len(piece)
+            begin, cells = at, cell_len(last)
+        used += cells
+    if end > begin:
+        found.append((begin, end, len(plain)))
+    return found
+
+
+def folded(text: Text, width: int) -> list[Text]:
+    """A line in rows of `width` cells, as a terminal wraps it."""
+    rows, at = [], 0
+    for piece in chop_cells(text.plain, width):
+        rows.append(text[at : at + len(piece)])
+        at += len(piece)
+    return rows or [text]
+
+
+def rows_of(flows: Sequence[Flow], start: int, width: int) -> list[Row]:
+    """The rows of several flows, from the place `start` in the first on."""
+    return [row for number, flow in enumerate(flows) for row in flow.rows(0 if number else start, width)]
+
+
+def _bare(prefix: Text) -> Text:
+    bare = prefix.copy()
+    bare.rstrip()
+    return bare

@@ -1,0 +1,251 @@
+"""Markdown that is printed while it is being written: append-only, every word exactly once, at any width.
+
+The text since the last finished block is parsed whenever it has grown. A block that no later text can change is printed
+and forgotten, so the work per piece of text does not grow with the answer. Of the open block those rows are printed
+that later text cannot change either; `pending` is what is left, as it looks now. How far a block has been printed is a
+place in its text, not a number of rows: the width may change at any time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
+from cortexmlx.cli.markdown.code import Highlighter
+from cortexmlx.cli.markdown.flows import Flow, Prose, Row
+from cortexmlx.cli.markdown.render import flows
+from cortexmlx.cli.markdown.table import TableRow
+
+ITEM, FENCE = "list_item_open", "fence"
+OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
+"""What may still turn into emphasis, code, a link or a character once more text is there."""
+MARKS = ("*", "_", "~", "`")
+"""Signs of inline markup: how many there are in a row decides what they mean."""
+SIGN = re.compile(r"(?<!\\)[*_~`\[<&|]")
+MOST_SIGNS = 50
+CONTROLS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {13: None, 127: 0x2421}
+CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Control characters would be obeyed by the terminal; their pictures are only seen."""
+
+Place = tuple[int, int]
+"""A flow of a block, and a place in it."""
+
+
+class Fence:
+    """A top-level block of code that is open: its lines need no parser."""
+
+    def __init__(self, opening: str, markup: str, info: str) -> None:
+        self._indent = len(opening) - len(opening.lstrip(" "))
+        self._closing = re.compile(rf" {{0,3}}{re.escape(markup[0])}{{{len(markup)},}}[ \t]*$")
+        self._colours = Highlighter((info.split() or [""])[0])
+
+    def closed_by(self, line: str) -> bool:
+        """Whether the code ends here."""
+        return self._closing.match(line) is not None
+
+    def plain(self, line: str) -> str:
+        """The line of code, without the indentation of the fence."""
+        blanks = len(line) - len(line.lstrip(" "))
+        return line[min(blanks, self._indent) :].expandtabs(8)
+
+    def coloured(self, line: str) -> Text:
+        """The next line of code, in colours."""
+        return self._colours.line(self.plain(line))
+
+
+class MarkdownStream:
+    """Text in, rows of the screen out."""
+
+    def __init__(self) -> None:
+        self.pending: list[Text] = []
+        self._open = ""
+        self._fence: Fence | None = None
+        self._last: str | None = None
+        self._begun = False
+        self._printed: Place = (0, 0)
+        self._widths: tuple[int, ...] | None = None
+
+    def feed(self, text: str) -> None:
+        """More of the answer."""
+        self._open += text.translate(CONTROLS)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been printed."""
+        return self._last is not None or self._begun
+
+    def settle(self, width: int, room: int) -> list[Text]:
+        """The rows that have become final since the last call, `width` cells wide.
+
+        If more than `room` rows are pending, the first of them become final as they look: columns of a table keep their
+        widths, signs of emphasis that have not found their end stay signs.
+        """
+        out: list[Text] = []
+        while True:
+            if self._fence is not None:
+                out += self._code(self._fence)
+                if self._fence is not None:
+                    begun, gap = self._begun, [*self._gap(FENCE)]
+                    self.pending = [*gap, Text(self._fence.plain(self._open))] if self._open else []
+                    self._begun = begun
+                    return out
+            text = certain(self._open)
+            found = blocks(text)
+            for block in found[:-1]:
+                out += self._finish(block, width)
+            if len(found) > 1:
+                done = first_lines(self._open, found[-1].begin)
+                self._open, text = self._open[done:], text[done:]
+                found = blocks(text)
+            if not (found and self._enters_fence(found[-1])):
+                break
+        if found:
+            out += self._advance(found[-1], text, width, room)
+        else:
+            self.pending = self._preview(width)
+        return out
+
+    def rest(self, width: int) -> list[Text]:
+        """The rows that are left when the answer has ended."""
+        if self._open and not self._open.endswith("\n"):
+            self._open += "\n"
+        out = self.settle(width, room=10**9)
+        for block in blocks(self._open) if self._fence is None else ():
+            out += self._finish(block, width)
+        self._open, self.pending, self._fence = "", [], None
+        return out
+
+    def _enters_fence(self, block: Block) -> bool:
+        token = block.tokens[0]
+        if block.kind != FENCE:
+            return False
+        begin = first_lines(self._open, block.begin)
+        opening, newline, after = self._open[begin:].partition("\n")
+        if not newline:
+            return False
+        self._fence, self._open = Fence(opening, token.markup, token.info), after
+        return True
+
+    def _code(self, fence: Fence) -> Iterator[Text]:
+        *lines, _ = self._open.split("\n")
+        for number, line in enumerate(lines):
+            if fence.closed_by(line):
+                self._open = self._open[first_lines(self._open, number + 1) :]
+                self._fence = None
+                self._end(FENCE)
+                return
+            yield from self._gap(FENCE)
+            yield fence.coloured(line)
+        self._open = self._open.rpartition("\n")[2]
+
+    def _finish(self, block: Block, width: int) -> Iterator[Text]:
+        for _, row in self._rows(flows(block.tokens, self._widths), width):
+            yield from self._gap(block.kind)
+            yield row.text
+        self._end(block.kind)
+
+    def _end(self, kind: str) -> None:
+        """A block is printed as a whole."""
+        self._last = kind if self._begun else self._last
+        self._begun, self._printed, self._widths = False, (0, 0), None
+
+    def _gap(self, kind: str) -> Iterator[Text]:
+        """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
+        if not self._begun and self._last is not None and not kind == self._last == ITEM:
+            yield Text()
+        self._begun = True
+
+    def _advance(self, block: Block, text: str, width: int, room: int) -> Iterator[Text]:
+        """The rows of the open block that cannot change any more."""
+        lines = flows(block.tokens, self._widths)
+        if lines:
+            yield from self._settled(block, lines, _mark(lines, text), width)
+        self.pending = self._left(block, lines, text, width)
+        if len(self.pending) > room and not text.endswith(MARKS) and (rows := self._rows(lines, width)):
+            number, row = rows[min(len(self.pending) - room, len(rows) - 1)]
+            lines, mark = self._decide(block, lines, text, (number, row.end))
+            yield from self._settled(block, lines, min(mark, (number, row.end)), width)
+            self.pending = self._left(block, lines, text, width)
+
+    def _settled(self, block: Block, lines: Sequence[Flow], mark: Place, width: int) -> Iterator[Text]:
+        """Rows up to `mark`, from which on the last paragraph, code or table may change; what is before that cannot.
+        The last row of words goes on, too."""
+        for (number, row), (following, after) in pairwise(self._rows(lines, width)):
+            words = isinstance(lines[number], Prose)
+            held = (following, after.end) > mark if words else number >= mark[0]
+            if held and lines[number].group == lines[-1].group:
+                return
+            yield from self._gap(block.kind)
+            yield row.text
+            self._printed = (following, 0) if following != number else (number, row.end)
+
+    def _decide(self, block: Block, lines: list[Flow], text: str, wanted: Place) -> tuple[list[Flow], Place]:
+        """Nothing before `wanted` may be held back any more: columns are as wide as they are, and a sign of emphasis
+        that has not found its end is a sign."""
+        if isinstance(lines[-1], TableRow):
+            self._widths = lines[-1].widths
+            lines = flows(block.tokens, self._widths)
+            return lines, _end_of(lines)
+        before, whole = _plain(lines), self._open
+        for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
+            if (mark := _mark(lines, text)) >= wanted:
+                break
+            at = sign.start() + len(self._open) - len(whole)
+            escaped = f"{self._open[:at]}\\{self._open[at:]}"
+            found = blocks(certain(escaped))
+            if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == before:
+                self._open, text, lines = escaped, certain(escaped), changed
+        else:
+            mark = _mark(lines, text)
+        return lines, mark
+
+    def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, Row]]:
+        """The rows that have not been printed, each with the number of its flow."""
+        first, place = self._printed
+        found = []
+        for number in range(first, len(lines)):
+            found += [(number, row) for row in lines[number].rows(place if number == first else 0, width)]
+        return found
+
+    def _left(self, block: Block, lines: Sequence[Flow], text: str, width: int) -> list[Text]:
+        if len(text) < len(self._open):
+            return self._preview(width)
+        begun, gap = self._begun, [*self._gap(block.kind)]
+        self._begun = begun
+        return [*gap, *(row.text for _, row in self._rows(lines, width))]
+
+    def _preview(self, width: int) -> list[Text]:
+        shown: list[Text] = []
+        kept = (self._last, self._begun, self._printed, self._widths)
+        for block in blocks(self._open):
+            shown += self._finish(block, width)
+        self._last, self._begun, self._printed, self._widths = kept
+        return shown
+
+
+def _mark(lines: Sequence[Flow], text: str) -> Place:
+    """The place in the last paragraph, code or table from which on later text can change it."""
+    numbers = [number for number, line in enumerate(lines) if line.group == lines[-1].group]
+    if isinstance(lines[-1], TableRow) or text.endswith(MARKS):  # the next letter decides what the sign is
+        return numbers[0], -1
+    for number in numbers:
+        line = lines[number]
+        if isinstance(line, Prose):
+            mark = OPEN_MARK.search(line.shape)
+            heading = line.shape.find("|") if number >= len(lines) - 2 else -1
+            places = [place for place in (mark.start() if mark else -1, heading) if place >= 0]
+            if places:
+                return number, min(places)
+    return _end_of(lines)
+
+
+def _end_of(lines: Sequence[Flow]) -> Place:
+    return len(lines) - 1, lines[-1].size
+
+
+def _plain(lines: Sequence[Flow]) -> list[str]:
+    return [line.text.plain for line in lines if isinstance(line, Prose)]

@@ -1,0 +1,92 @@
+"""Rows at the bottom of a terminal that come and go below what stays.
+
+The cursor rests at the beginning of the first of these rows, which is the beginning of a line: wherever the terminal
+puts that line when its window changes, and however it breaks the others anew, erasing from there erases them all, and
+nothing else. A frame is one write, between the marks of a synchronized update for the terminals that know them, so
+that no half of it is seen; rows that stay are written over, not erased. They never wrap; what stays wraps as the
+terminal does it, so that nothing is lost when the window gets narrower than the program knows.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+BEGIN, END = "\x1b[?2026h", "\x1b[?2026l"
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+ERASE_BELOW, ERASE_REST = "\x1b[J", "\x1b[K"
+
+
+class Region:
+    """What is shown for now, in a terminal that `console` writes to. In a `with`; afterwards the rows are gone."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = ""
+
+    def __enter__(self) -> Region:
+        self._write(HIDE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write(ERASE_BELOW + SHOW)
+
+    def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:
+        """Print `lines` for good, and below them `rows` in the place of those that were shown."""
+        width, height = self._console.size
+        shown = self._rows(rows[-max(height - 1, 1) :], width)
+        if lines:
+            stay = "".join(f"{self._ansi(line)}\n" for line in lines)
+            self._write(BEGIN + ERASE_BELOW + stay + shown + END)
+        elif shown != self._shown:
+            self._write(BEGIN + shown + END)
+        self._shown = shown
+
+    def _rows(self, rows: Sequence[Text], width: int) -> str:
+        drawn = []
+        for number, row in enumerate(rows):
+            last, row = number == len(rows) - 1, row.copy()
+            row.truncate(max(width - last, 1), overflow="ellipsis")
+            rest = "" if last or row.cell_len >= width else ERASE_REST  # at the edge it would erase what is there
+            drawn.append(self._ansi(row) + rest)
+        up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
+        return NO_WRAP + "\n".join(drawn) + ERASE_BELOW + WRAP + up + "\r"
+
+    def _ansi(self, text: Text) -> str:
+        with self._console.capture() as written:
+            self._console.print(text, end="", soft_wrap=True)
+        return written.get()
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
+
+class Above(io.TextIOBase):
+    """In the place of stderr: whole lines that are written to it are printed by `show`, above the region."""
+
+    def __init__(self, show: Callable[[list[Text]], None]) -> None:
+        self._show = show
+        self._begun = ""
+
+    def isatty(self) -> bool:
+        """It is a terminal's."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Print the lines that are whole."""
+        from rich.text import Text
+
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._show([Text.from_ansi(line) for line in lines])
+        return len(text)

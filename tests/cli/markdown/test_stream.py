@@ -1,0 +1,250 @@
+"""Streamed Markdown: whatever pieces the text comes in, the same lines come out, each once, and none too late."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from cortexmlx.cli.markdown import stream as streaming
+from cortexmlx.cli.markdown.stream import MarkdownStream
+from support.answers import answer
+from support.terminal import pieces as cut_in_tokens
+
+ANSWER = """\
+# Why the sky is blue
+
+Light from the sun is **white**: a mixture of all colours. When it meets the molecules of the air it is *scattered*.
+Short waves are scattered more than long ones, by a factor that grows with `1 / wavelength ** 4`.
+
+1. Violet is scattered most,
+   but the sun sends little of it.
+2. Blue comes next.
+   - We see it from everywhere.
+   - Our eyes like it.
+10. Red goes straight on.
+
+```python
+def scattered(wavelength: float) -> float:
+    '''A docstring
+    of two lines.'''
+
+    return 1 / wavelength**4
+```
+
+> Rayleigh found the law in 1871, and it explains the red of the evening as well, when the light has a longer way.
+
+---
+
+That is *all*. A [link](https://example.org), <b>no HTML</b>, snake_case_names and 2 * 3 = 6.
+"""
+
+TABLE = """
+| colour | nm  |
+|--------|-----|
+| blue   | 450 |
+| red    | 700 |
+"""
+
+
+def streamed(pieces: list[str], width: int = 60, room: int = 12) -> list[str]:
+    stream = MarkdownStream()
+    lines = []
+    for piece in pieces:
+        stream.feed(piece)
+        lines += stream.settle(width, room)
+    lines += stream.rest(width)
+    return [line.plain for line in lines]
+
+
+def settled(stream: MarkdownStream, text: str, width: int = 60) -> list[str]:
+    stream.feed(text)
+    return [line.plain for line in stream.settle(width, 12)]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    bounds = sorted({0, len(text), *(p % (len(text) + 1) for p in places)})
+    return [text[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+def test_a_whole_answer_looks_as_it_should() -> None:
+    assert "\n".join(streamed(list(ANSWER))) == (
+        """\
+Why the sky is blue
+
+Light from the sun is white: a mixture of all colours. When
+it meets the molecules of the air it is scattered.
+Short waves are scattered more than long ones, by a factor
+that grows with 1 / wavelength ** 4.
+
+1. Violet is scattered most,
+   but the sun sends little of it.
+2. Blue comes next.
+   • We see it from everywhere.
+   • Our eyes like it.
+10. Red goes straight on.
+
+def scattered(wavelength: float) -> float:
+    '''A docstring
+    of two lines.'''
+
+    return 1 / wavelength**4
+
+▌ Rayleigh found the law in 1871, and it explains the red of
+▌ the evening as well, when the light has a longer way.
+
+────────────────────────
+
+That is all. A link (https://example.org), <b>no HTML</b>,
+snake_case_names and 2 * 3 = 6."""
+    )
+
+
+WRITTEN = """word |two words|**bold|** |*it|`co|de` |- |1. |12. |  - |# |> |~~~|---|===|    |[x](y)|<b>|\\|_|&amp;"""
+TABLES = ["\n", "\n\n", "```\n", "\n| a | b |\n", "\n| a | b |\n|---|---|\n", "| 1 | 2 |\n", "long" * 9]
+PIECES = st.lists(st.sampled_from([*WRITTEN.split("|"), *TABLES]), max_size=25)
+
+
+@example(["> ", "** ", "** ", "word "], [], 20)
+@example(["- ", "** ", "** ", "word ", "\n\n", "two words"], [], 20)
+@example(["word word *it12. 12. ", "long" * 9, "**bold", "word "], [58], 20)
+@example(["> ", "\n", "> ", "\n"], [], 20)
+@example(["> ", "```\n", "> ", "```\n"], [], 20)
+@example(["> ", "```\n", "> ", "word "], [], 20)
+@given(PIECES, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([20, 34, 80]))
+@settings(max_examples=60)
+def test_the_lines_do_not_depend_on_how_the_text_was_cut(pieces: list[str], places: list[int], width: int) -> None:
+    text = "".join(pieces)
+    assert streamed(cut(text, places), width) == streamed([text], width) == streamed(pieces, width)
+
+
+def test_the_lines_of_a_whole_answer_do_not_depend_on_its_pieces() -> None:
+    words = [word + " " for word in (ANSWER + TABLE).split(" ")]
+    text = "".join(words)
+    assert streamed(words, 34) == streamed([text], 34) == streamed(cut(text, [100, 500, 700, 900]), 34)
+
+
+def test_the_words_are_those_that_were_written() -> None:
+    for seed, width in ((3, 34), (4, 80)):
+        made = answer(seed, blocks=6)
+        made.check(streamed(cut_in_tokens(made.text, seed), width))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 600, 50))
+def test_the_words_are_those_that_were_written_at_any_changing_width(first: int) -> None:
+    for seed in range(first, first + 50):
+        made, chance = answer(seed), random.Random(seed)
+        stream, lines, width, room = MarkdownStream(), [], 80, 8
+        for piece in cut_in_tokens(made.text, seed):
+            if chance.random() < 0.02:
+                width, room = chance.choice((34, 40, 80, 100)), chance.choice((3, 8, 12))
+            stream.feed(piece)
+            if chance.random() < 0.3:
+                lines += stream.settle(width, room)
+                assert len(stream.pending) <= room + 2, "nothing waits out of sight"
+        made.check([line.plain for line in [*lines, *stream.rest(width)]])
+
+
+def test_a_paragraph_appears_row_by_row_and_the_rest_of_it_is_pending() -> None:
+    stream = MarkdownStream()
+    assert settled(stream, "one two three four five six seven eight nine ten", 20) == [
+        "one two three four",
+        "five six seven eight",
+    ]
+    assert [line.plain for line in stream.pending] == ["nine ten"]
+
+
+def test_another_width_goes_on_with_the_next_word() -> None:
+    stream = MarkdownStream()
+    assert settled(stream, "- one two three four five six seven eight nine ten ", 20)[-1] == "  five six seven"
+    assert settled(stream, "eleven twelve", 12) == ["  eight nine", "  ten eleven"]
+    assert [line.plain for line in stream.rest(30)] == ["  twelve"]
+
+
+def test_emphasis_that_is_still_open_holds_its_row_back() -> None:
+    stream = MarkdownStream()
+    assert settled(stream, "one two three four five six seven eight **nine ten eleven twelve thirteen", 20) == [
+        "one two three four"
+    ]
+    assert settled(stream, "** fourteen", 20) == ["five six seven eight", "nine ten eleven", "twelve thirteen"]
+
+
+def test_what_holds_more_back_than_there_is_room_for_is_decided() -> None:
+    stream, text = MarkdownStream(), "The **kwargs of `this call " + "and so on " * 20
+    stream.feed(text)
+    shown = stream.settle(20, 4)
+    assert len(stream.pending) == 4 and shown[0].plain == "The **kwargs of"
+    stream.feed("** and ` are only signs now: **bold**.")
+    shown += stream.rest(20)
+    words = f"{text}** and ` are only signs now: bold."
+    assert " ".join(line.plain for line in shown).split() == words.split()
+
+
+def test_a_table_appears_as_a_whole_or_with_the_columns_that_it_had_when_the_window_was_full() -> None:
+    stream = MarkdownStream()
+    assert settled(stream, TABLE) == []
+    header, _, *rows = [line.split(" │ ") for line in settled(stream, "\nand")]
+    assert [[cell.strip() for cell in row] for row in [header, *rows]] == [
+        ["colour", "nm"],
+        ["blue", "450"],
+        ["red", "700"],
+    ]
+    long = "| a | b |\n|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(40)) + "| longer | 1 |\n"
+    assert streamed(cut_in_tokens(long))[-3:] == ["38 │ 1444", "39 │ 1521", "longer │ 1"]
+
+
+def test_code_appears_line_by_line_before_the_fence_closes() -> None:
+    stream = MarkdownStream()
+    assert settled(stream, "```python\na = 1\n    b = 2\nc") == ["a = 1", "    b = 2"]
+    assert [line.plain for line in stream.pending] == ["c"]
+    assert settled(stream, "\n```\nand") == ["c"]
+
+
+def test_code_is_as_it_was_written_without_a_space_before_it_and_not_wrapped() -> None:
+    code = ["x = 1" + " + 1" * 40, "", "if x:", "    pass", "  ```not the end", "# **not bold**"]
+    for before, between in (("", ""), ("1. item\n\n   ", "   "), ("> quote\n> ", "> ")):
+        fence = before + f"\n{between}".join(["````", *code, "````"])
+        shown = streamed([fence])
+        assert shown[-len(code) :] == code, before
+
+
+def test_the_code_of_a_fence_is_what_markdown_says_it_is() -> None:
+    for text in ("```\na\n````\n", "  ~~~~ c\n   a\n b\n~~~\n~~~~  \n", "```\n\ta\n   ```\n", "```\nopen\n\n"):
+        content = MarkdownIt("commonmark").parse(text)[0].content
+        assert streamed(list(text)) == content.expandtabs(8).removesuffix("\n").split("\n"), text
+
+
+def test_control_characters_are_seen_and_not_obeyed() -> None:
+    assert streamed(["a\x1b[2Jb\x07 \x9bc\r\nd"]) == ["a\u241b[2Jb\u2407 \ufffdc", "d"]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", " "])
+def test_nothing_prints_nothing(text: str) -> None:
+    assert streamed([text]) == []
+
+
+def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    real = streaming.blocks
+    monkeypatch.setattr(streaming, "blocks", lambda text: parsed.append(len(text)) or real(text))  # type: ignore[func-returns-value]
+    paragraph = "word " * 30 + "\n\n"
+    streamed([piece + " " for piece in (paragraph * 40).split(" ")])
+    assert max(parsed) <= len(paragraph) + 10
+    parsed.clear()
+    streamed([*("```\n" + "line of code\n" * 200)])
+    assert max(parsed) <= 20
+
+
+@pytest.mark.parametrize("before", ["> q\n\n", "- item\n\n", "1. one\n2. two\n\n", "- one\n- "])
+@pytest.mark.parametrize("first", ["", "**Bold** ", "(So) ", "Éric ", "2024 "])
+def test_what_follows_a_quote_or_a_list_comes_out_while_it_is_written(before: str, first: str) -> None:
+    text = before + first + "word " * 150
+    stream, shown = MarkdownStream(), 0
+    for start in range(0, len(text), 5):
+        shown += len(settled(stream, text[start : start + 5]))
+    assert shown > 10 and len(stream.rest(60)) <= 2
