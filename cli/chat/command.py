@@ -13,6 +13,7 @@ from cortexmlx import __version__
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
+from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.interrupts import Interrupts, counted_interrupts
@@ -145,8 +146,9 @@ def hold(
 
     screen = console.stdout()
     arena = Arena(lambda: host.engine.blocks()) if pretty else None
-    views = view_factory(host, screen, arena)
-    session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host)
+    folding = Folding()
+    views = view_factory(host, screen, arena, folding)
+    session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
     if pretty:
         session.note = lambda text: screen.print(f"  {text}", style="dim", markup=False)
     talk = Talk(session, source, screen, presses, pretty=pretty)
@@ -162,7 +164,7 @@ def hold(
             screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
 
 
-def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None) -> ViewFactory:
+def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None, folding: Folding) -> ViewFactory:
     """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
     from cortexmlx.cli.chat.status import Status
     from cortexmlx.cli.chat.view import MarkdownView, RawView
@@ -170,7 +172,10 @@ def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None)
     if arena is None:
         return lambda reply: RawView()
     return lambda reply: MarkdownView(
-        screen, Status(reply, host.engine.info.context_length, arena), thinking=bool(reply.thinking)
+        screen,
+        Status(reply, host.engine.info.context_length, arena),
+        thinking=bool(reply.thinking),
+        folded=folding.folded,
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 from cortexmlx.cli.chat.slash import engine, files, models, settings, turns
+from cortexmlx.cli.chat.slash.thoughts import FOLD, SHOW, thoughts
 from cortexmlx.cli.chat.typed.completion import Vocabulary
 from cortexmlx.cli.terminal.limits import limit
 
@@ -41,6 +42,7 @@ def vocabulary(kept: Callable[[], Sequence[str]]) -> Vocabulary:
             "/show": lambda: models.TOPICS,
             "/model": models.model_names,
             "/load": kept,
+            "/thoughts": lambda: (FOLD, SHOW),
             "/help": lambda: [command.name for command in COMMANDS],
         },
         frozenset({"/file", "/load", "/save"}),
@@ -124,6 +126,7 @@ COMMANDS = (
     Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
     Command("/stats", (), "/stats", "memory, steps and times of the engine", engine.stats),
     Command("/blocks", (), "/blocks [live]", "a picture of the KV blocks, now or below each answer", engine.blocks),
+    Command("/thoughts", (), "/thoughts [fold|show]", "the last thoughts; fold or show those to come", thoughts),
     Command("/exit", ("/quit", "/bye"), "/exit", "leave", _exit),
 )
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.status import Arena
+from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.view import AnswerView
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
@@ -86,7 +87,7 @@ class ChatSession:
     `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
     `arena` is shown below answers where it is wanted; None: there is no place for it. `host` can open another engine.
     `note` tells the user something. `attached` waits for the next message; `typed` is what was typed for messages that
-    have files in them.
+    have files in them. `folding` says how thoughts are shown.
     """
 
     engine: Engine
@@ -100,6 +101,7 @@ class ChatSession:
     figures: Figures = Figures.USUAL
     attached: list[Attached] = field(default_factory=list)
     typed: dict[str, str] = field(default_factory=dict)
+    folding: Folding = field(default_factory=Folding)
 
     @property
     def params(self) -> SamplingParams:

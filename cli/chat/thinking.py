@@ -16,6 +16,13 @@ class Part:
     thought: bool
 
 
+@dataclass
+class Folding:
+    """Whether the thoughts of the answers to come are one line each."""
+
+    folded: bool = False
+
+
 class ThinkSplitter:
     """Cuts a stream of text at its think tags, which are dropped. A tag may arrive in pieces.
 
@@ -48,6 +55,13 @@ class ThinkSplitter:
         if self._held:
             yield Part(self._held, self._thinking)
         self._held = ""
+
+
+def thoughts_of(text: str) -> str:
+    """The thoughts of a whole answer, with an empty line between them."""
+    splitter = ThinkSplitter()
+    parts = [*splitter.feed(text), *splitter.rest()]
+    return "\n\n".join(part.text.strip() for part in parts if part.thought)
 
 
 def _beginning_of(tag: str, text: str) -> int:

@@ -113,6 +113,25 @@ def test_thirty_answers_in_a_window_that_changes(size: tuple[int, int]) -> None:
             ask(terminal, made, seed, [*chance.sample([(80, 24), (60, 16), (100, 30), (40, 20)], 2), size])
 
 
+def test_folded_thoughts_are_one_line_whose_end_is_seen_while_it_is_thought() -> None:
+    with Terminal("--no-save") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/thoughts fold\r")
+        terminal.wait_for("from now on")
+        terminal.wait_for_prompt()
+        terminal.ask(["<think>", *pieces("First this.\n\nThen that, and"), STOP, *pieces(" so on.</think>Yes.")])
+        terminal.wait_for_stop()
+        terminal.shows("Then that, and")
+        assert not any("First" in row for row in terminal.screen.rows())
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        thought, gap, answered = terminal.answer()
+        assert re.fullmatch(r"thought for \d+ s \(/thoughts shows it\)", thought) and (gap, answered) == ("", "Yes.")
+        terminal.type("/thoughts\r")
+        terminal.wait_for("Then that, and so on.")
+        terminal.wait_for_prompt()
+
+
 def test_what_xterm_cuts_off_was_written_before_the_window_got_narrower() -> None:
     """It does not break lines anew; what comes after that is whole."""
     before, after = answer(1, blocks=2), answer(2, blocks=5)

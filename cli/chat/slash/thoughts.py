@@ -1,0 +1,34 @@
+"""/thoughts: what the model thought before it answered, shown, or folded into a line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.thinking import thoughts_of
+from cortexmlx.cli.chat.view import WIDEST
+from cortexmlx.cli.markdown.stream import MarkdownStream
+from cortexmlx.cli.markdown.styles import THOUGHT
+from cortexmlx.errors import InvalidRequest
+
+FOLD, SHOW = "fold", "show"
+
+
+def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
+    """The thoughts of the last answer. With `fold` or `show`, how those of the answers to come are shown."""
+    if argument not in ("", FOLD, SHOW):
+        raise InvalidRequest(f"/thoughts takes nothing, {FOLD} or {SHOW}: not {argument!r}")
+    if argument:
+        chat.folding.folded = argument == FOLD
+        now = "one line; /thoughts shows the last" if chat.folding.folded else "shown"
+        console.print(f"  thoughts are {now} from now on", style="dim")
+        return
+    said = [str(message.get("content", "")) for message in chat.conversation.messages if message["role"] == "assistant"]
+    thought = thoughts_of(said[-1]) if said else ""
+    if not thought:
+        raise InvalidRequest("the last answer has no thoughts")
+    stream = MarkdownStream()
+    stream.feed(thought)
+    for line in stream.rest(min(console.width, WIDEST)):
+        line.stylize(THOUGHT)
+        console.print(line, soft_wrap=True)
