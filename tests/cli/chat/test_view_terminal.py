@@ -108,8 +108,8 @@ def test_thirty_answers_in_a_window_that_changes(size: tuple[int, int]) -> None:
         terminal.wait_for_prompt()
         for seed in range(30):
             chance = random.Random(seed)
-            made = answer(seed, blocks=45 if seed % 6 == 0 else 10)
-            assert seed % 6 or made.text.count("\n") > 250
+            made = answer(seed, blocks=75 if seed % 6 == 0 else 10)
+            assert seed % 6 or made.text.count("\n") > 300
             ask(terminal, made, seed, [*chance.sample([(80, 24), (60, 16), (100, 30), (40, 20)], 2), size])
 
 
