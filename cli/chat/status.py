@@ -48,6 +48,8 @@ class Arena:
         self.shown = False
         self.newest: BlockMap | None = None
         self._ask = ask
+        self._wanted: tuple[BlockMap, int, int, bool] | None = None
+        self._drawn: list[Text] = []
 
     def toggle(self) -> None:
         """Show it, or show it no more."""
@@ -70,7 +72,10 @@ class Arena:
 
         if not self.shown or self.newest is None:
             return []
-        return draw(self.newest, width, max(height // SHARE, 1), plain=plain)
+        wanted = (self.newest, width, height, plain)
+        if wanted != self._wanted:  # an answer is drawn more often than the arena is looked at
+            self._wanted, self._drawn = wanted, draw(self.newest, width, max(height // SHARE, 1), plain=plain)
+        return self._drawn
 
 
 class Status:

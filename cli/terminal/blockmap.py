@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from rich.text import Text
@@ -109,6 +110,7 @@ def _row(cells: Iterable[bytes], plain: bool) -> Text:
     return row
 
 
+@lru_cache(4096)
 def _look(cell: bytes) -> tuple[Look, bool]:
     """How a cell is drawn, and whether dim."""
     free = cell.count(BlockState.FREE)

@@ -53,9 +53,10 @@ def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[Blo
     pictures = []
     for group, (layers, pool, limit) in enumerate(zip(groups, pools, limits, strict=True)):
         states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
-        waiting = [*pool.passed.items(), *pool.unused.items(), *pool.pinned.items()]
-        below = [BlockState.STORED if group in entry.below else BlockState.CACHED for _, entry in waiting]
-        states[[block for block, _ in waiting]] = below
+        for waiting in (pool.passed, pool.unused, pool.pinned):
+            blocks = np.fromiter(waiting, np.intp, len(waiting))
+            below = np.fromiter((group in entry.below for entry in waiting.values()), bool, len(waiting))
+            states[blocks] = np.where(below, BlockState.STORED, BlockState.CACHED)
         bytes_each = block_size * layers.bytes_per_token
         pictures.append(GroupBlocks(len(layers.layers), layers.spec.window, bytes_each, limit, states.tobytes()))
     return BlockMap(block_size, tuple(pictures))
