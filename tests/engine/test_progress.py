@@ -68,6 +68,9 @@ def test_a_whole_answer_can_be_waited_for_with_progress(engine: Engine) -> None:
     quiet = engine.generate(LONG_PROMPT, SHORT, cache=False)
     assert engine.generate(LONG_PROMPT, SHORT, cache=False, on_progress=seen.append).token_ids == quiet.token_ids
     assert seen and seen[0].total == 200
+    seen.clear()
+    answer = asyncio.run(engine.agenerate(LONG_PROMPT, SHORT, cache=False, on_progress=seen.append))
+    assert answer.token_ids == quiet.token_ids and seen and seen[0].total == 200
     talk, question = engine.conversation(params=SHORT), "word " * 50
     seen.clear()
     answer = talk.ask(question, on_progress=seen.append)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.handle import RequestHandle
@@ -70,9 +71,19 @@ class AsyncCalls(ABC):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Completion:
-        """`generate` for asyncio. A cancelled task cancels the request."""
-        return await ended(partial(self._asubmit, prompt, params, cache, timeout))
+        """`generate` for asyncio. A cancelled task cancels the request; `on_progress` is told in it."""
+        if on_progress is None:
+            return await ended(partial(self._asubmit, prompt, params, cache, timeout))
+        done: Completion | None = None
+        async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
+            async for event in events:
+                done = event.completion
+                if event.progress is not None:
+                    on_progress(event.progress)
+        assert done is not None  # the last event has it
+        return done
 
     async def aclose(self) -> None:
         """`close` for asyncio. A cancelled task does not wait for the end, which comes all the same."""
