@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import Match, PrefixCache, chain_hash
+from cortexmlx.kv.lower import LowerTier
+from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
@@ -173,6 +174,13 @@ class PrefixMachine(RuleBasedStateMachine):
             assert allocator.free_blocks == count == allocator.free_blocks_at_end, "what is free is one run at the end"
 
     # -- checks -------------------------------------------------------------------------------------------------------
+
+    @rule(every=st.integers(1, 4), group=st.integers(0, 2))
+    def store(self, every: int, group: int) -> None:
+        """Some of what is cached is in the tier below now."""
+        for entry in list(self.cache.prefix.entries)[::every]:
+            if group < len(self.reaches) and entry.blocks[group] != GONE:
+                LowerTier.stored(entry, group)
 
     @invariant()
     def all_is_well(self) -> None:

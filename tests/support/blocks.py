@@ -29,10 +29,11 @@ def check_block_map(cache: KVCache) -> None:
     assert [group.limit for group in picture.groups] == [*cache.max_blocks]
     for number, group in enumerate(picture.groups):
         owners = Counter(b for seq in cache.sequences for b in cache.block_table(seq, number).tolist())
+        below = {e.blocks[number] for e in cache.prefix.entries if number in e.below}
         for block, (state, mark) in enumerate(zip(group.states, cache.allocator(number).block_map(), strict=True)):
-            kept = {BlockState.CACHED, BlockState.STORED}
-            owned = {0: kept if mark == "X" else {BlockState.FREE}, 1: {BlockState.PRIVATE}}
-            assert state in owned.get(owners[block], {BlockState.SHARED}), f"block {block} of group {number}"
+            kept = BlockState.STORED if block in below else BlockState.CACHED
+            owned = {0: kept if mark == "X" else BlockState.FREE, 1: BlockState.PRIVATE}
+            assert state == owned.get(owners[block], BlockState.SHARED), f"block {block} of group {number}"
         assert sum(map(group.count, BlockState)) == len(group.states)
     count = picture.count
     assert count(BlockState.PRIVATE) + count(BlockState.SHARED) == stats.used_blocks

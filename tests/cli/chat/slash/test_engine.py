@@ -17,7 +17,7 @@ from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.stats import StoreStats
+from cortexmlx.stats import BlockMap, GroupBlocks, StoreStats
 from support.asked import SHORT
 from support.cli_fakes import FakeEngine
 
@@ -66,9 +66,13 @@ def test_what_only_some_engines_have_is_said_where_it_is(
         state_snapshots=12,
         kv_store=StoreStats("/kv", 4 * 2**30, 17, 2**20, 0, 5, 2**19, 1),
     )
+    arena = BlockMap(32, (GroupBlocks(2, None, 2**20, 24, bytes([1] * 5 + [2] * 3 + [3] * 4 + [4] * 2 + [0] * 10)),))
     monkeypatch.setattr(session.engine, "stats", lambda: known)
+    monkeypatch.setattr(session.engine, "blocks", lambda: arena)
     stats(session, "", screen)
     said = printed(screen)
+    assert said["blocks"].startswith("8 in use (3 shared), 6 cached (2 on disk, too), 10 free: 24 of 32 tokens; ")
+    assert said["KV memory"].startswith("1 MiB in use and 6 MiB cached, of 1 GiB")
     assert said["states"] == "3 MiB, for 12 beginnings to use again"
     assert said["on disk"].startswith("17 blocks written (1 MiB), 5 read, since the chat began; /kv has")
     session.engine = FakeEngine(EngineConfig("fake", keep_last=1000))  # type: ignore[assignment]
