@@ -68,7 +68,7 @@ def open_engines(
                 block_size=block_size,
                 max_rows=max_rows,
                 attention=plan.attention,
-                on_progress=lambda what, fraction: plan.tell(f"{what} of {plan.model}: {fraction:.0%}"),
+                on_progress=lambda now: plan.tell(f"{now.what} of {plan.model}: {now.fraction:.0%}"),
                 **options,
             )
 
