@@ -71,7 +71,7 @@ def test_a_run_is_kept_compared_and_drawn(model: str, tmp_path: Path, capsys: py
     assert run(["bench", model, *SIZES, "--compare", str(file), "--plot", str(drawing)]) == 3
     text = capsys.readouterr().out
     assert " SLOWER |" in text and "- slower beyond the noise: pp8" in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(len(line) for line in text.splitlines() if model not in line) <= 80  # a path may be long
 
 
 def test_another_models_run_is_not_compared_and_the_figures_are_shown(

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.commands import run_command
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.errors import InvalidRequest
+from support.chat_commands import printed, run_command
 
 
 def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(session: ChatSession) -> None:
@@ -18,8 +18,7 @@ def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(sess
         run_command("/thoughts", session, screen)
     session.ask(Question("!say <think>\n**So** it is.\n</think>yes<think>or not</think>"))
     run_command("/thoughts", session, screen)
-    assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue() == "So it is.\n\nor not\n"
+    assert printed(screen) == "So it is.\n\nor not\n"
     run_command("/thoughts fold", session, screen)
     assert session.folding.folded
     run_command("/thoughts show", session, screen)
