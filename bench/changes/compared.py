@@ -137,7 +137,7 @@ def slower(found: Sequence[Outcome]) -> bool:
 
 def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> Part:
     """What became of every figure, and what a reader must know to believe it."""
-    table = Table(("figure", "clock", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 2)
+    table = Table(("figure", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 1, ("then", "now"))
     records = tuple(
         {
             "figure": o.series.name,
@@ -161,12 +161,14 @@ def _cells(o: Outcome) -> tuple[str, ...]:
     else:
         estimate, low, high = (f"{100 * min(x, _MOST):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high))
         change = f"{estimate} ({low} to {high})"
-    return (o.series.name, o.series.clock, number(o.then), number(o.now), change, o.verdict.value)
+    name = o.series.name if o.series.clock == "wall" else f"{o.series.name} ({o.series.clock})"
+    return (name, number(o.then), number(o.now), change, o.verdict.value)
 
 
 def _lines(saved: Saved, now: Saved, found: Sequence[Outcome]) -> Iterator[str]:
     yield _conclusion(found)
     yield (
+        "(CPU): by CPU time. "
         f"change: % better (+) or worse (-) than then, without what the machine itself changed, and the interval in "
         f"which it lies with {1 - DOUBT:.0%} for all figures together. Less than {LEAST:.0%} is never called a change."
     )

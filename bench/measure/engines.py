@@ -68,7 +68,7 @@ def open_engines(
                 block_size=block_size,
                 max_rows=max_rows,
                 attention=plan.attention,
-                on_progress=lambda now: plan.tell(f"{now.what} of {plan.model}: {now.fraction:.0%}"),
+                on_progress=lambda progress: plan.tell(f"{progress.what} {plan.model}: {progress.fraction:.0%}"),
                 **options,
             )
 

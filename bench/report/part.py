@@ -13,14 +13,14 @@ from cortexmlx.bench.measure.pairs import Better
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows of text; the first `left` columns are aligned to the left. Columns in `constant` say the same
-    in every row, and leave the table where it would be wider than a terminal of 80 columns.
+    """Headings and rows of text; the first `left` columns are aligned to the left. Columns in `spare` leave the table,
+    one after the other, where it would be wider than a terminal of 80 columns.
     """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
-    constant: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,20 @@ BELOW = (
 
 def part(rows: Sequence[Row], model: ModelInfo, backend: str) -> Part:
     """The rows in the columns of llama-bench, and under them what they took of memory."""
-    core = (model.name, f"{model.weight_bytes / 2**20:,.1f} MiB", _count(model.parameters), backend)
+    core = (
+        model.name.rstrip("/").rpartition("/")[2],
+        f"{model.weight_bytes / 2**20:,.1f} MiB",
+        _count(model.parameters),
+        backend,
+    )
     batches = any(row.test.batch > 1 for row in rows)
     cells = []
     for row in rows:
         sizes = (str(row.block_size), *((str(row.test.batch),) if batches else ()))
         cells.append((*core, *sizes, row.test.name, f"{row.mean:.2f} ± {row.deviation:.2f}"))
-    constant = ("model", "size", "params", "backend")
-    headings = (*constant, "block", *(("batch",) if batches else ()), "test", "t/s")
-    speed = Table(headings, tuple(cells), 1, constant)
+    spare = ("model", "size", "params", "backend")
+    headings = (*spare, "block", *(("batch",) if batches else ()), "test", "t/s")
+    speed = Table(headings, tuple(cells), 1, spare)
     memory = Table(
         ("test", "block", "batch", "KV MiB", "peak GiB"),
         tuple(

@@ -31,9 +31,9 @@ def items(lines: Sequence[str]) -> str:
 
 
 def table(given: Table) -> str:
-    """A Markdown table whose columns are aligned; too wide a one goes without those that always say the same."""
+    """A Markdown table whose columns are aligned; too wide a one goes without some of them."""
     shown = given
-    for gone in given.constant:
+    for gone in given.spare:
         if _width(shown) <= WIDTH:
             break
         shown = _without(shown, gone)

@@ -94,3 +94,14 @@ def test_the_report_says_what_differs_and_what_has_no_counterpart() -> None:
     assert "slower beyond the noise: pp512, block 32" in text and "| SLOWER |" in text
     assert "mlx was 0.1 then" in text and "load 99.0 then" in text and "only now: tg128, block 32" in text
     assert part.records[0]["verdict"] == "SLOWER" and max(map(len, of_part(part).splitlines())) <= 80
+
+
+def test_long_names_fit_80_columns() -> None:
+    def named(saved: Saved) -> Saved:
+        return replace(
+            saved, series=tuple(replace(s, name="tg128 @ d16384 x16, block 128", clock="CPU") for s in saved.series[:1])
+        )
+
+    then, now = named(run(0)), named(run(1, engine=0.9))
+    text = of_part(compared.part(then, now, compared.outcomes(then, now), FILE))
+    assert max(map(len, text.splitlines())) <= 80 and "block 128 (CPU) |" in text

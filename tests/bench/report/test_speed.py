@@ -16,7 +16,9 @@ def cells(line: str) -> list[str]:
 
 
 def test_a_row_reads_like_llama_benchs() -> None:
-    lines = of_part(speed.part([replace(ROW, test=replace(ROW.test, batch=1, depth=0))], MODEL, "CPU")).splitlines()
+    lines = of_part(
+        speed.part([replace(ROW, test=replace(ROW.test, batch=1, depth=0))], replace(MODEL, name="some/where/m"), "CPU")
+    ).splitlines()
     assert cells(lines[2]) == ["model", "size", "params", "backend", "block", "test", "t/s"]
     assert cells(lines[4]) == ["m", "512.0 MiB", "3.00 M", "CPU", "32", "tg128", "42.00 ± 2.83"]
     assert cells(lines[8]) == ["tg128", "32", "1", "512.0", "3.00"]

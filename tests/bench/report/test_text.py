@@ -16,7 +16,7 @@ def test_long_lines_are_wrapped_and_short_tables_are_aligned() -> None:
     assert items(["x" * 5]) == "- xxxxx"
 
 
-def test_constant_columns_leave_only_where_there_is_no_room() -> None:
+def test_spare_columns_leave_only_where_there_is_no_room() -> None:
     narrow = Table(("model", "t/s"), (("m", "1"),), 1, ("model",))
     assert "model" in table(narrow)
     wide = Table(("model", "t/s"), (("m" * 90, "1"),), 1, ("model",))
