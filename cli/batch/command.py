@@ -104,7 +104,7 @@ def batch(
                     if ordered and not run.broken:
                         files.arrange(ids.lines)
                 finally:
-                    report(engine, run, reader, files)
+                    report(engine, run, reader, files, total)
     if run.failed or files.failed:
         raise typer.Exit(FAILED)
 
@@ -120,8 +120,8 @@ def mode_of(output: Path | None, *, resume: bool, retry_errors: bool, force: boo
     return Mode.FORCE if force else Mode.NEW
 
 
-def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles) -> None:
-    """The last lines on stderr: what was done, and what was there before."""
+def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
+    """The last lines on stderr: what was done, what was there before, and what is left."""
     others = sorted(reader.models - {engine.info.name})
     if others:
         console.note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")
@@ -134,3 +134,6 @@ def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles
     console.note(
         f"{run.done - run.failed} answered, {run.failed} failed, {run.tokens} tokens in {seconds:.1f} s{rate}{cached}"
     )
+    left = 0 if total is None else total - len(files.done) - run.done
+    if left > 0 and files.kept:
+        console.note(f"{left} left: the same command with --resume goes on")

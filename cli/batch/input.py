@@ -150,13 +150,24 @@ def _utf8(line: bytes) -> str:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(_utf8(line))
+        data = json.loads(_utf8(line), object_pairs_hook=_each_once)
+    except InvalidRequest:
+        raise
     except ValueError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("not JSON that can be read: nested too deeply") from None
     if not isinstance(data, dict):
         raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with `prompt` or `messages`")
+    return data
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose fields all have names of their own: of two with one name, one would be left out."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InvalidRequest(f"{next(n for n in names if names.count(n) > 1)!r} is there more than once")
     return data
 
 

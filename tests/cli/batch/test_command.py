@@ -269,3 +269,4 @@ def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -
     assert process.returncode == 130
     assert [r["id"] for r in records(out)] == [1, 3]
     assert err.startswith(b"cortexmlx: 2 answered, 0 failed")
+    assert err.endswith(b"cortexmlx: 1 left: the same command with --resume goes on\n")

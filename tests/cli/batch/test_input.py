@@ -96,6 +96,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
     [
         (b'{"prompt": "hi"', "not JSON: Expecting"),
         (b"[1, 2]", "a JSON list, but must be an object"),
+        (b'{"prompt": "a", "n": 1, "n": 2}', "'n' is there more than once"),
         (b'{"prompt": "\xff"}', "not UTF-8: byte 0xff at column 13"),
         (b"[" * 100_000, "not JSON"),
         ({"text": "hi"}, "unknown field of a request: 'text'"),
