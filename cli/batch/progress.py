@@ -78,8 +78,9 @@ class Progress:
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
         if self._total is not None and run.done:
-            left = max(self._total - done, 0)
-            parts.append(f"{duration(elapsed / run.done * left)} left")
+            asked = max(self._total - done, 0)
+            left = run.last / run.done * asked - (elapsed - run.last)  # counts down until the next one is done
+            parts.append(f"{duration(max(left, 0.0))} left")
         return " · ".join(parts)
 
 

@@ -52,7 +52,7 @@ class BatchRun:
 
     `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
     back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
-    tokens; `broken`: a record could not be written.
+    tokens; the `last` one did after so many seconds. `broken`: a record could not be written.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class BatchRun:
     ) -> None:
         self.done = 0
         self.failed = 0
+        self.last = 0.0
         self.tokens = 0
         self.cached = 0
         self._engine = engine
@@ -144,6 +145,7 @@ class BatchRun:
         if not opened.left:
             self._records[opened.place] = self._record(opened)
             self.done += 1
+            self.last = self.seconds
             self.failed += bool(self._records[opened.place].get("error"))
 
     def _record(self, opened: _Open) -> Record:

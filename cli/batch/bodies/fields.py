@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import Style
@@ -143,5 +142,7 @@ def _refuse(name: str, value: Any) -> None:
 
 
 def _meant(name: str, known: Collection[str]) -> str:
+    from difflib import get_close_matches
+
     near = get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -51,6 +51,21 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
     assert ("left" in err) is (total is not None)
 
 
+def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
+    """Four of eight were done after three seconds, as many as run at once: the others take three more."""
+
+    class Halfway:
+        done, failed, last, seconds = 4, 0, 3.0, 3.0
+
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    run: Any = Halfway()
+    progress = Progress(engine, run, total=8, live=False)
+    told = []
+    for run.seconds in (3.0, 5.0, 9.0):
+        told.append(progress._line().rpartition(" · ")[2])
+    assert told == ["3 s left", "1 s left", "0 s left"]
+
+
 def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
