@@ -34,15 +34,14 @@ def test_a_download_is_one_line_that_moves_until_ctrl_c(
         there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         with Terminal(columns=columns, lines=lines, environment=there, command=command) as terminal:
             terminal.shows(moving)
-            seen = set()
-            until = time.monotonic() + 1.5
-            while time.monotonic() < until:
+            seen: set[str] = set()
+            while len(seen) <= 4:
                 terminal.wait_until(lambda: True, "anything")
                 drawn = [line for line in terminal.lines() if line.strip()]
                 assert len(drawn) <= 1, "one line, and nothing above it"
                 seen |= {*drawn}
                 time.sleep(0.05)
-            assert len(seen) > 4 and all(line.startswith("downloading org/tiny") for line in seen)
+            assert all(line.startswith("downloading org/tiny") for line in seen)
             assert columns < 64 or any("KiB/s · " in line and line.rstrip().endswith(" left") for line in seen)
             pressed = time.monotonic()
             terminal.type("\x03")
@@ -50,6 +49,6 @@ def test_a_download_is_one_line_that_moves_until_ctrl_c(
             took = time.monotonic() - pressed
             said = " ".join(line.strip() for line in terminal.lines() if line.strip())
             assert "downloading" not in said and said.endswith("are kept, and the same command goes on there")
-            assert took < 5.0
+            assert took < 10.0
         (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
         assert 0 < kept.stat().st_size < 6_000_000

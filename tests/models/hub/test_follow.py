@@ -40,6 +40,16 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
     assert last.seconds_left == 0
 
 
+def test_bytes_that_were_here_before_are_no_speed() -> None:
+    tally = Tally()
+    tally.expect(1000, cached=0)
+    assert tally.progress().rate == 0
+    tally.expect(10**9, cached=10**9)
+    time.sleep(0.01)
+    tally.add(10)
+    assert 0 < tally.progress().rate <= 1000
+
+
 def test_a_callback_that_raises_ends_the_waiting_at_once_and_the_work_soon() -> None:
     ended = threading.Event()
 
