@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.report.part import Part
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import ModelInfo
 
 GIB = 1024**3
@@ -35,5 +36,5 @@ def model_lines(model: ModelInfo | None) -> list[str]:
     """The model in a line, and what was done to it."""
     if model is None:
         return []
-    size = f"{model.parameters / 1e6:,.0f}M parameters, {model.weight_bytes / GIB:.2f} GiB"
+    size = f"{model.parameters / 1e6:,.0f} M parameters, {format_bytes(model.weight_bytes)}"
     return [f"{model.name}: {size}, {model.architecture}, {model.dtype}", *model.notes]

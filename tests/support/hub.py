@@ -38,6 +38,10 @@ class Hub:
     """What a refusal says besides."""
     ranges: bool = True
     """Whether parts of files can be asked for."""
+    elsewhere: bool = False
+    """Whether weights are fetched from another host, to which the hub sends whoever asks."""
+    tokens: list[str | None] = field(default_factory=list)
+    """Who asked for a file there, by what was shown."""
     wrong: dict[str, bytes] = field(default_factory=dict)
     """Other bytes for a file than those that the repository's list describes."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
@@ -92,6 +96,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if status != 200:
                     self.answer(b"", hub.headers, status)
                     return
+        if path.startswith("/elsewhere/"):
+            hub.tokens.append(self.headers.get("Authorization"))
+            path = path.removeprefix("/elsewhere")
+        elif hub.elsewhere and path.endswith(".safetensors"):
+            entry = hub.entry(hub.repos["/".join(path.split("/")[1:3])] / path.rpartition("/")[2])
+            headers = {"X-Repo-Commit": COMMIT, "X-Linked-ETag": f'"{entry["lfs"]["oid"]}"'}
+            headers |= {"X-Linked-Size": str(entry["size"])}
+            other = hub.url.replace("127.0.0.1", "localhost")
+            self.answer(b"", headers | {"Location": f"{other}/elsewhere{path}"}, 302)
+            return
         repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])
         if repo not in hub.repos:
             self.answer(b"", {"X-Error-Code": "RepoNotFound"}, 404)

@@ -63,6 +63,21 @@ def test_a_stopped_download_ends_at_once_and_goes_on_where_it_was(hub: Hub, empt
     assert not hub.asked, "what is complete is not asked for"
 
 
+def test_the_host_that_the_hub_sends_to_gets_the_range_and_not_the_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.elsewhere = True
+    hub.bytes_per_second = 4e5
+    fetch_until(hub, 100_000)
+    hub.bytes_per_second = 0.0
+    hub.asked.clear()
+    assert same(fetch("org/tiny"), hub)
+    parts = [ask for method, _, ask in hub.asked if method == "GET"]
+    assert len(parts) == 2 and "bytes=0-" not in parts
+    assert len(hub.tokens) == 4 and {*hub.tokens} == {None}
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_broken_connections_are_made_again_from_where_they_broke(hub: Hub, ranges: bool) -> None:
     """Also where the hub sends all of a file again."""
