@@ -16,7 +16,7 @@ from cortexmlx import Conversation, Engine, RequestHandle, SamplingParams
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
 _NAME = re.compile(r"`([a-z_0-9]+)[`(]")
 
-TABLES = ["TokenEvent", "Completion", "Usage", "Timings", "TokenLogprob", "Perplexity", "ModelInfo"]
+TABLES = ["TokenEvent", "Completion", "Usage", "Timings", "TokenLogprob", "Progress", "Perplexity", "ModelInfo"]
 """Classes whose fields have a table of their own."""
 
 INSIDE = {"Latency": "time_to_first_token", "StoreStats": "kv_store", "Moment": "timeline"}
@@ -62,6 +62,14 @@ def test_the_table_of_the_statistics_has_its_fields_and_those_of_what_is_in_it()
     for name, field in INSIDE.items():
         cell = next(row[1] for row in table if field in names(row))
         assert set(_NAME.findall(cell.partition(":")[2])) == public(getattr(cortexmlx, name)), name
+
+
+def test_the_table_of_the_block_map_has_its_fields_and_states() -> None:
+    text = section("`BlockMap`")
+    assert {n for row in rows(text) for n in names(row)} == {*public(cortexmlx.BlockMap), "count"}
+    cell = next(row[1] for row in rows(text) if "groups" in names(row))
+    assert set(_NAME.findall(cell.partition(":")[2])) == public(cortexmlx.GroupBlocks)
+    assert set(re.findall(r"`([A-Z]+)`", text)) == set(cortexmlx.BlockState.__members__)
 
 
 def test_the_parameters_of_the_engine_have_their_defaults() -> None:

@@ -15,6 +15,9 @@ from cortexmlx import (
     AsCompleted,
     AsyncReply,
     AsyncTokenStream,
+    BlockMap,
+    BlockState,
+    ChatPrompt,
     Completion,
     Conversation,
     ConversationFileError,
@@ -24,6 +27,7 @@ from cortexmlx import (
     EngineStats,
     FinishReason,
     ForkedProcess,
+    GroupBlocks,
     InvalidRequest,
     KernelCompileError,
     KernelFault,
@@ -46,6 +50,7 @@ from cortexmlx import (
     Perplexity,
     Pin,
     PinRefused,
+    Progress,
     Prompt,
     PromptLogprobs,
     PromptTooLong,
@@ -82,11 +87,17 @@ def show(completion: Completion) -> str:
     return f"{whole} {tokens} {usage.total_tokens} {rates} {waited} {stopped} {completion.prompt_logprobs is None}"
 
 
+def far(progress: Progress) -> None:
+    print(f"{progress.what}: {progress.fraction:.0%}, {progress.done} of {progress.total} {progress.unit}")
+
+
 def asks(engine: Engine) -> None:
     prompt: Prompt = "the cat"
     answer = engine.generate(prompt, SHORT, cache=False, timeout=60.0)
     assert_type(answer, Completion)
     show(answer)
+    chat = ChatPrompt(MESSAGES, {})
+    show(engine.generate(chat, SHORT, on_progress=far))
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, best_of=3, logprobs=2, stop=["a", "b"])
     show(engine.generate(MESSAGES, several))
     assert_type(engine.generate_batch([prompt, [1, 2, 3]], SHORT), list[Completion])
@@ -107,6 +118,7 @@ def asks(engine: Engine) -> None:
     assert_type(handle, RequestHandle)
     assert_type(handle.result(timeout=60), Completion)
     assert handle.state is RequestState.FINISHED and handle.ended and handle.id > 0 and done.wait(60)
+    print(handle.cancelling, handle.progress, handle.prompt_logprobs)
     heard: list[TokenEvent] = []
     engine.submit(prompt, listener=heard.append).cancel()
 
@@ -140,6 +152,9 @@ def talks(engine: Engine, folder: Path) -> None:
         print(reply.result().text, len(reply.prompt), reply.thinking)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
+    print(talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
+    several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
+    talk.choose(talk.ask("Which one?", several).others[0])
     talk.edit(0, "Hello!")
     talk.save(folder / "talk.json")
     other = talk.fork()
@@ -152,7 +167,7 @@ async def waits(model: Path) -> None:
     engine = await Engine.open(model, kv_memory="256KB", block_size=8)
     assert_type(engine, Engine)
     await engine.aclose()
-    async with Engine.open(model, kv_memory="256KB", block_size=8, on_progress=print) as engine:
+    async with Engine.open(model, kv_memory="256KB", block_size=8, on_progress=far) as engine:
         assert_type(engine, Engine)
         assert_type(await engine.agenerate("the cat", SHORT, timeout=60), Completion)
         async with engine.astream(MESSAGES, SHORT, timeout=60) as stream:
@@ -173,6 +188,7 @@ def looks(engine: Engine) -> None:
     print(info.name, info.architecture, info.context_length, engine.longest_request)
     tokens: list[int] = engine.encode("the cat")
     assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
+    assert b"".join(map(engine.token_bytes, tokens)).endswith(b"the cat")
     with engine.pin(list(range(1, 40)), client="one") as pin:
         assert_type(pin, Pin)
         print(pin.tokens)
@@ -182,6 +198,9 @@ def looks(engine: Engine) -> None:
     moments: tuple[Moment, ...] = stats.timeline
     store: StoreStats | None = stats.kv_store
     print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")
+    blocks: BlockMap = engine.blocks()
+    groups: tuple[GroupBlocks, ...] = blocks.groups
+    print(blocks.count(BlockState.FREE), blocks.total, [group.count(BlockState.CACHED) for group in groups])
     assert_type(engine.inspect(lambda core: 1), int)
     engine.on_memory_pressure(MemoryPressure.WARNING)
     engine.on_memory_pressure("critical")

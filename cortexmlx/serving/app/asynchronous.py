@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cortexmlx.messages import ChatPrompt
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.opening import on_a_thread
@@ -128,5 +129,7 @@ async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Compl
 def _is_long(prompt: Prompt) -> bool:
     if isinstance(prompt, str):
         return len(prompt) >= _LONG
-    messages = prompt if isinstance(prompt, (list, tuple)) else ()
+    messages = (
+        prompt.messages if isinstance(prompt, ChatPrompt) else prompt if isinstance(prompt, (list, tuple)) else ()
+    )
     return sum(len(str(m.get("content"))) for m in messages if isinstance(m, Mapping)) >= _LONG

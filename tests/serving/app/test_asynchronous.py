@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, EngineClosed, InvalidRequest, SamplingParams
+from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, SamplingParams
 from cortexmlx.serving.app.asynchronous import _LONG
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
@@ -62,9 +62,9 @@ def test_the_event_loop_wakes_once_for_a_whole_answer(engine: Engine, monkeypatc
     assert asyncio.run(count()) == 1
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", ["text", "messages", "chat"])
 def test_a_long_text_is_cut_into_tokens_on_another_thread(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     cut_by: list[threading.Thread] = []
 
@@ -75,7 +75,8 @@ def test_a_long_text_is_cut_into_tokens_on_another_thread(
     monkeypatch.setattr(engine._tokenizer, "encode", encode)
 
     def prompt(size: int) -> Any:
-        return [{"role": "user", "content": "x" * size}] if many else "x" * size
+        messages = [{"role": "user", "content": "x" * size}]
+        return {"text": "x" * size, "messages": messages, "chat": ChatPrompt(messages)}[kind]
 
     assert asyncio.run(engine.agenerate(prompt(_LONG), SHORT)).token_ids
     assert asyncio.run(engine.agenerate(prompt(10), SHORT)).token_ids
