@@ -63,6 +63,7 @@ def _help(chat: ChatSession, argument: str, console: Console) -> None:
 KEYS = (
     '""" begins and ends a message of several lines; Alt-Enter or Ctrl-J is a new line; a paste is one message',
     "@path in a message puts the text of that file in front of it; Tab completes",
+    "Ctrl-T shows and hides the KV blocks below an answer while it is written",
     "Ctrl-C stops an answer or clears the line, twice it leaves; Ctrl-D leaves",
     "a message that begins with a command: a blank before it",
 )

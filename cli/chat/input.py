@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cortexmlx.cli.chat.kept import state_folder
-from cortexmlx.cli.chat.typed.ahead import Ahead
+from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
 from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
 from cortexmlx.cli.chat.typed.reading import is_open
 
@@ -28,8 +28,10 @@ class QuestionSource(Protocol):
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """What is typed, beginning with `draft`; None when there will be no more. Raises LineCleared on Ctrl-C."""
 
-    def busy(self) -> AbstractContextManager[None]:
-        """In this context an answer is written: what is typed does not appear in it, and waits for the next prompt."""
+    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
+        """In this context an answer is written: what is typed does not appear in it, and waits for the next prompt, but
+        keys that do something `at_once`, where single keys can be read.
+        """
 
     def close(self) -> None:
         """Leave the terminal as it was. Safe to call again."""
@@ -50,7 +52,7 @@ class PlainInput:
             text += "\n" + more
         return text
 
-    def busy(self) -> AbstractContextManager[None]:
+    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
         """Without an echo."""
         return no_echo()
 
@@ -110,9 +112,9 @@ class TerminalInput:
         except EOFError:
             return None
 
-    def busy(self) -> AbstractContextManager[None]:
+    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
         """A thread reads."""
-        return self._ahead.collecting()
+        return self._ahead.collecting(at_once)
 
     def close(self) -> None:
         """The terminal shows again what is typed."""

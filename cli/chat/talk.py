@@ -24,6 +24,9 @@ from cortexmlx.request import Completion
 if TYPE_CHECKING:
     from cortexmlx.cli.terminal.interrupts import Interrupts
 
+ARENA_KEY = "c-t"
+"""Ctrl-T, with which BSD systems ask a program how it is."""
+
 
 class Talk:
     """A chat with a person. `pretty`: on a terminal that can do more than print lines."""
@@ -79,7 +82,8 @@ class Talk:
         session, params = self._session, self._session.params
         if self._pretty:
             self._screen.print()
-        with self._source.busy():
+        keys = {} if session.arena is None else {ARENA_KEY: session.arena.toggle}
+        with self._source.busy(keys):
             if question.answers > 1:
                 completion = session.ask(question, SideBySide(self._screen, question.answers).follow)
             else:

@@ -6,14 +6,21 @@ import os
 import select
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding.key_processor import KeyPress
     from prompt_toolkit.output import Output
+
+AtOnce = Mapping[str, Callable[[], None]]
+"""Keys, by the names that prompt_toolkit has for them, and what they do while an answer is written."""
+
+NO_KEYS: AtOnce = MappingProxyType({})
 
 
 class Ahead:
@@ -44,15 +51,15 @@ class Ahead:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Take what is typed in this context, for the next prompt."""
+    def collecting(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
+        """Take what is typed in this context, for the next prompt; but keys that do something `at_once` do it."""
         from prompt_toolkit.input.typeahead import store_typeahead
 
         self._output.enable_bracketed_paste()  # a prompt switches it off at its end
         self._output.flush()
         pressed: list[KeyPress] = []
         stop, stopper = os.pipe()
-        reader = threading.Thread(target=self._read, args=(stop, pressed), name="cortexmlx-keys", daemon=True)
+        reader = threading.Thread(target=self._read, args=(stop, pressed, at_once), name="cortexmlx-keys", daemon=True)
         reader.start()
         try:
             yield
@@ -62,9 +69,14 @@ class Ahead:
             os.close(stop)
             store_typeahead(self._keys, pressed)
 
-    def _read(self, stop: int, pressed: list[KeyPress]) -> None:
+    def _read(self, stop: int, pressed: list[KeyPress], at_once: AtOnce) -> None:
         while not self._keys.closed:
             ready, _, _ = select.select([self._terminal, stop], [], [])
             if stop in ready:
                 return
-            pressed += self._keys.read_keys()
+            for press in self._keys.read_keys():
+                act = at_once.get(press.key.value if isinstance(press.key, Enum) else press.key)
+                if act is None:
+                    pressed.append(press)
+                else:
+                    act()

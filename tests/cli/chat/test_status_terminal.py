@@ -31,6 +31,22 @@ def test_a_long_prompt_says_how_far_it_is_and_a_stop_is_heard_at_once(columns: i
         assert not any("reading" in line or "stopping" in line for line in terminal.lines()), "nothing of it stays"
 
 
+def test_a_key_shows_and_hides_the_arena_while_an_answer_is_written() -> None:
+    with Terminal("--no-history", columns=80, lines=24) as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask([*pieces("The sky is blue, "), STOP, *pieces("and the grass is green.")])
+        terminal.wait_for_stop()
+        terminal.shows("TTFT")
+        assert not any("▒" in row for row in terminal.screen.rows())
+        terminal.type("a\x14b")
+        terminal.shows("███▒▒·")
+        terminal.type("\x14")
+        terminal.wait_until(lambda: not any("▒" in row for row in terminal.screen.rows()), "the end of the picture")
+        terminal.go_on()
+        terminal.wait_until(lambda: ">>> ab" in terminal.screen.rows(), "what was typed besides")
+        assert terminal.answer() == ["The sky is blue, and the grass is green."]
+
+
 @pytest.mark.parametrize(("columns", "lines"), SIZES)
 def test_the_arena_is_drawn_below_an_answer_until_it_is_asked_again(columns: int, lines: int) -> None:
     with Terminal("--no-history", columns=columns, lines=lines) as terminal:

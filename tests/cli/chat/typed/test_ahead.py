@@ -46,6 +46,19 @@ def test_a_long_paste_waits_as_one_and_is_not_shown(keyboard: Keyboard) -> None:
     assert not select.select([master], [], [], 0.0)[0], "no echo"
 
 
+def test_a_key_that_does_something_at_once_does_it_and_only_by_itself(keyboard: Keyboard) -> None:
+    master, keys, ahead = keyboard
+    done: list[str] = []
+    ahead.silence()
+    with ahead.collecting({"c-t": lambda: done.append("t")}):
+        os.write(master, b"a\x14b\x1b[200~x\x14y\x1b[201~\x14")
+        while select.select([keys.fileno()], [], [], 0.05)[0] or len(done) < 2:
+            pass
+    pressed = get_typeahead(keys)
+    assert [each.key for each in pressed] == ["a", "b", Keys.BracketedPaste] and pressed[2].data == "x\x14y"
+    assert done == ["t", "t"]
+
+
 def test_the_terminal_is_left_as_it_was_and_ctrl_c_stays_a_signal_that_throws_nothing_away(keyboard: Keyboard) -> None:
     _, keys, ahead = keyboard
     before = termios.tcgetattr(keys.fileno())
