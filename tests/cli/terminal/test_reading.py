@@ -27,9 +27,9 @@ def test_elsewhere_than_on_a_terminal_nothing_is_shown(monkeypatch: pytest.Monke
 
 
 def test_generate_shows_how_far_the_prompt_is_and_then_the_answer_alone() -> None:
-    with Terminal(columns=100, lines=10, command=("generate", "fake", "-p", "!read 6")) as terminal:
-        terminal.shows("reading 0 of 600 tokens")
-        terminal.shows("reading 300 of 600 tokens")
+    with Terminal(columns=100, lines=10, command=("generate", "fake", "-p", "!read 3")) as terminal:
+        terminal.shows("reading 0 of 300 tokens")
+        terminal.shows("reading 100 of 300 tokens")
         terminal.shows("That was long.")
         assert terminal.exit_code() == 0
         assert next(line for line in terminal.lines() if line) == "That was long."
