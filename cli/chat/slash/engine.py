@@ -22,6 +22,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
     kept = sum((g.count(BlockState.CACHED) + g.count(BlockState.STORED)) * g.block_bytes for g in arena.groups)
     used = [moment.used_blocks for moment in figures.timeline]
     first, between = figures.time_to_first_token, figures.inter_token
+    rate = 1 / between.mean if between.mean else 0.0  # as the line below each answer has it
     lines = {
         "KV memory": f"{format_bytes(figures.kv_bytes_in_use)} in use and {format_bytes(kept)} cached, of "
         f"{format_bytes(figures.kv_bytes)}; it may grow to {format_bytes(figures.kv_bytes_limit)}",
@@ -30,8 +31,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
         "over time": f"{sparkline(used)} blocks in use, {max(used, default=0):,} at most",
         "prompts": f"{figures.prompt_tokens:,} tokens, of which {figures.cached_tokens:,} were found in the prefix "
         f"cache ({figures.hit_rate:.0%})",
-        "answers": f"{figures.generated_tokens:,} tokens in {figures.steps:,} steps, "
-        f"{figures.tokens_per_second:.1f} in a second of work",
+        "answers": f"{figures.generated_tokens:,} tokens in {figures.steps:,} steps, {rate:.1f} tok/s while written",
         "latency": f"first token {first.p50:.2f} s, longest {first.longest:.2f} s; between tokens "
         f"{between.p50 * 1000:.0f} ms, longest {between.longest * 1000:.0f} ms (medians)",
         "step time": f"plan {figures.plan_seconds:.2f} s, build {figures.build_seconds:.2f} s, "
