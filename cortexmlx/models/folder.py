@@ -27,13 +27,33 @@ def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]
     if not tensors:
         raise _no_weights(folder)
     check_layers(folder, config, len(tensors))
-    kind = config["model_type"]
-    if missing := missing_package(kind):
-        raise ModelUnsupported(f"{folder} cannot run: mlx-lm says of {kind!r}: {missing}")
+    if missing := missing_package(config["model_type"]):
+        raise _misses_package(folder, config, missing)
     eos_ids = end_ids(folder, config)
     # The tokenizer first: it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
     return _load_weights(folder, config), tokenizer, config, (*left_out(config), *notes)
+
+
+def check_settings(folder: Path) -> None:
+    """Raise what `load_folder` would, as far as config.json alone tells: its weights may still be to come."""
+    config = read_config(folder)
+    if missing := missing_package(config["model_type"]):
+        raise _misses_package(folder, config, missing)
+    _check_code(folder, config)
+    try:
+        mlx_lm_utils()._get_classes(config)
+    except Exception as error:
+        raise _not_loaded(folder, config, error) from error
+
+
+def _misses_package(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
+    return ModelUnsupported(f"{folder} cannot run: mlx-lm says of {config['model_type']!r}: {missing}")
+
+
+def _check_code(folder: Path, config: dict[str, Any]) -> None:
+    if config.get("model_file") is not None:
+        raise ModelUnsupported(f"{folder} brings its own model code ({config['model_file']}), which is not run.")
 
 
 def _no_weights(folder: Path) -> CortexError:
@@ -51,8 +71,7 @@ def _no_weights(folder: Path) -> CortexError:
 
 
 def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
-    if config.get("model_file") is not None:
-        raise ModelUnsupported(f"{folder} brings its own model code ({config['model_file']}), which is not run.")
+    _check_code(folder, config)
     try:
         model, _ = mlx_lm_utils().load_model(folder)
     except (RuntimeError, OSError) as error:

@@ -71,9 +71,10 @@ def _read(
 ) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
     path = source.path
     if path is None:
+        from cortexmlx.models.folder import check_settings
         from cortexmlx.models.hub.fetch import fetch
 
-        path = fetch(source.name, report)
+        path = fetch(source.name, report, check_settings)
     report(Progress("loading", 0, LOADING_STEPS))
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf

@@ -29,11 +29,11 @@ alone and says what fits. A size is that of the weights' files, in all commands,
 where that is another number.
 
 **A download** shows one bar with bytes, rate and time left (a pipe gets a line every ten seconds; an app its
-`on_progress`, [python.md](python.md)). Small files come first, so a model that is refused for them is refused early.
-Ctrl-C stops it at once. What has come of a weights file stays in the cache, as `blobs/*.incomplete`, and the next
-download goes on behind it, also after a broken connection; each file is compared with the SHA-256 that the hub states.
-A disk without room for all of it is said before the first byte. Two processes that want the same file share one
-download. Files of more than 50 GB are left to the hub's library, which begins them anew.
+`on_progress`, [python.md](python.md)). Small files come first: a model that cannot run is refused before its
+weights come. Ctrl-C stops it at once. What has come of a weights file stays in the cache, as `blobs/*.incomplete`, and
+the next download goes on behind it, also after a broken connection; each file is compared with the SHA-256 that the
+hub states. A disk without room for all of it is said before the first byte. Two processes that want the same file
+share one download. Files of more than 50 GB are left to the hub's library, which begins them anew.
 
 | variable | |
 |---|---|

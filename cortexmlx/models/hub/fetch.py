@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,25 @@ def _untold(progress: Progress) -> None:
     """Progress that nobody watches."""
 
 
-def fetch(repo: str, on_progress: OnProgress = _untold) -> Path:
+def _unchecked(folder: Path) -> None:
+    """Settings that nobody looks at."""
+
+
+def fetch(repo: str, on_progress: OnProgress = _untold, check: Callable[[Path], None] = _unchecked) -> Path:
     """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
 
     A complete copy is used without asking the network. `on_progress` is told ten times a second, on this thread, of
     the bytes of all weights; whatever it raises ends the download at once. What has come by then is kept, and the next
-    download goes on there. Raises ModelNotFound for an unknown or closed repository or no network, DownloadFailed if
+    download goes on there. The small files come first: `check(folder)` may refuse them before gigabytes are fetched.
+    Raises ModelNotFound for an unknown or closed repository or no network, DownloadFailed if
     it breaks.
     """
-    return cached_folder(repo) or follow(lambda tally: _download(repo, tally), on_progress)
+    if (folder := cached_folder(repo)) is not None:
+        return folder
+    small = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
+    folder = follow(lambda tally: _snapshot(repo, small), on_progress)
+    check(folder)
+    return follow(lambda tally: _complete(repo, folder, tally), on_progress)
 
 
 def fetch_config(repo: str) -> Path:
@@ -36,11 +46,8 @@ def fetch_config(repo: str) -> Path:
     return cached_folder(repo) or follow(lambda tally: _snapshot(repo, ["config.json"]), _untold)
 
 
-def _download(repo: str, tally: Tally) -> Path:
-    """First the small files, of which those that make a model unusable are the soonest known; then the large ones,
-    which the hub's library finds in its cache when it makes the snapshot whole.
-    """
-    folder = _snapshot(repo, [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS])
+def _complete(repo: str, folder: Path, tally: Tally) -> Path:
+    """Bring the large files, which the hub's library then finds in its cache when it makes the snapshot whole."""
     with _refusals(repo), logged("huggingface_hub"):
         large = list_large(repo, folder.name)
         WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).bring(large)

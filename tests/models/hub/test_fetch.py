@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from cortexmlx.errors import ModelNotFound
+from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.hub.fetch import fetch
 from support.folders import write_folder
@@ -92,3 +93,21 @@ def test_a_hub_id_is_downloaded_into_the_cache_and_loaded_from_there(hub: Hub, t
         assert not (loaded.path / "modeling.py").exists(), "code is left where it is"
         asked, hub.asked = hub.asked, []
     assert not asked, "the second time it is in the cache"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "grok99"}, "has no architecture 'grok99'"),
+        ({"model_file": "own.py"}, "brings its own model code"),
+        ({"model_type": None}, "does not say which model_type"),
+    ],
+)
+def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
+    changes: dict[str, object], says: str, hub: Hub
+) -> None:
+    config = hub.repos["org/tiny"] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises((ModelUnsupported, ModelCorrupt), match=says):
+        load_model("org/tiny")
+    assert hub.sent == 0
