@@ -64,11 +64,10 @@ def test_the_table_of_the_statistics_has_its_fields_and_those_of_what_is_in_it()
         assert set(_NAME.findall(cell.partition(":")[2])) == public(getattr(cortexmlx, name)), name
 
 
-def test_the_table_of_the_block_map_has_its_fields_and_states() -> None:
-    text = section("`BlockMap`")
-    assert {n for row in rows(text) for n in names(row)} == {*public(cortexmlx.BlockMap), "count"}
-    cell = next(row[1] for row in rows(text) if "groups" in names(row))
-    assert set(_NAME.findall(cell.partition(":")[2])) == public(cortexmlx.GroupBlocks)
+def test_the_picture_of_the_arena_is_described_with_its_fields_and_states() -> None:
+    text = section("Statistics")
+    fields = public(cortexmlx.GroupBlocks) | public(cortexmlx.BlockMap) | {"count"}
+    assert fields - set(re.findall(r"`([a-z_]+)`", text)) - set(re.findall(r"look\.(\w+)", text)) == set()
     assert set(re.findall(r"`([A-Z]+)`", text)) == set(cortexmlx.BlockState.__members__)
 
 

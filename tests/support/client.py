@@ -22,6 +22,7 @@ from cortexmlx import (
     Conversation,
     ConversationFileError,
     CortexError,
+    DownloadFailed,
     Engine,
     EngineClosed,
     EngineStats,
@@ -218,7 +219,7 @@ def fails(engine: Engine) -> None:
     except RequestTimeout as error:
         print(isinstance(error, TimeoutError))
     rest = (ForkedProcess, KVCacheFull, MemoryRefused, OutOfMemory, PinRefused, LogitsProcessorError)
-    loading = (ModelNotFound, ModelCorrupt, ModelUnsupported)
+    loading = (ModelNotFound, DownloadFailed, ModelCorrupt, ModelUnsupported)
     kernels = (KernelCompileError, KernelFault, ToolchainMissing)
     assert all(issubclass(kind, CortexError) for kind in (*rest, *loading, *kernels, ConversationFileError))
 
