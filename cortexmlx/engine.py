@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.package import enter_mlx_lm
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
@@ -29,7 +30,7 @@ from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import Prompt, tokenize
+from cortexmlx.serving.prompt import ChatTokens, Prompt, tokenize
 from cortexmlx.serving.streams import TokenStream
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
@@ -270,15 +271,9 @@ class Engine(Looks, Texts, AsyncCalls):
         which computes only what is new. `params` and `client` are those of its requests, `template_vars` the chat
         template's. Raises InvalidRequest.
         """
-        return Conversation(
-            self,
-            self._tokenizer,
-            system=system,
-            messages=messages,
-            params=params,
-            template_vars=template_vars,
-            client=client,
-        )
+        talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=params, client=client)
+        talk.template_vars = checked_vars(template_vars)
+        return talk
 
     def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
         """Keep what prompts begin with: a text, tokens, or messages that others follow. It is computed now if it is not
@@ -345,6 +340,8 @@ class Engine(Looks, Texts, AsyncCalls):
         request = QueuedRequest(
             tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
         )
+        if isinstance(tokens, ChatTokens):
+            request = replace(request, thoughts=tokens.thoughts)
         return Submission(request, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:

@@ -221,6 +221,18 @@ def _shown(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+@dataclass(frozen=True)
+class Thoughts:
+    """How a model marks its thoughts: between the texts `open` and `close`, before its answer. `begun`: the prompt has
+    opened them. `skipped` may stand before an answer without thoughts.
+    """
+
+    open: str
+    close: str
+    begun: bool = False
+    skipped: str = ""
+
+
 RequestId = NewType("RequestId", int)
 """Names a request of one engine. One with several answers is several jobs of the scheduler, each with a JobId."""
 
@@ -229,7 +241,8 @@ RequestId = NewType("RequestId", int)
 class QueuedRequest:
     """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
     the performance counter. `client`, `background`, `cache` and `timeout` are those of `Engine.submit`. `scored` is the
-    text whose tokens are to have their log-probabilities: the prompt, or that and one token more.
+    text whose tokens are to have their log-probabilities: the prompt, or that and one token more. `thoughts` are
+    to be told from the answer.
     """
 
     prompt: tuple[int, ...]
@@ -241,6 +254,7 @@ class QueuedRequest:
     scored: tuple[int, ...] = ()
     cache: bool = True
     timeout: float | None = None
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True)
@@ -272,8 +286,9 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `index` counts the answers of one request when `n` > 1, and `others` of the first are the
-    rest of them.
+    """A finished answer. Where messages were asked, `text` is without what the model thought before it, which is
+    `thinking`; `raw_text` is all that it wrote, with the tags between the two. `index` counts the answers of one
+    request when `n` > 1, and `others` of the first are the rest of them.
 
     `cumulative_logprob`, the sum over its tokens, is there if log-probabilities or `best_of` were asked for.
     `prompt_logprobs` has one for each token of the prompt, but None for the first, before which there is nothing; of a
@@ -290,11 +305,18 @@ class Completion:
     cumulative_logprob: float | None = None
     others: tuple[Completion, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    thinking: str = ""
+    raw_text: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.raw_text:
+            object.__setattr__(self, "raw_text", self.text)
 
 
 @dataclass(frozen=True)
 class TokenEvent:
     """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
+    `thinking` is a piece of the thoughts before it; tags are in neither.
 
     `dropped` tokens before this one are out of the model's sight since the event before (`keep_first`, `keep_last`).
     The last event of an answer has `finish_reason` and no token; the last of all has `completion`. Who is called with
@@ -315,6 +337,7 @@ class TokenEvent:
     error: CortexError | None = None
     dropped: int = 0
     progress: Progress | None = None
+    thinking: str = ""
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:

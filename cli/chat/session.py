@@ -155,7 +155,7 @@ class ChatSession:
         with talk.stream(question.text, params) as reply, self.stoppable(reply.cancel):
             completion = follow(reply)
             answers = (completion, *completion.others)
-            if completion.finish_reason is FinishReason.CANCELLED and not any(each.text for each in answers):
+            if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
                 raise Stopped("stopped before the first word")
             self.conversation = talk
             self.keep()
@@ -203,6 +203,8 @@ class ChatSession:
         shown = 0
         for event in reply:
             view.note(event)
+            if event.thinking:
+                view.feed(event.thinking, thought=True)
             view.feed(event.text)
             shown += len(event.text)
         completion = reply.result()

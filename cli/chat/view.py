@@ -14,12 +14,12 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from cortexmlx.cli.chat.status import Status
-from cortexmlx.cli.chat.thinking import ThinkSplitter
 from cortexmlx.cli.markdown.flows import folded
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
 from cortexmlx.cli.terminal.console import is_terminal
 from cortexmlx.cli.terminal.region import Above, Region
+from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import TokenEvent
 
 WIDEST = 100
@@ -41,8 +41,8 @@ class AnswerView(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def feed(self, text: str) -> None:
-        """More text."""
+    def feed(self, text: str, thought: bool = False) -> None:
+        """More text, of the answer or of what the model thinks before it."""
 
     def note(self, event: TokenEvent) -> None:
         """What the figures say of an event."""
@@ -51,16 +51,25 @@ class AnswerView(Protocol):
 class RawView:
     """Plain text as it comes, for pipes and dumb terminals."""
 
+    def __init__(self) -> None:
+        self._thoughts = ThoughtsPrinter()
+
     def __enter__(self) -> RawView:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._thoughts.end()
         print(flush=True)
 
-    def feed(self, text: str) -> None:
-        """Print it."""
+    def feed(self, text: str, thought: bool = False) -> None:
+        """Print it: thoughts to stderr."""
+        if thought:
+            self._thoughts.show(text)
+            return
+        if text:
+            self._thoughts.end()
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -74,7 +83,6 @@ class MarkdownView:
     def __init__(self, console: Console, status: Status, *, thinking: bool, folded: bool = False) -> None:
         self._console = console
         self._status = status
-        self._splitter = ThinkSplitter(thinking=thinking)
         self._stream = MarkdownStream()
         self._thought = thinking
         self._folded = folded
@@ -102,17 +110,15 @@ class MarkdownView:
     ) -> None:
         self._ended.set()
         self._ticker.join()
-        for part in self._splitter.rest():
-            self._take(part.text, part.thought)
         self._close()
         self._stack.close()
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, thought: bool = False) -> None:
         """One more piece; it is drawn now or a moment later."""
         with self._lock:
             self._pieces += 1
-            for part in self._splitter.feed(text):
-                self._take(part.text, part.thought)
+            if text:
+                self._take(text, thought)
             self._draw_if_due()
 
     def note(self, event: TokenEvent) -> None:

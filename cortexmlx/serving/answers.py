@@ -24,7 +24,7 @@ from cortexmlx.request import (
 )
 from cortexmlx.scheduling.job import Committed, Job
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text import TextStream
+from cortexmlx.serving.text.stream import Piece, TextStream
 
 PROGRESS_SECONDS = 0.1
 """Between two events that tell of progress, at least."""
@@ -88,11 +88,12 @@ class RequestAnswers:
         if not self._chosen_later:
             self.handle.push(event)
 
-    def end(self, answer: Answer, rest: str, completion: Completion) -> None:
+    def end(self, answer: Answer, rest: Piece, completion: Completion) -> None:
         """One answer is complete, with a `rest` of text that was not shown yet."""
         self.open.remove(answer)
         self._done.append(completion)
-        last = TokenEvent(rest, finish_reason=completion.finish_reason, index=answer.index)
+        reason = completion.finish_reason
+        last = TokenEvent(rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking)
         if self.open:
             self.tell(last)
             return
@@ -173,10 +174,11 @@ class Answer:
             self._answers.decode()
         if logprob is not None:
             self._logprobs.append(logprob)
-        piece = "" if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
+        piece = Piece() if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
-        self._answers.tell(TokenEvent(piece, new.token, shown, index=self.index, dropped=dropped))
+        told = TokenEvent(piece.text, new.token, shown, index=self.index, dropped=dropped, thinking=piece.thinking)
+        self._answers.tell(told)
         return self.last
 
     def finish(self, reason: FinishReason) -> None:
@@ -197,6 +199,8 @@ class Answer:
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             index=self.index,
             cumulative_logprob=sum(p.logprob for p in self._logprobs) if self._logprobs else None,
+            thinking=self._text.thinking,
+            raw_text=self._text.raw_text,
         )
         self._answers.end(self, rest, completion)
 

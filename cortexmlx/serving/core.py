@@ -30,7 +30,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.parts import Call, EngineParts
-from cortexmlx.serving.text import TextStream
+from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.stats import EngineStats, Moment
 
 _T = TypeVar("_T")
@@ -107,7 +107,7 @@ class EngineCore(EngineParts):
         for index in range(params.best_of or params.n):
             job = self.scheduler.add(JobId(next(self._jobs)), asked(request, index), stop_ids, fork_of=first)
             first = first or job
-            text = TextStream(self.loaded.tokenizer.detokenizer, params.stop)
+            text = TextStream(self.loaded.tokenizer.detokenizer, params.stop, request.thoughts)
             self._answers[job.id] = Answer(answers, job, index, text)
         self._requests[handle.id] = answers
         if request.timeout is not None:

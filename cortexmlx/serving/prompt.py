@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -10,11 +11,19 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
-from cortexmlx.request import Message, plain_message
+from cortexmlx.request import Message, Thoughts, plain_message
 
 
 class Reader(Protocol):
     """What turns messages into tokens: see `SharedTokenizer`."""
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """How the model marks its thoughts, if it has any."""
+
+    @property
+    def takes_thoughts_apart(self) -> bool:
+        """The chat template reads the thoughts of an earlier answer from a field of their own."""
 
     @property
     def eos_token_ids(self) -> Collection[int]:
@@ -25,6 +34,14 @@ class Reader(Protocol):
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
         """Messages through the chat template."""
+
+
+class ChatTokens(list[int]):
+    """The token ids of messages, and how the thoughts in the answer to them are marked, if there are any."""
+
+    def __init__(self, ids: Iterable[int], thoughts: Thoughts | None) -> None:
+        super().__init__(ids)
+        self.thoughts = thoughts
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -49,6 +66,8 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
     if isinstance(prompt, ChatPrompt):
         return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits)
+    if isinstance(prompt, ChatTokens):
+        return prompt
     listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
     if not listed:
         raise InvalidRequest(_PROMPT_KINDS)
@@ -67,7 +86,19 @@ def _of_messages(
     if not messages or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
     rendered = render(tokenizer, messages, variables)
-    return _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
+    ids = _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
+    return ChatTokens(ids, thoughts_behind(tokenizer, rendered))
+
+
+def thoughts_behind(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | None:
+    """How thoughts are marked in the answer to rendered messages, which may have opened them already."""
+    thoughts = tokenizer.thoughts
+    if thoughts is None:
+        return None
+    if isinstance(rendered, str):
+        return replace(thoughts, begun=rendered.rstrip().endswith(thoughts.open))
+    tails = (tokenizer.encode(thoughts.open + blank, False) for blank in ("", "\n"))
+    return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
 
 
 def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:

@@ -14,13 +14,13 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
-from cortexmlx.serving.prompt import Reader, render
+from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.exchange import as_markdown, messages_in
 from cortexmlx.sessions.reply import AsyncReply, Reply
 from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Offered, Turn, place_that_leaves, without_answer
+from cortexmlx.sessions.turn import Offered, Turn, place_that_leaves, said_by_model, thoughts_in, without_answer
 
 if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
@@ -30,9 +30,6 @@ log = logging.getLogger("cortexmlx")
 
 Question = str | Message | Sequence[Message]
 """What is said to the model: a user's text, or messages, such as the outputs of tools."""
-
-THINK = ("<think>\n", "<think>")
-"""How a chat template opens thoughts at the end of a prompt. The answer goes on behind it, so it belongs there."""
 
 
 class Host(Protocol):
@@ -105,6 +102,12 @@ class Conversation:
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
         self._offered: Offered | None = None
+
+    @property
+    def thinking(self) -> str:
+        """What the model thought before its last answer; empty if it did not, or nothing was answered."""
+        said = next((m for m in reversed(self._messages) if m["role"] == "assistant"), None)
+        return "" if said is None else thoughts_in(said, self._reader.thoughts)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -341,34 +344,32 @@ class Conversation:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
         rendered = render(self._reader, self._said(sent), self.template_vars)
+        thoughts = thoughts_behind(self._reader, rendered)
         if not isinstance(rendered, str):
-            return Turn(messages, Transcript(), rendered, self._opened_in(rendered))
+            tag = thoughts.open if thoughts is not None and thoughts.begun else ""
+            return Turn(messages, Transcript(), ChatTokens(rendered, thoughts), tag)
         read = self._transcript.read(rendered, self._encode)
-        return Turn(messages, read, list(read.tokens), next((tag for tag in THINK if rendered.endswith(tag)), ""))
+        tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
+        return Turn(messages, read, ChatTokens(read.tokens, thoughts), tag)
 
     def _encode(self, text: str) -> list[int]:
         return self._reader.encode(text, False)
 
-    def _opened_in(self, prompt: list[int]) -> str:
-        """The tag that a prompt of ids alone ends with."""
-        ids = ((tag, self._encode(tag)) for tag in THINK)
-        return next((tag for tag, tail in ids if tail and prompt[-len(tail) :] == tail), "")
-
     def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
         """Keep a turn that has ended with the first of its answers, unless it was cancelled before there was any."""
         answers = (completion, *completion.others)
-        kept = next((a for a in answers if a.text or a.finish_reason is not FinishReason.CANCELLED), None)
+        kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
         if kept is not None:
             self._keep(turn, params, kept)
             self._offered = Offered(turn, params, answers)
 
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
         """Keep a turn with this answer. The token that ended it is the template's to write."""
-        tokens, text = answer.token_ids, answer.text
+        tokens, text = answer.token_ids, answer.raw_text
         stopped = answer.finish_reason is FinishReason.STOP
         if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
             tokens, stopped = tokens[:-1], False
-        self._messages = (*turn.messages, {"role": "assistant", "content": turn.thinking + text})
+        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader.takes_thoughts_apart))
         # What a stop string cut away is not said: the tokens of the rest are those of its text.
         self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)
 

@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.request import Completion, Message, SamplingParams
+from cortexmlx.request import Completion, Message, SamplingParams, Thoughts
+from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Transcript
 
 
@@ -46,3 +47,23 @@ def place_that_leaves(
     if first < len(places):
         return places[first]
     return places[-1] if tokens(places[-1]) < longest else begin
+
+
+def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
+    """The answer as the chat template wants it back: with the thoughts in a field of their own if it takes them
+    `apart`, else as the model wrote it.
+    """
+    if not apart:
+        return {"role": "assistant", "content": turn.thinking + answer.raw_text}
+    thoughts = {"reasoning_content": answer.thinking} if answer.thinking else {}
+    return {"role": "assistant", "content": answer.text, **thoughts}
+
+
+def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:
+    """The thoughts in a model's message, as `said_by_model` or anybody else put them there."""
+    apart, content = said.get("reasoning_content"), said.get("content")
+    if isinstance(apart, str) or thoughts is None or not isinstance(content, str):
+        return apart if isinstance(apart, str) else ""
+    splitter = ThoughtSplitter(thoughts)
+    parts = [*splitter.feed(content), *splitter.rest()]
+    return "".join(part.text for part in parts if part.kind is Kind.THOUGHT)

@@ -16,7 +16,7 @@ from cortexmlx.scheduling.steps.plan import Segment
 from cortexmlx.serving import answers as answers_module
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text import TextStream
+from cortexmlx.serving.text.stream import TextStream
 from support.requests import job_of
 
 

@@ -27,16 +27,18 @@ from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNot
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.progress import Progress
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Thoughts, Timings, TokenEvent, Usage
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, Moment, StoreStats
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 TEMPLATE_VARS = frozenset({"enable_thinking", "reasoning_effort"})
 """What the fake chat template reads."""
+THOUGHTS = Thoughts("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,31 @@ class FakeInfo:
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")
 
 
+class Words:
+    """A detokenizer whose tokens are the texts themselves."""
+
+    def __init__(self) -> None:
+        self._new = ""
+
+    def add_token(self, token: Any) -> None:
+        self._new = token
+
+    def finalize(self) -> None:
+        self._new = ""
+
+    @property
+    def last_segment(self) -> str:
+        return self._new
+
+
 @dataclass(frozen=True)
 class FakeReader:
     """Code points for tokens."""
 
     engine: FakeEngine
     eos_token_ids: frozenset[int] = frozenset()
+    thoughts: Thoughts | None = THOUGHTS
+    takes_thoughts_apart: bool = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
@@ -195,6 +216,8 @@ class FakeEngine:
         words: list[str | None] = scripted() if "!script" in text else [*answer_to(text)]
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
+        begun = self.template_end.strip() == THOUGHTS.open
+        told = TextStream(Words(), thoughts=None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun))
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0
         for number, word in enumerate(words[:limit]):
@@ -210,15 +233,19 @@ class FakeEngine:
             said.append(word)
             if number == 3 and "FAKE_BEGUN" in os.environ:
                 Path(os.environ["FAKE_BEGUN"]).touch()
-            handle.push(TokenEvent(word, token_id=number))
+            piece = told.push(word)  # type: ignore[arg-type]
+            handle.push(TokenEvent(piece.text, token_id=number, thinking=piece.thinking))
         usage = Usage(len(text.split()) + 3, len(said), cached_tokens=0 if isinstance(prompt, str) else 2)
         timings = Timings(
             queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
         )
-        done = Completion("".join(said), tuple(map(ord, "".join(said))), reason, usage, timings)
+        rest = told.finish()
+        tokens = tuple(map(ord, "".join(said)))
+        parts = {"thinking": told.thinking, "raw_text": told.raw_text}
+        done = Completion(told.text, tokens, reason, usage, timings, **parts)
         done = replace(done, others=tuple(replace(done, index=index) for index in range(1, params.n)))
         self._left()
-        handle.push(TokenEvent("", finish_reason=reason, completion=done))
+        handle.push(TokenEvent(rest.text, finish_reason=reason, completion=done, thinking=rest.thinking))
 
     def _read(self, handle: RequestHandle, pieces: int) -> None:
         """A long prompt: pieces of 100 tokens, half a second each, and none behind the one in which it is cancelled."""

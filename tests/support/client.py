@@ -146,10 +146,12 @@ def talks(engine: Engine, folder: Path) -> None:
     talk: Conversation = engine.conversation(system="Be brief.", params=SHORT, client="one")
     question: Question = {"role": "user", "content": "Hello?"}
     assert_type(talk.ask(question, timeout=60), Completion)
+    assert_type(engine.generate(ChatPrompt(MESSAGES, {}), SHORT).raw_text, str)
+    print(talk.thinking, talk.template_vars, engine.info.template_vars)
     with talk.stream("And then?") as reply:
         assert_type(reply, Reply)
         for event in reply:
-            print(event.text, end="")
+            print(event.thinking, event.text, end="")
         print(reply.result().text, len(reply.prompt), reply.thinking)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.tiny import write_tiny
+from support.tiny import EOS, write_tiny
 
 _TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
 
@@ -44,3 +44,23 @@ def write_thinking(path: Path, template: str, tokens: tuple[str, ...] = (), **co
         tokenizer["added_tokens"].append({"id": number, "content": token, **kind})
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     return path
+
+
+def dictated(engine: Any, text: str, **params: Any) -> Any:
+    """Sampling parameters with which a model writes `text` and then ends its answer, whatever it would say. Of requests
+    that share them, none may have a prompt as long as another's with a part of the answer.
+    """
+    import mlx.core as mx
+
+    from cortexmlx import SamplingParams
+
+    ids = [*engine.encode(text), EOS]
+    begun: dict[int, int] = {}
+
+    def dictate(tokens: mx.array, logits: mx.array) -> mx.array:
+        size = tokens.size
+        start = begun[size] = begun.get(size - 1, begun.get(size, size))
+        token = ids[min(size - start, len(ids) - 1)]
+        return mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)[None]
+
+    return SamplingParams(**{"max_tokens": len(ids), "logits_processors": [dictate], **params})

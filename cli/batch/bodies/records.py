@@ -53,7 +53,8 @@ class Recorder:
             "dropped_tokens": used.dropped_tokens,
             "total_tokens": used.total_tokens,
         }
-        record: Record = {"text": answer.text, "finish_reason": answer.finish_reason.value, "usage": usage}
+        reason = answer.finish_reason.value
+        record: Record = {"text": answer.text, **_thoughts(answer), "finish_reason": reason, "usage": usage}
         if answer.logprobs is not None:
             record["logprobs"] = simple_tokens(answer.logprobs, self._bytes_of)
         if answer.prompt_logprobs is not None and not answer.index:
@@ -78,7 +79,7 @@ class Recorder:
         said: Record
         logprobs: Record | None = None
         if request.style is Style.CHAT:
-            said = {"message": {"role": "assistant", "content": answer.text}}
+            said = {"message": {"role": "assistant", "content": answer.text, **_thoughts(answer)}}
             if answer.logprobs is not None:
                 logprobs = {"content": chat_tokens(answer.logprobs, self._bytes_of)}
         else:
@@ -92,6 +93,11 @@ class Recorder:
 
     def _echo(self, prompt: Any) -> str:
         return prompt if isinstance(prompt, str) else b"".join(map(self._bytes_of, prompt)).decode("utf-8", "replace")
+
+
+def _thoughts(answer: Completion) -> Record:
+    """What the model thought before it answered, under vLLM's name, if it did."""
+    return {"reasoning_content": answer.thinking} if answer.thinking else {}
 
 
 def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Record:

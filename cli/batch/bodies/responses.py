@@ -8,7 +8,9 @@ from cortexmlx.request import Completion, FinishReason
 
 
 def response_body(request: BatchRequest, answer: Completion, model: str, created: int, bytes_of: TokenBytes) -> Record:
-    """One message of text. `incomplete` is an answer that the number of tokens ended."""
+    """One message of text, behind the model's thoughts if it had any. `incomplete` is an answer that the number of
+    tokens ended.
+    """
     whole = answer.finish_reason is not FinishReason.LENGTH
     status = "completed" if whole else "incomplete"
     text: Record = {"type": "output_text", "text": answer.text, "annotations": []}
@@ -32,7 +34,7 @@ def response_body(request: BatchRequest, answer: Completion, model: str, created
         "max_output_tokens": request.params.max_tokens,
         "metadata": request.body.get("metadata") or {},
         "model": model,
-        "output": [message],
+        "output": [*_thoughts(request, answer, status), message],
         "parallel_tool_calls": False,
         "temperature": request.params.temperature,
         "text": {"format": {"type": "text"}},
@@ -48,3 +50,11 @@ def response_body(request: BatchRequest, answer: Completion, model: str, created
             "total_tokens": answer.usage.total_tokens,
         },
     }
+
+
+def _thoughts(request: BatchRequest, answer: Completion, status: str) -> list[Record]:
+    """They have no count of tokens: a tag may end within one."""
+    if not answer.thinking:
+        return []
+    content = [{"type": "reasoning_text", "text": answer.thinking}]
+    return [{"id": f"rs_{request.line}", "type": "reasoning", "status": status, "summary": [], "content": content}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.thinking import thoughts_of
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import THOUGHT
@@ -23,8 +22,7 @@ def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
         now = "one line; /thoughts shows the last" if chat.folding.folded else "shown"
         console.print(f"  thoughts are {now} from now on", style="dim")
         return
-    said = [str(message.get("content", "")) for message in chat.conversation.messages if message["role"] == "assistant"]
-    thought = thoughts_of(said[-1]) if said else ""
+    thought = chat.conversation.thinking
     if not thought:
         raise InvalidRequest("the last answer has no thoughts")
     stream = MarkdownStream()

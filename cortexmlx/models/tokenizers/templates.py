@@ -1,5 +1,5 @@
-"""Chat templates: found where a model's folder has them, rendered by transformers' own renderer. Templates come with
-models and are untrusted code, and that renderer keeps its sandbox up to date.
+"""Chat templates: found where a model's folder has them, what they read, and rendered by transformers' own renderer.
+Templates come with models and are untrusted code, and that renderer keeps its sandbox up to date.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.package import without_side_effects
 from cortexmlx.messages import EFFORT, THINKING, TemplateVars
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
+from cortexmlx.request import Thoughts
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
 
 _RENDERER = "transformers.utils.chat_template_utils"
 
@@ -112,7 +116,15 @@ def render(
 
 def variables_of(template: str) -> frozenset[str]:
     """The variables that a template reads and a caller may set. Raises InvalidRequest when the template is broken."""
-    from jinja2 import TemplateError, meta, nodes
+    from jinja2 import TemplateError, meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_parsed(template))) - _RENDERERS_OWN
+    except TemplateError as error:
+        raise unrendered(error) from error
+
+
+def _parsed(template: str) -> nodes.Template:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -126,23 +138,75 @@ def variables_of(template: str) -> frozenset[str]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    try:
-        parsed = ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols]).parse(template)
-        return frozenset(meta.find_undeclared_variables(parsed)) - _RENDERERS_OWN
-    except TemplateError as error:
-        raise unrendered(error) from error
+    return ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols]).parse(template)
 
 
 def variables_read(tokenizer: Any) -> frozenset[str] | None:
     """The variables that the chat template of a tokenizer reads, mlx-lm's or ours: see `variables_of`. None where code
     renders, which does not say.
     """
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if getattr(tokenizer, "_chat_template", None) is not None or not isinstance(template, str):
+    template = _template_text(tokenizer)
+    if getattr(tokenizer, "_chat_template", None) is not None or not template:
         return None if tokenizer.has_chat_template else frozenset()
     return variables_of(template)
+
+
+_HARMONY = "<|channel|>"
+_MARKED = (
+    (Thoughts("<think>", "</think>"), ("<think>", "</think>")),
+    (Thoughts("<longcat_think>", "</longcat_think>"), ("<longcat_think>", "</longcat_think>")),
+    (Thoughts("<|think:start|>", "<|think:end|>"), ("<|think:start|>", "<|think:end|>")),
+    (Thoughts("<|channel>thought", "<channel|>"), ("<|channel>", "<channel|>")),
+    (
+        Thoughts("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    ),
+    (
+        Thoughts(
+            f"{_HARMONY}analysis<|message|>",
+            f"<|end|><|start|>assistant{_HARMONY}final<|message|>",
+            skipped=f"{_HARMONY}final<|message|>",
+        ),
+        (_HARMONY, "<|message|>", "<|start|>", "<|end|>"),
+    ),
+    (Thoughts("[THINK]", "[/THINK]"), ("[THINK]", "[/THINK]")),
+    (Thoughts("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_THINKING|>", "<|END_THINKING|>")),
+    (Thoughts("<seed:think>", "</seed:think>"), ("<seed:think>", "</seed:think>")),
+)
+"""How models mark their thoughts, and the tokens by which one is known: first those that mlx-lm knows."""
+
+
+def thoughts_of(tokenizer: Any) -> Thoughts | None:
+    """How the model of a tokenizer, mlx-lm's or ours, marks its thoughts: known by the tokens that it has, else by the
+    tags that its chat template writes. None if it does not think.
+    """
+    vocabulary = tokenizer.get_vocab()
+    for thoughts, tokens in _MARKED:
+        if all(token in vocabulary for token in tokens):
+            return thoughts
+    template = _template_text(tokenizer)
+    return next((t for t, _ in _MARKED if t.open in template and t.close in template), None)
+
+
+def takes_thoughts_apart(tokenizer: Any) -> bool:
+    """Whether the chat template reads the thoughts of an earlier answer from a field of their own. transformers gives
+    `reasoning_content` the names that templates have for it.
+    """
+    from jinja2 import TemplateError, nodes
+
+    try:
+        parsed = _parsed(_template_text(tokenizer))
+    except TemplateError:
+        return False
+    read = {node.attr for node in parsed.find_all(nodes.Getattr)}
+    read |= {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
+    return not read.isdisjoint({"reasoning_content", "thinking", "reasoning"})
+
+
+def _template_text(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    template = template.get("default") if isinstance(template, dict) else template
+    return template if isinstance(template, str) else ""
 
 
 def readable(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:

@@ -27,7 +27,7 @@ class Texts:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
         self._worker.check_process()
-        return tokenize(self._tokenizer, prompt)
+        return list(tokenize(self._tokenizer, prompt))
 
     def count_tokens(self, prompt: Prompt) -> int:
         """How many tokens a prompt has: what `usage.prompt_tokens` of its answer will say. Raises InvalidRequest."""

@@ -38,7 +38,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
     stops = []
 
     class Stopping(RawView):
-        def feed(self, text: str) -> None:
+        def feed(self, text: str, thought: bool = False) -> None:
             super().feed(text)
             if "word3" in text:
                 stops[0]()
@@ -56,7 +56,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
     told: list[object] = []
 
     class Told(RawView):
-        def feed(self, text: str) -> None:
+        def feed(self, text: str, thought: bool = False) -> None:
             told.append(text)
 
         def note(self, event: TokenEvent) -> None:

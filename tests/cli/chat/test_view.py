@@ -13,7 +13,8 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
-from cortexmlx.request import TokenEvent
+from cortexmlx.request import Thoughts, TokenEvent
+from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
 from support.emulator import Emulator
 from support.statuses import status_of
@@ -24,8 +25,10 @@ def viewed(pieces: list[str], *, thinking: bool = False, folded: bool = False) -
     written = io.StringIO()
     console = Console(file=written, width=60, height=20, force_terminal=True, color_system="256")
     with MarkdownView(console, status_of(3, 100), thinking=thinking, folded=folded) as view:
-        for piece in pieces:
-            view.feed(piece)
+        splitter = ThoughtSplitter(Thoughts("<think>", "</think>", begun=thinking))
+        for part in [*(part for piece in pieces for part in splitter.feed(piece)), *splitter.rest()]:
+            if part.kind is not Kind.MARKUP:
+                view.feed(part.text, part.kind is Kind.THOUGHT)
     screen = Emulator(60, 20)
     pyte.Stream(screen).feed(written.getvalue().replace("\n", "\r\n"))
     return screen
@@ -41,6 +44,15 @@ def test_plain_text_comes_as_it_is_and_ends_its_line(capsys: pytest.CaptureFixtu
         assert capsys.readouterr().out == "**the"
         view.feed(" answer**")
     assert capsys.readouterr().out == " answer**\n"
+
+
+def test_thoughts_are_not_in_the_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with RawView() as view:
+        view.feed("so", thought=True)
+        view.feed("")
+        view.feed(" be it", thought=True)
+        view.feed("Hello")
+    assert capsys.readouterr() == ("Hello\n", "so be it\n\n")
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30))
@@ -74,10 +86,6 @@ def test_a_warning_goes_above_the_figures_or_to_a_file(terminal: bool, monkeypat
     assert isinstance(screen.file, io.StringIO)
     said = "cortexmlx: the [disk] is full\n"
     assert (said in screen.file.getvalue(), stderr.getvalue()) == ((True, "") if terminal else (False, said))
-
-
-def test_what_could_have_become_a_tag_is_text_in_the_end() -> None:
-    assert lines_of(viewed(["2 ", "<"])) == ["2 <"]
 
 
 @pytest.mark.parametrize("thinking", [True, False])

@@ -12,10 +12,18 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import FoundTemplate, find_template, readable, render, variables_of
+from cortexmlx.models.tokenizers.templates import (
+    FoundTemplate,
+    find_template,
+    readable,
+    render,
+    takes_thoughts_apart,
+    thoughts_of,
+    variables_of,
+)
 from cortexmlx.serving.prompt import tokenize
 from support.byte_tokenizers import SMOLLM, build
-from support.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED
+from support.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED, write_thinking
 from support.tiny import write_tiny
 
 
@@ -185,3 +193,61 @@ def test_variables_that_a_template_does_not_read_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         readable(variables, variables_of(template))
+
+
+KNOWN_TO_MLX_LM = [
+    ("<think>", "</think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+    ("<|channel>", "<channel|>"),
+    ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+]
+OTHERS = [
+    ("<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+]
+
+
+@pytest.mark.parametrize("tokens", [*KNOWN_TO_MLX_LM, *OTHERS, ()])
+def test_tags_are_those_that_mlx_lm_finds_and_a_few_more(tokens: tuple[str, ...], tmp_path: Path) -> None:
+    from mlx_lm import utils
+
+    path = write_thinking(tmp_path / "m", "{{ messages }}", tokens)
+    ours, judge = thoughts_of(load_tokenizer(path, set())[0]), utils.load_tokenizer(path)
+    if tokens in OTHERS:
+        assert ours is not None and ours.open.startswith(tokens[0])
+    else:
+        assert (ours and ours.open, ours and ours.close) == (judge.think_start, judge.think_end)
+
+
+def test_tags_that_are_no_tokens_are_known_from_the_template() -> None:
+    assert thoughts_of(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' ~ '</think>' }}")) is not None
+    assert thoughts_of(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' }}")) is None
+    assert thoughts_of(build(SMOLLM, SpecialTokens())) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "apart"),
+    [
+        ("{% if m.reasoning_content is string %}{% endif %}", True),
+        ("{% if 'thinking' in m %}{{ m['thinking'] }}{% endif %}", True),
+        ("{{ m.get('reasoning') }}", True),
+        ("{% if thinking or enable_thinking %}{{ m.content.split('</think>') }}{% endif %}", False),
+        ("{% for", False),
+        (None, False),
+    ],
+)
+def test_whether_a_template_reads_thoughts_from_a_field(template: str | None, apart: bool) -> None:
+    assert takes_thoughts_apart(build(SMOLLM, SpecialTokens(), chat_template=template)) is apart
+
+
+def test_a_tokenizer_of_ours_switches_as_mlx_lms_wrapper_does() -> None:
+    """A template that asks for thoughts only if it is told to is told so where the model thinks."""
+    asks = "{{ enable_thinking }}{{ '</think>' if messages[0].x else '' }}"
+    plain = SharedTokenizer(build(SMOLLM, SpecialTokens(), chat_template=asks))
+    thinks = SharedTokenizer(build(SMOLLM, SpecialTokens(), chat_template=asks + "{# <think> #}"))
+    assert plain.thoughts is None and plain.render(MESSAGES) == "False"
+    assert thinks.thoughts is not None and thinks.render(MESSAGES) == "True"
+    assert thinks.render(MESSAGES, {"enable_thinking": False}) == "False"

@@ -125,3 +125,12 @@ def test_a_record_has_the_key_of_its_request(style: Style) -> None:
         assert key_of_record(error_record(bad, "bad")) == key_of(identity, 7)
     assert key_of_record(RECORDER.answer(request(style), [[answer("a", 1)]])) == key_of("q", 7)
     assert key_of_record({"text": "no record"}) is None
+
+
+def test_thoughts_are_apart_from_the_answer() -> None:
+    thought = replace(answer("b", 1), thinking="a", raw_text="<think>a</think>b")
+    message = ChatCompletion.model_validate(body_of(request(Style.CHAT), [thought])).choices[0].message
+    assert message.content == "b" and message.model_extra == {"reasoning_content": "a"}
+    simple = RECORDER.answer(request(Style.SIMPLE), [[thought]])
+    assert (simple["text"], simple["reasoning_content"]) == ("b", "a")
+    assert "reasoning_content" not in RECORDER.answer(request(Style.SIMPLE), [[answer("b", 1)]])

@@ -44,3 +44,11 @@ def test_a_response_is_one_message_of_text_with_its_tokens() -> None:
     cut = response(replace(answer, finish_reason=FinishReason.LENGTH, logprobs=None))
     assert cut.status == "incomplete" and cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_thoughts_are_an_item_of_their_own_before_the_message() -> None:
+    answer = Completion("b", (97,), FinishReason.STOP, Usage(5, 1), Timings(0, 0, 0, 0, 0), thinking="a")
+    thoughts, message = response(answer).output
+    assert thoughts.type == "reasoning" and message.type == "message"
+    assert thoughts.content is not None and [part.text for part in thoughts.content] == ["a"]
+    assert response(answer).output_text == "b"

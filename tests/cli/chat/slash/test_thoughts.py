@@ -16,9 +16,9 @@ def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(sess
     screen = Console(file=io.StringIO(), width=40)
     with pytest.raises(InvalidRequest, match="has no thoughts"):
         run_command("/thoughts", session, screen)
-    session.ask(Question("!say <think>\n**So** it is.\n</think>yes<think>or not</think>"))
+    session.ask(Question("!say <think>\n**So** it is.\n</think>yes <think>or not</think>"))
     run_command("/thoughts", session, screen)
-    assert printed(screen) == "So it is.\n\nor not\n"
+    assert printed(screen) == "So it is.\n"
     run_command("/thoughts fold", session, screen)
     assert session.folding.folded
     run_command("/thoughts show", session, screen)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
-from cortexmlx.serving.text import TextStream
+from cortexmlx.serving.text.stream import Piece, TextStream
 
 CORPUS = [
     "the theme of the song",
@@ -57,8 +57,8 @@ def pieces() -> list[bytes]:
 def stream(ids: list[int], stops: list[str]) -> tuple[TextStream, list[str]]:
     """The pieces that a caller is shown, ending with what `finish` returned."""
     text = TextStream(ByteDetokenizer(pieces()), stops)
-    shown = [text.push(token) for token in ids]
-    return text, [*shown, text.finish()]
+    shown = [text.push(token).text for token in ids]
+    return text, [*shown, text.finish().text]
 
 
 def cut(text: str, stops: list[str]) -> str:
@@ -89,7 +89,7 @@ def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> No
     shown = ""
     text = TextStream(ByteDetokenizer(pieces()), stops)
     for token in ids:
-        shown += text.push(token)
+        shown += text.push(token).text
         assert cut(answer, stops).startswith(shown)
 
 
@@ -141,7 +141,7 @@ def test_stop_strings_by_example(answer: str, stops: list[str], expected: str) -
 
 def test_tokens_after_the_stop_are_ignored() -> None:
     text, _ = stream(tokenizer().encode("a STOP b"), ["STOP"])
-    assert text.stopped and text.push(5) == "" and text.finish() == "" and text.text == "a "
+    assert text.stopped and text.push(5) == text.finish() == Piece() and text.text == "a "
 
 
 def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() -> None:
@@ -155,8 +155,8 @@ def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() 
 @settings(max_examples=50)
 def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str, stops: list[str]) -> None:
     text = TextStream(detokenizer(tokenizer()), stops)
-    shown = [text.push(token) for token in tokenizer().encode(answer)]
-    assert "".join([*shown, text.finish()]) == cut(answer, stops)
+    shown = [text.push(token).text for token in tokenizer().encode(answer)]
+    assert "".join([*shown, text.finish().text]) == cut(answer, stops)
 
 
 @cache
@@ -175,8 +175,8 @@ def test_the_wrapper_of_a_model_folder_gives_exactly_what_its_tokenizer_decodes(
     ids: list[int], stops: list[str]
 ) -> None:
     text = TextStream(wrapper().detokenizer, stops)
-    shown = [text.push(token) for token in ids]
-    assert "".join([*shown, text.finish()]) == cut(wrapper().decode(ids), stops)
+    shown = [text.push(token).text for token in ids]
+    assert "".join([*shown, text.finish().text]) == cut(wrapper().decode(ids), stops)
 
 
 def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
         )
         wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
     text = TextStream(wrapped.detokenizer)
-    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == ["", ""]
+    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [Piece(), Piece()]
 
 
 def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_for() -> None:

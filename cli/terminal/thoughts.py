@@ -1,0 +1,32 @@
+"""A model's thoughts where the answer goes to stdout: on stderr, dim where a person looks."""
+
+from __future__ import annotations
+
+import sys
+
+from cortexmlx.cli.terminal import console
+
+
+class ThoughtsPrinter:
+    """Prints thoughts as they come, and parts them from the answer behind them. `hidden`: prints nothing."""
+
+    def __init__(self, *, hidden: bool = False) -> None:
+        self._hidden = hidden
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """One more piece."""
+        if self._hidden:
+            return
+        if not self._open and console.is_coloured(sys.stderr):
+            sys.stderr.write("\x1b[2m")
+        self._open = True
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """The answer begins, or there is none: the line and its style end. Safe to call again."""
+        if self._open:
+            self._open = False
+            sys.stderr.write("\x1b[0m\n\n" if console.is_coloured(sys.stderr) else "\n\n")
+            sys.stderr.flush()

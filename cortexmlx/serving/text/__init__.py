@@ -1,0 +1,1 @@
+"""From tokens to text: half characters, stop strings, thoughts apart from the answer."""

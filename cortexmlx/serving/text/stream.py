@@ -1,0 +1,127 @@
+"""Text that is safe to show while tokens are still coming: no half characters, no piece of a stop string, and thoughts
+apart from the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from cortexmlx.request import Thoughts
+from cortexmlx.serving.text.stops import StopStrings
+from cortexmlx.serving.text.thoughts import Kind, Part, ThoughtSplitter
+
+
+class Detokenizer(Protocol):
+    """What a text stream needs of a streaming detokenizer, mlx-lm's or ours: it holds back half characters."""
+
+    def add_token(self, token: int) -> None:
+        """Take one token id."""
+
+    def finalize(self) -> None:
+        """No more tokens: whatever was held back becomes text."""
+
+    @property
+    def last_segment(self) -> str:
+        """The text that was added since this was last read."""
+
+
+class Piece(NamedTuple):
+    """What a token adds to an answer, and to the thoughts before it."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+class TextStream:
+    """The text of one answer, piece by piece, ending before the first stop string: see `StopStrings`.
+
+    With `thoughts`, those are told apart: see `ThoughtSplitter`. Stop strings are of the answer, and what the model
+    thinks ends at none, but for those that have one of the tags in them.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), thoughts: Thoughts | None = None) -> None:
+        self._detokenizer = detokenizer
+        tags = () if thoughts is None else (thoughts.open, thoughts.close)
+        tagged = [s for s in stop if any(tag in s for tag in tags)]
+        self._everywhere = StopStrings(tagged)
+        self._in_answer = StopStrings([s for s in stop if s not in tagged])
+        self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
+        self._text = _Text()
+        self._thinking = _Text()
+        self._before = _Text()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was completed. Tokens pushed after that are ignored."""
+        return self._everywhere.stopped or self._in_answer.stopped
+
+    @property
+    def text(self) -> str:
+        """The answer, as far as `push` and `finish` have returned it."""
+        return self._text.joined()
+
+    @property
+    def thinking(self) -> str:
+        """The thoughts, as far as `push` and `finish` have returned them."""
+        return self._thinking.joined()
+
+    @property
+    def raw_text(self) -> str:
+        """Both, with the tags and blanks that part them."""
+        return self._before.joined() + self.text
+
+    def push(self, token: int) -> Piece:
+        """Take one token id; returns the text that is now safe to show, often empty."""
+        if self.stopped:
+            return Piece()
+        self._detokenizer.add_token(token)
+        return self._take(self._everywhere.feed(self._detokenizer.last_segment))
+
+    def finish(self) -> Piece:
+        """There are no more tokens: returns the rest of the text, held back until now."""
+        if self._in_answer.stopped:
+            return Piece()
+        new = ""
+        if not self._everywhere.stopped:
+            self._detokenizer.finalize()
+            new = self._everywhere.feed(self._detokenizer.last_segment) + self._everywhere.rest()
+        return self._take(new, final=True)
+
+    def _take(self, new: str, final: bool = False) -> Piece:
+        text, thinking = [], []
+        for part in self._parts(new, final):
+            if part.kind is Kind.ANSWER:
+                text.append(self._in_answer.feed(part.text))
+                continue
+            self._before.add(part.text)
+            if part.kind is Kind.THOUGHT:
+                thinking.append(part.text)
+        if final and not self._in_answer.stopped:
+            text.append(self._in_answer.rest())
+        piece = Piece("".join(text), "".join(thinking))
+        self._text.add(piece.text)
+        self._thinking.add(piece.thinking)
+        return piece
+
+    def _parts(self, new: str, final: bool) -> Iterable[Part]:
+        if self._splitter is None:
+            return (Part(new, Kind.ANSWER),)
+        parts = [*self._splitter.feed(new)]
+        return [*parts, *self._splitter.rest()] if final else parts
+
+
+class _Text:
+    """A text that grows."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+
+    def joined(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""

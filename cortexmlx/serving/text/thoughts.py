@@ -1,0 +1,140 @@
+"""A model's thoughts told from its answer, while the text is still coming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from cortexmlx.request import Thoughts
+
+WIDEST = 64
+"""Blanks around a tag that belong to it, at most: so many are held back until it is known what they stand before."""
+
+
+class Kind(Enum):
+    """What a part of a text is."""
+
+    MARKUP = "markup"
+    THOUGHT = "thought"
+    ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of text of one kind."""
+
+    text: str
+    kind: Kind
+
+
+class _Place(Enum):
+    """Where in an answer the text is that comes next."""
+
+    BEFORE = "nothing has come, or only blanks"
+    OPENED = "right behind the tag that opens thoughts"
+    INSIDE = "in the thoughts"
+    CLOSED = "right behind the tag that closes them"
+    ANSWER = "in the answer"
+
+
+class ThoughtSplitter:
+    """Cuts a stream of text into thoughts, the answer behind them, and the tags and blanks that part the two.
+
+    Thoughts come first: they are opened by the prompt (`begun`), or by the text, with nothing but blanks before them.
+    Once the answer has begun, a tag is a part of it, such as in code that shows one. The parts put together are the
+    text, and do not depend on how it was cut. The time per character doesn't depend on the length of the text.
+    """
+
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._thoughts = thoughts
+        self._place = _Place.OPENED if thoughts.begun else _Place.BEFORE
+        self._again = thoughts.begun
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[Part]:
+        """The parts that are certain now."""
+        self._held += text
+        return self._parts(final=False)
+
+    def rest(self) -> Iterator[Part]:
+        """There is no more text: what was held back because it could have become a tag."""
+        return self._parts(final=True)
+
+    def _parts(self, final: bool) -> Iterator[Part]:
+        while self._held:
+            place = self._place
+            part = self._next(final)
+            if part is not None and part.text:
+                self._held = self._held[len(part.text) :]
+                yield part
+            elif place is self._place:
+                return
+
+    def _next(self, final: bool) -> Part | None:
+        """What the held text begins with, if that is certain; the place moves on with it."""
+        if self._place is _Place.BEFORE:
+            return self._before(final)
+        if self._place is _Place.OPENED:
+            return self._opened(final)
+        if self._place is _Place.INSIDE:
+            return self._inside(final)
+        if self._place is _Place.CLOSED:
+            return self._blanks(_Place.ANSWER)
+        return Part(self._held, Kind.ANSWER)
+
+    def _before(self, final: bool) -> Part | None:
+        body = self._held.lstrip()
+        blanks = len(self._held) - len(body)
+        tags = {self._thoughts.open: _Place.OPENED, self._thoughts.skipped: _Place.CLOSED}
+        for tag, place in tags.items() if blanks <= WIDEST else ():
+            if tag and body.startswith(tag):
+                self._place = place
+                return Part(self._held[: blanks + len(tag)], Kind.MARKUP)
+        if not final and blanks <= WIDEST and any(tag.startswith(body) for tag in tags if tag):
+            return None
+        self._place = _Place.ANSWER
+        return None
+
+    def _opened(self, final: bool) -> Part | None:
+        """Some models open once more what their prompt has opened."""
+        if self._held[0].isspace():
+            return self._blanks(_Place.OPENED)
+        tag = self._thoughts.open
+        if self._again and not final and tag.startswith(self._held) and self._held != tag:
+            return None
+        again, self._again = self._again and self._held.startswith(tag), False
+        if again:
+            return Part(tag, Kind.MARKUP)
+        self._place = _Place.INSIDE
+        return None
+
+    def _inside(self, final: bool) -> Part | None:
+        before, tag, _ = self._held.partition(self._thoughts.close)
+        if tag:
+            thought = _without_blanks(before)
+            if thought:
+                return Part(thought, Kind.THOUGHT)
+            self._place = _Place.CLOSED
+            return Part(before + tag, Kind.MARKUP)
+        if final:
+            return Part(self._held, Kind.THOUGHT)
+        certain = self._held[: len(self._held) - _beginning_of(self._thoughts.close, self._held)]
+        return Part(_without_blanks(certain), Kind.THOUGHT)
+
+    def _blanks(self, then: _Place) -> Part | None:
+        blanks = len(self._held) - len(self._held.lstrip())
+        if blanks:
+            return Part(self._held[:blanks], Kind.MARKUP)
+        self._place = then
+        return None
+
+
+def _without_blanks(text: str) -> str:
+    """Without those at the end, of which no more than the widest gap are taken."""
+    return text[: max(len(text.rstrip()), len(text) - WIDEST)]
+
+
+def _beginning_of(tag: str, text: str) -> int:
+    """How many characters at the end of `text` could begin `tag`."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)

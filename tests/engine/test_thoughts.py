@@ -1,0 +1,124 @@
+"""Thoughts apart from the answer, through the whole engine: a model that was made to write what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import ChatPrompt, Engine, FinishReason, SamplingParams
+from support.thinking import SWITCHED, dictated, write_thinking
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+SAYS = "<think>\nI see. Stop.\n</think>\n\nYes. Stop. No."
+OPENED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]{{ '<think>\n' }}"
+APART = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}\n"
+    "{% endfor %}[assistant]"
+)
+
+
+def opened(path: Path, template: str, tokens: tuple[str, ...] = ("<think>", "</think>")) -> Engine:
+    return Engine(write_thinking(path, template, tokens), kv_memory="1MB", block_size=8)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with opened(tmp_path_factory.mktemp("m") / "m", SWITCHED) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def says(engine: Engine) -> Any:
+    """Sampling parameters with which the model writes a text."""
+    return lambda text, **params: dictated(engine, text, **params)
+
+
+def test_completion_and_events_tell_thoughts_from_the_answer(engine: Engine, says: Any) -> None:
+    events = list(engine.stream(MESSAGES, says(SAYS)))
+    done = events[-1].completion
+    assert done is not None
+    assert (done.thinking, done.text, done.raw_text) == ("I see. Stop.", "Yes. Stop. No.", SAYS)
+    assert "".join(e.thinking for e in events) == done.thinking
+    assert "".join(e.text for e in events) == done.text
+    assert not any(e.text and e.thinking for e in events)
+
+
+def test_a_plain_text_and_token_ids_are_answered_with_all_that_was_written(engine: Engine, says: Any) -> None:
+    for prompt in ("hi", engine.encode("hi")):
+        done = engine.generate(prompt, says(SAYS))
+        assert (done.thinking, done.text, done.raw_text) == ("", SAYS, SAYS)
+
+
+def test_a_prompt_that_opened_the_thoughts_is_answered_within_them(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", OPENED) as engine:
+        done = engine.generate(MESSAGES, dictated(engine, "so\n</think>\n\nYes."))
+        assert (done.thinking, done.text) == ("so", "Yes.")
+        cut = engine.generate(MESSAGES, dictated(engine, "so it is </think>", max_tokens=8))
+        assert (cut.thinking, cut.text, cut.finish_reason) == ("so it is", "", FinishReason.LENGTH)
+        talk = engine.conversation(params=dictated(engine, "so\n</think>\n\nYes."))
+        assert talk.ask("hi").text == "Yes."
+        assert talk.messages[-1] == {"role": "assistant", "content": "<think>\nso\n</think>\n\nYes."}
+
+
+def test_tags_that_are_no_tokens_are_known_from_the_template(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", SWITCHED, tokens=()) as engine:
+        assert len(engine.encode("<think>")) > 1
+        done = engine.generate(MESSAGES, dictated(engine, SAYS))
+        assert (done.thinking, done.text) == ("I see. Stop.", "Yes. Stop. No.")
+
+
+def test_stop_strings_are_of_the_answer(engine: Engine, says: Any) -> None:
+    """Those with a tag in them are the exception: they cannot be meant otherwise."""
+    done = engine.generate(MESSAGES, says(SAYS, stop=["Stop."]))
+    assert (done.thinking, done.text, done.finish_reason) == ("I see. Stop.", "Yes. ", FinishReason.STOP)
+    assert done.raw_text == "<think>\nI see. Stop.\n</think>\n\nYes. "
+    thought = engine.generate(MESSAGES, says(SAYS, stop=["</think>"]))
+    assert (thought.thinking, thought.text, thought.finish_reason) == ("I see. Stop.\n", "", FinishReason.STOP)
+    raw = engine.generate("hi", says(SAYS, stop=["Stop."]))
+    assert raw.text == "<think>\nI see. ", "a plain text has no thoughts"
+
+
+def test_the_thoughts_go_back_as_the_template_wants_them(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", APART) as engine:
+        talk = engine.conversation(params=dictated(engine, SAYS))
+        talk.ask("hi")
+        said = {"role": "assistant", "content": "Yes. Stop. No.", "reasoning_content": "I see. Stop."}
+        assert talk.messages[-1] == said
+        before = talk.tokens
+        with talk.stream("and?") as reply:
+            assert len(reply.prompt) > before
+            done = reply.result()
+        assert done.usage.cached_tokens >= before - 16, "the template writes what the model wrote"
+
+
+def test_without_thoughts_nothing_is_dropped(engine: Engine, says: Any) -> None:
+    text = "\n In code: `<think>` and `</think>` \n"
+    done = engine.generate(ChatPrompt(MESSAGES, {"enable_thinking": False}), says(text))
+    assert (done.thinking, done.text, done.raw_text) == ("", text, text)
+
+
+def test_each_of_several_answers_has_its_own(engine: Engine, says: Any) -> None:
+    done = engine.generate(MESSAGES, says(SAYS, n=2))
+    assert [each.thinking for each in (done, *done.others)] == ["I see. Stop."] * 2
+
+
+def test_a_cancelled_answer_has_the_thoughts_so_far(engine: Engine, says: Any) -> None:
+    handle = engine.submit(MESSAGES, says(SAYS + "x" * 200))
+    for event in handle:
+        if event.thinking:
+            handle.cancel()
+    done = handle.result()
+    assert done.thinking and done.raw_text.startswith("<think>\n")
+    assert done == done.__class__(**{**vars(done), "raw_text": done.raw_text})
+
+
+def test_sampling_is_not_touched(engine: Engine) -> None:
+    """The tokens are those of the same prompt as plain token ids."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    assert (
+        engine.generate(MESSAGES, params).token_ids == engine.generate(list(engine.encode(MESSAGES)), params).token_ids
+    )
