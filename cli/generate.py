@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +14,12 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.limits import ending
+from cortexmlx.cli.terminal.logprobs import listed, table
 from cortexmlx.cli.terminal.reading import Reading
 from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
+from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 @options.takes_engine(max_rows=1)
 def generate(
     model: options.Model = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt, as with -p.", show_default=False)
+    ] = None,
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
     system: options.System = None,
@@ -35,33 +43,59 @@ def generate(
     think: options.Think = None,
     *,
     params: SamplingParams,
+    answers: Annotated[int, typer.Option("--n", metavar="N", help="Answers, parted by a line ---.")] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="K",
+            help="Below, each token's log-probability and the K likeliest in its place.",
+            show_default=False,
+        ),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw/--chat", help="The prompt as it is, or through the chat template.")
     ] = False,
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Print no thoughts.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Counts, rates and memory, on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     config: EngineConfig,
 ) -> None:
-    """Answer one prompt, from -p, from stdin, or both.
+    """Answer one prompt, given as PROMPT, with -p, or on stdin.
 
-    The prompt goes through the model's chat template, where it has one. The answer streams to stdout.
+    The prompt goes through the model's chat template, where it has one. The answer streams to stdout, and what the
+    model thinks before it to stderr.
     """
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = options.template_vars(template_var, think)
     if raw and variables:
         raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
-    config = replace(config, model=options.model_name(model, model_option))
-    text = gather_prompt(prompt or [])
+    if model_option is not None and model is not None and model != model_option:
+        words, model = [model, *(words or ())], None
+    params = options.checked(replace(params, n=answers, logprobs=logprobs))
+    config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
+    text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
-        raise typer.BadParameter('no prompt: give -p "..." or pipe it in', param_hint="--prompt")
+        raise typer.BadParameter(
+            'no prompt: give one behind MODEL or with -p "...", or pipe it in', param_hint="PROMPT"
+        )
+    began = time.monotonic()
     with engines.open_engine(config) as engine:
+        loaded = time.monotonic() - began
         engines.tell(engine)
         handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
-        completion = collect(handle) if as_json else stream(handle)
+        completion = collect(handle) if as_json else stream(handle, hide_thinking)
+        if as_json:
+            print(to_json(record(engine, completion)))
+        elif logprobs is not None:
+            show_logprobs(engine, completion)
         ended = ending(completion, params, engine)
-    if as_json:
-        print(to_json(record(completion)))
-    elif console.is_terminal(sys.stderr):
+        peak = engine.stats().peak_memory
+    if verbose:
+        for line in figures(completion, ended, loaded, peak):
+            print(line, file=sys.stderr)
+    elif not as_json and console.is_terminal(sys.stderr):
         console.note(summary(completion, ended))
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
@@ -87,14 +121,20 @@ def as_prompt(
     return ChatPrompt(messages, variables) if variables else messages
 
 
-def stream(handle: RequestHandle) -> Completion:
-    """Print the answer piece by piece; Ctrl-C ends it where it is."""
+def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
+    """Print the first answer piece by piece, the others behind it; Ctrl-C ends them where they are."""
+    thoughts = ThoughtsPrinter(hidden=hide_thinking)
     with Reading() as reading:
         try:
             for event in handle:
                 reading.note(event)
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                if event.index:
+                    continue
+                thoughts.show(event.thinking)
+                if event.text:
+                    thoughts.end()
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
         except KeyboardInterrupt:
             handle.cancel()
             reading.stopping()
@@ -102,7 +142,13 @@ def stream(handle: RequestHandle) -> Completion:
             handle.cancel()
             raise
         completion = handle.result()
+    thoughts.end()
     print(flush=True)
+    for other in completion.others:
+        print("---")
+        thoughts.show(other.thinking)
+        thoughts.end()
+        print(other.text, flush=True)
     return completion
 
 
@@ -118,15 +164,52 @@ def collect(handle: RequestHandle) -> Completion:
         return handle.result()
 
 
-def record(completion: Completion) -> dict[str, object]:
+def record(engine: Engine, completion: Completion) -> dict[str, object]:
     """The completion for `--json`."""
-    return {
+    others = [_answer(engine, other) for other in completion.others]
+    return {"model": engine.info.name, **_answer(engine, completion), **({"others": others} if others else {})}
+
+
+def _answer(engine: Engine, completion: Completion) -> dict[str, object]:
+    told: dict[str, object] = {
         "text": completion.text,
+        "reasoning_content": completion.thinking or None,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason.value,
         "usage": {**asdict(completion.usage), "total_tokens": completion.usage.total_tokens},
         "timings": asdict(completion.timings),
     }
+    if completion.logprobs is not None:
+        told["logprobs"] = listed(completion.logprobs, _texts(engine))
+    return told
+
+
+def show_logprobs(engine: Engine, completion: Completion) -> None:
+    """The table of each answer's tokens."""
+    for answer in (completion, *completion.others):
+        print()
+        for line in table(answer.logprobs or (), _texts(engine)):
+            print(line)
+
+
+def _texts(engine: Engine) -> Callable[[int], str]:
+    return lambda token: engine.decode([token], special_tokens=True)
+
+
+def figures(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
+    """What `--verbose` prints, a line each."""
+    usage, timings = completion.usage, completion.timings
+    said = sum(answer.usage.completion_tokens for answer in (completion, *completion.others))
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
+    lines = {
+        "load": f"{load_seconds:.2f} s",
+        "prompt": f"{usage.prompt_tokens:,} tokens{cached}, {timings.prefill_tokens_per_second:.1f} tokens/s",
+        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tokens/s, {ended or 'ended by itself'}",
+        "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
+        "total": f"{timings.total:.2f} s",
+        "peak memory": format_bytes(peak_memory),
+    }
+    return [f"{name + ':':<13}{value}" for name, value in lines.items()]
 
 
 def summary(completion: Completion, ended: str) -> str:

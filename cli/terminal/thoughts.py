@@ -15,8 +15,8 @@ class ThoughtsPrinter:
         self._open = False
 
     def show(self, text: str) -> None:
-        """One more piece."""
-        if self._hidden:
+        """One more piece, if it is one."""
+        if self._hidden or not text:
             return
         if not self._open and console.is_coloured(sys.stderr):
             sys.stderr.write("\x1b[2m")

@@ -10,11 +10,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cortexmlx.cli.start import run
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.request import SamplingParams
 from support import cli_fakes
 from support.adapters import write_adapter
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
@@ -32,7 +34,9 @@ def test_text_goes_to_stdout_and_nothing_to_stderr_in_a_pipe(fakes: Fakes, capsy
 def test_json_is_one_object_with_the_promised_keys(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "fake", "-p", "hello there", "--max-tokens", "3", "--temp", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
+        "model": "fake",
         "text": "You said: hello",
+        "reasoning_content": None,
         "token_ids": list(map(ord, "You said: hello")),
         "finish_reason": "length",
         "usage": {
@@ -103,6 +107,88 @@ def test_variables_that_change_nothing_are_refused(
     fakes.info = replace(fakes.info, chat_template=False)
     assert run(["generate", "fake", "-p", "hi", "--no-think"]) == 1
     assert "fake has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["fake", "why is it"], "why is it"),
+        (["fake", "why", "is", "it"], "why is it"),
+        (["-m", "fake", "why", "is it"], "why is it"),
+        (["-m", "fake", "fake", "why"], "why"),
+        (["fake", "why", "-p", "is it"], "why\n\nis it"),
+    ],
+)
+def test_a_prompt_may_stand_behind_the_model(fakes: Fakes, arguments: list[str], asked: str) -> None:
+    assert run(["generate", *arguments]) == 0
+    assert fakes.engine.seen[0][0] == [{"role": "user", "content": asked}]
+    assert fakes.engine.options.model == "fake"
+
+
+def test_without_a_prompt_it_says_where_one_goes(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "why is the sky blue?"]) == 2
+    assert "give one behind MODEL or with -p" in " ".join(capsys.readouterr().err.split())
+
+
+THOUGHT = "!say <think>let me see</think>It is."
+
+
+@pytest.mark.parametrize(("options", "err"), [([], "let me see\n\n"), (["--hide-thinking"], "")])
+def test_thoughts_go_to_stderr_and_can_be_hidden(
+    fakes: Fakes, capsys: pytest.CaptureFixture[str], options: list[str], err: str
+) -> None:
+    assert run(["generate", "fake", THOUGHT, *options]) == 0
+    assert capsys.readouterr() == ("It is.\n", err)
+    assert run(["generate", "fake", THOUGHT, "--json", *options]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["text"], record["reasoning_content"]) == ("It is.", "let me see")
+
+
+def test_a_raw_prompt_is_answered_with_all_that_was_written(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "fake", THOUGHT, "--raw"]) == 0
+    assert capsys.readouterr() == ("<think>let me see</think>It is.\n", "")
+
+
+def test_several_answers_are_parted_by_a_line(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "fake", "hi", "--n", "3"]) == 0
+    assert capsys.readouterr().out == "You said: hi\n---\nYou said: hi\n---\nYou said: hi\n"
+    assert fakes.engine.seen[0][1].n == fakes.engine.options.max_rows == 3
+    assert run(["generate", "fake", "hi", "--n", "3", "--json"]) == 0
+    assert [other["text"] for other in json.loads(capsys.readouterr().out)["others"]] == ["You said: hi"] * 2
+    assert run(["generate", "fake", "hi", "--n", "0"]) == 2
+    assert "n is 0" in capsys.readouterr().err
+
+
+def test_verbose_prints_the_figures_also_into_a_pipe(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "fake", "hello there", "--max-tokens", "3", "-v"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "You said: hello\n"
+    lines = [line.split(":", 1) for line in err.splitlines()]
+    assert [name for name, _ in lines] == ["load", "prompt", "generation", "first token", "total", "peak memory"]
+    assert lines[1][1].strip() == "5 tokens (2 cached), 500.0 tokens/s"
+    assert lines[2][1].strip() == "3 tokens, 40.0 tokens/s, stopped at the token limit of 3"
+
+
+def test_log_probabilities_have_the_tokens_texts(tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from cortexmlx import Engine
+
+    asked = ["generate", str(tiny("llama")), "the", "--max-tokens", "9", "--kv-memory", "1MB", "--logprobs", "2"]
+    assert run([*asked, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    with Engine(tiny("llama"), kv_memory="1MB") as engine:
+        texts = [engine.decode([token], special_tokens=True) for token in record["token_ids"]]
+        judge = engine.generate([{"role": "user", "content": "the"}], SamplingParams(max_tokens=9, logprobs=2))
+    assert [token["token"] for token in record["logprobs"]] == texts
+    assert judge.logprobs is not None
+    for token, wanted in zip(record["logprobs"], judge.logprobs, strict=True):
+        assert (token["token_id"], token["logprob"]) == (wanted.token_id, pytest.approx(wanted.logprob, abs=1e-4))
+        assert [each["token_id"] for each in token["top"]] == [each for each, _ in wanted.top]
+    assert run(asked) == 0
+    answer, _, shown = capsys.readouterr().out.partition("\n\ntoken ")
+    assert answer == record["text"] and shown.splitlines()[0].split() == ["logprob", "prob", "likeliest"]
+    assert [line.split("  ")[0].strip() for line in shown.splitlines()[1:]] == [
+        json.dumps(t, ensure_ascii=False) for t in texts
+    ]
 
 
 def test_an_adapter_answers_as_mlx_lm_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

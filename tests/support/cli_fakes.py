@@ -131,6 +131,9 @@ class FakeEngine:
     def token_bytes(self, token: int) -> bytes:
         return chr(token).encode()
 
+    def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
+        return "".join(map(chr, tokens))
+
     def conversation(self, **options: Any) -> Conversation:
         host: Any = self
         return Conversation(host, FakeReader(self), **options)
