@@ -102,9 +102,13 @@ def thoughts_behind(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | 
 
 
 def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
-    """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot."""
+    """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot.
+
+    What is null in a message, such as the content beside calls of tools, is not there: templates would write "None".
+    """
     try:
-        rendered = tokenizer.render([plain_message(message) for message in messages], checked_vars(variables))
+        plain = [{k: v for k, v in plain_message(message).items() if v is not None} for message in messages]
+        rendered = tokenizer.render(plain, checked_vars(variables))
     except CortexError:
         raise
     except Exception as error:

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.serving.prompt import tokenize
+from cortexmlx.serving.prompt import render, tokenize
 
 
 class BosTokenizer:
@@ -35,3 +35,17 @@ def test_what_is_no_prompt_is_refused() -> None:
 
 def test_token_ids_need_no_tokenizer() -> None:
     assert tokenize(SharedTokenizer(object()), [3, 1, 2]) == [3, 1, 2]
+
+
+def test_what_is_null_in_a_message_is_not_there() -> None:
+    """transformers does the same for its own tokenizers, and nobody did it for the others."""
+    seen = []
+
+    class Reader:
+        def render(self, messages: object, variables: object) -> str:
+            seen.append(messages)
+            return ""
+
+    calls = [{"function": {"name": "f"}}]
+    render(Reader(), [{"role": "assistant", "content": None, "tool_calls": calls, "name": None}])  # type: ignore[arg-type]
+    assert seen == [[{"role": "assistant", "tool_calls": calls}]]
