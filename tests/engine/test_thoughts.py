@@ -122,3 +122,23 @@ def test_sampling_is_not_touched(engine: Engine) -> None:
     assert (
         engine.generate(MESSAGES, params).token_ids == engine.generate(list(engine.encode(MESSAGES)), params).token_ids
     )
+
+
+REFUSES_ITS_OWN = (
+    "{% for m in messages %}{% if '<|channel|>' in m.content %}{{ raise_exception('pass it as thinking') }}{% endif %}"
+    "[{{ m.role }}]{% if m.thinking %}({{ m.thinking }}){% endif %}{{ m.content }}\n{% endfor %}<|start|>assistant"
+)
+"""As gpt-oss's does."""
+
+
+def test_channels_are_taken_apart_and_a_template_that_refuses_them_has_a_second_turn(tmp_path: Path) -> None:
+    tokens = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+    with opened(tmp_path / "m", REFUSES_ITS_OWN, tokens) as engine:
+        final = "<|channel|>final<|message|>Yes."
+        said = f"<|channel|>analysis<|message|>so<|end|><|start|>assistant{final}"
+        talk = engine.conversation(params=dictated(engine, said))
+        first = talk.ask("hi")
+        assert (first.thinking, first.text) == ("so", "Yes.") and talk.thinking == "so"
+        second = talk.ask("and?", dictated(engine, final))
+        assert (second.thinking, second.text) == ("", "Yes.")
+        assert [m["content"] for m in talk.messages] == ["hi", "Yes.", "and?", "Yes."]
