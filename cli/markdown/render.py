@@ -12,7 +12,7 @@ from rich.text import Text
 from cortexmlx.cli.markdown import styles
 from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, Verbatim
-from cortexmlx.cli.markdown.table import TableRow
+from cortexmlx.cli.markdown.table import Printed, TableRow
 
 RULE = "─" * 24
 STYLES = {"strong_open": styles.STRONG, "em_open": styles.EMPHASIS, "s_open": styles.STRUCK, "link_open": styles.LINK}
@@ -32,9 +32,9 @@ class Line:
         self.shape += words if signs else "x" * len(words)
 
 
-def flows(tokens: Sequence[Token], widths: tuple[int, ...] | None = None) -> list[Flow]:
-    """The lines of a block. `widths` holds the columns of its last table as they were when rows of it were printed."""
-    return _Renderer(widths).render(tokens)
+def flows(tokens: Sequence[Token], table: Printed | None = None) -> list[Flow]:
+    """The lines of a block. `table`: rows of its last table have been printed."""
+    return _Renderer(table).render(tokens)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Renderer:
     """One pass over the tokens. `around` are the prefixes of the items and quotes that are open: each for the first row
     and for those that follow. `fresh` says whether the next block begins its item: then nothing parts them."""
 
-    widths: tuple[int, ...] | None
+    printed: Printed | None
     found: list[Flow] = field(default_factory=list)
     around: list[tuple[Text, Text]] = field(default_factory=list)
     fresh: bool = True
@@ -135,10 +135,11 @@ class _Renderer:
                     alignments.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
         self._mark_alone()
         natural = tuple(max(row[n].cell_len for row in rows) for n in range(len(rows[0])))
-        widths = self.widths if last and self.widths is not None else natural
-        self.found += [
-            TableRow(self.group, number, row, rows[0], tuple(alignments), widths) for number, row in enumerate(rows)
-        ]
+        printed = self.printed if last else None
+        widths, gone = (natural, 0) if printed is None else (printed.widths, printed.gone)
+        for number, row in enumerate(rows):
+            at = number + gone if number else 0
+            self.found.append(TableRow(self.group, at, row, rows[0], tuple(alignments), widths))
 
 
 def inline(tokens: Sequence[Token]) -> list[Line]:

@@ -18,9 +18,9 @@ from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
 from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, Row
 from cortexmlx.cli.markdown.render import flows
-from cortexmlx.cli.markdown.table import TableRow
+from cortexmlx.cli.markdown.table import Printed, TableRow
 
-ITEM, FENCE = "list_item_open", "fence"
+ITEM, FENCE, TABLE = "list_item_open", "fence", "table_open"
 OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
 """What may still turn into emphasis, code, a link or a character once more text is there."""
 MARKS = ("*", "_", "~", "`")
@@ -67,7 +67,7 @@ class MarkdownStream:
         self._last: str | None = None
         self._begun = False
         self._printed: Place = (0, 0)
-        self._widths: tuple[int, ...] | None = None
+        self._table: Printed | None = None
 
     def feed(self, text: str) -> None:
         """More of the answer."""
@@ -143,7 +143,7 @@ class MarkdownStream:
         self._open = self._open.rpartition("\n")[2]
 
     def _finish(self, block: Block, width: int) -> Iterator[Text]:
-        for _, row in self._rows(flows(block.tokens, self._widths), width):
+        for _, row in self._rows(flows(block.tokens, self._table), width):
             yield from self._gap(block.kind)
             yield row.text
         self._end(block.kind)
@@ -151,7 +151,7 @@ class MarkdownStream:
     def _end(self, kind: str) -> None:
         """A block is printed as a whole."""
         self._last = kind if self._begun else self._last
-        self._begun, self._printed, self._widths = False, (0, 0), None
+        self._begun, self._printed, self._table = False, (0, 0), None
 
     def _gap(self, kind: str) -> Iterator[Text]:
         """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
@@ -161,7 +161,7 @@ class MarkdownStream:
 
     def _advance(self, block: Block, text: str, width: int, room: int) -> Iterator[Text]:
         """The rows of the open block that cannot change any more."""
-        lines = flows(block.tokens, self._widths)
+        lines = flows(block.tokens, self._table)
         if lines:
             yield from self._settled(block, lines, _mark(lines, text), width)
         self.pending = self._left(block, lines, text, width)
@@ -169,7 +169,17 @@ class MarkdownStream:
             number, row = rows[min(len(self.pending) - room, len(rows) - 1)]
             lines, mark = self._decide(block, lines, text, (number, row.end))
             yield from self._settled(block, lines, min(mark, (number, row.end)), width)
+            if block.kind == TABLE and self._table is not None and self._printed[0] > 1:
+                lines, text = self._without_printed(self._table, block, lines, text)
             self.pending = self._left(block, lines, text, width)
+
+    def _without_printed(self, table: Printed, block: Block, lines: list[Flow], text: str) -> tuple[list[Flow], str]:
+        """Forget the rows of a table that have been printed: the work for a row does not grow with the table."""
+        gone, body = self._printed[0] - 1, block.begin + 2
+        begin, end = first_lines(text, body), first_lines(text, body + gone)
+        self._open = self._open[:begin] + self._open[end:]
+        self._table, self._printed = Printed(table.widths, table.gone + gone), (1, 0)
+        return [lines[0], *lines[1 + gone :]], text[:begin] + text[end:]
 
     def _settled(self, block: Block, lines: Sequence[Flow], mark: Place, width: int) -> Iterator[Text]:
         """Rows up to `mark`, from which on the last paragraph, code or table may change; what is before that cannot.
@@ -187,8 +197,8 @@ class MarkdownStream:
         """Nothing before `wanted` may be held back any more: columns are as wide as they are, and a sign of emphasis
         that has not found its end is a sign."""
         if isinstance(lines[-1], TableRow):
-            self._widths = lines[-1].widths
-            lines = flows(block.tokens, self._widths)
+            self._table = Printed(lines[-1].widths, self._table.gone if self._table else 0)
+            lines = flows(block.tokens, self._table)
             return lines, _end_of(lines)
         before, whole = _plain(lines), self._open
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
@@ -220,10 +230,10 @@ class MarkdownStream:
 
     def _preview(self, width: int) -> list[Text]:
         shown: list[Text] = []
-        kept = (self._last, self._begun, self._printed, self._widths)
+        kept = (self._last, self._begun, self._printed, self._table)
         for block in blocks(self._open):
             shown += self._finish(block, width)
-        self._last, self._begun, self._printed, self._widths = kept
+        self._last, self._begun, self._printed, self._table = kept
         return shown
 
 

@@ -18,6 +18,15 @@ Cells = tuple[Text, ...]
 
 
 @dataclass(frozen=True)
+class Printed:
+    """Of a table of which rows have been printed already: the widths of its columns, and how many rows of its body are
+    not in its text any more."""
+
+    widths: tuple[int, ...]
+    gone: int = 0
+
+
+@dataclass(frozen=True)
 class TableRow:
     """One row: the heading (`number` 0) or a row of the body. `widths` are those that the columns would like."""
 

@@ -195,6 +195,8 @@ def test_a_table_appears_as_a_whole_or_with_the_columns_that_it_had_when_the_win
         ["red", "700"],
     ]
     long = "| a | b |\n|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(40)) + "| longer | 1 |\n"
+    assert len(streamed(cut_in_tokens(long))) == 43
+    assert streamed(cut_in_tokens(long), width=9) == streamed([long], width=9), "a list, with a line between the rows"
     assert streamed(cut_in_tokens(long))[-3:] == ["38 │ 1444", "39 │ 1521", "longer │ 1"]
 
 
@@ -235,6 +237,9 @@ def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.M
     paragraph = "word " * 30 + "\n\n"
     streamed([piece + " " for piece in (paragraph * 40).split(" ")])
     assert max(parsed) <= len(paragraph) + 10
+    parsed.clear()
+    streamed(["| a | b |\n", "|---|---|\n", *["| word | word |\n"] * 200])
+    assert max(parsed) <= 300
     parsed.clear()
     streamed([*("```\n" + "line of code\n" * 200)])
     assert max(parsed) <= 20
