@@ -24,11 +24,11 @@ class Look:
 
 
 LOOKS = {
-    BlockState.PRIVATE: Look("█", "#", "green", "private"),
-    BlockState.SHARED: Look("▓", "@", "magenta", "shared"),
-    BlockState.CACHED: Look("▒", "+", "cyan", "cached"),
-    BlockState.STORED: Look("░", "-", "blue", "on disk"),
-    BlockState.FREE: Look("·", ".", "bright_black", "free"),
+    BlockState.PRIVATE: Look("█", "#", "color(28)", "private"),
+    BlockState.SHARED: Look("▓", "@", "color(133)", "shared"),
+    BlockState.CACHED: Look("▒", "+", "color(31)", "cached"),
+    BlockState.STORED: Look("░", "-", "color(98)", "on disk"),
+    BlockState.FREE: Look("·", ".", "color(244)", "free"),
 }
 """In the order of the legend. Where a cell stands for several blocks, the first of those that are equally many wins."""
 

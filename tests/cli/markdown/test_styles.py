@@ -8,9 +8,11 @@ from rich.color_triplet import ColorTriplet
 from rich.style import Style
 
 from cortexmlx.cli.markdown import styles
+from cortexmlx.cli.terminal.blockmap import LOOKS
 
 BACKGROUNDS = {"black": "#000000", "dark grey": "#1e1e1e", "white": "#ffffff", "light": "#fdf6e3", "blue": "#002b36"}
-COLOURED = {name: s for name, s in {**vars(styles), **styles.SYNTAX}.items() if isinstance(s, Style) and s.color}
+ALL = {**vars(styles), **styles.SYNTAX, **{look.name: Style.parse(look.style) for look in LOOKS.values()}}
+COLOURED = {name: style for name, style in ALL.items() if isinstance(style, Style) and style.color}
 
 
 def luminance(colour: ColorTriplet) -> float:

@@ -80,7 +80,7 @@ def test_thousands_of_blocks_share_cells_and_the_figures_say_how_many() -> None:
 def test_a_cell_of_which_most_is_free_is_dim() -> None:
     (row,) = draw(arena(bytes([1, 0, 0, 0, 1, 1, 1, 0])), 4, 1)
     assert row.plain == INDENT + "██"
-    assert [(span.start - 2, span.style) for span in row.spans] == [(0, "dim green"), (1, "green")]
+    assert [(span.start - 2, span.style) for span in row.spans] == [(0, "dim color(28)"), (1, "color(28)")]
 
 
 def test_every_group_has_its_picture_and_says_how_far_its_layers_see() -> None:
