@@ -102,13 +102,15 @@ class TerminalInput:
             interrupt_exception=LineCleared,
         )
         self._session = session
+        self._asides: PromptSession[str] = PromptSession(interrupt_exception=LineCleared)
         self._ahead = Ahead(session.input, session.output)
         self._ahead.silence()
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next message."""
+        asked = self._session if prompt == PROMPT else self._asides  # an answer to another question is no message
         try:
-            return self._session.prompt(prompt, default=draft)
+            return asked.prompt(prompt, default=draft)
         except EOFError:
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain, count
@@ -81,16 +82,17 @@ class Keeper:
     def __post_init__(self) -> None:
         self._known = () if self.path is None else _written(self.path)
 
-    def keep(self, conversation: Conversation) -> None:
+    def keep(self, conversation: Conversation, typed: Mapping[str, str] | None = None) -> None:
         """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
-        said once: the chat goes on.
+        said once: the chat goes on. A new chat is named by its first question, as it was `typed` if it has files in it.
         """
         messages = conversation.messages
         if self.path is None and not messages:
             return
         if self.path is None:
             first = next((m.get("content") for m in messages if m["role"] == "user"), "")
-            name = name_for(first if isinstance(first, str) else "", date.today())
+            words = first if isinstance(first, str) else ""
+            name = name_for((typed or {}).get(words, words), date.today())
             self.path = _free(state_folder() / "chats" / f"{name}.json")
         elif _written(self.path) not in ((), self._known):
             other, self.path = self.path, _free(self.path)

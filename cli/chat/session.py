@@ -123,17 +123,16 @@ class ChatSession:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
         talk, unread = self.conversation, self.conversation.unread
+        if question.typed:
+            self.typed[question.text] = question.typed
         if question.again:
             talk = talk.fork()
             talk.undo()
         try:
-            completion = self._answer(talk, question, follow or self._shown)
+            return self._answer(talk, question, follow or self._shown)
         except BaseException:
             self.conversation.unread = unread
             raise
-        if question.typed:
-            self.typed[question.text] = question.typed
-        return completion
 
     def _answer(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
         self._make_room(talk, question.text)
@@ -187,7 +186,7 @@ class ChatSession:
     def keep(self) -> None:
         """Save the chat, if chats are kept."""
         if self.keeper is not None:
-            self.keeper.keep(self.conversation)
+            self.keeper.keep(self.conversation, self.typed)
 
     def begin_anew(self) -> None:
         """What is said from now on is another chat."""

@@ -49,6 +49,12 @@ def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: C
     assert session.keeper.path is not None and session.keeper.path.stem == f"{path.stem}-2"
 
 
+def test_a_chat_that_begins_with_a_file_is_named_by_what_was_typed(session: ChatSession) -> None:
+    session.keeper = Keeper()
+    session.ask(Question("a.txt:\n```\nx\n```\n\n@a.txt what?", typed="@a.txt what?"))
+    assert session.keeper.path is not None and session.keeper.path.stem[11:] == "a-txt-what"
+
+
 def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no chat 'last' is kept: there are none yet"):
         find(LAST)

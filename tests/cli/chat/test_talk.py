@@ -13,6 +13,8 @@ from support.terminal import STOP, Terminal
 FIGURES = "TTFT 12 ms · prompt"
 """In the line below an answer, but not in its status while it is written."""
 
+UP = "\x1b[A"
+
 
 def kept(tmp_path: Path) -> list[str]:
     """What the user said, in the newest chat that was kept."""
@@ -39,6 +41,8 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
         ("/undo", "took back: uno"),
         ("/n 2 three", "which one goes on? 1-2, 0 for none:"),
         ("2", ">>>"),
+        (UP, "which one goes on?"),
+        ("0", "none: the question is taken back"),
         (f"/file {tmp_path}/notes.txt", "its text goes with the next message"),
         ("what?", FIGURES),
         (f"@{tmp_path}/notes.txt and?", "+ "),
@@ -67,7 +71,7 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
         for line, says in steps:
             terminal.type(f"{line}\r")
             terminal.wait_for(says)
-            if line not in ("/n 2 three", "quit"):
+            if line not in ("/n 2 three", UP, "quit"):
                 terminal.wait_for_prompt()
         assert terminal.exit_code() == 0
     assert "\x1b[?2004l" in terminal.raw.decode().rpartition("\x1b[?2004h")[2], "the shell gets a terminal as it was"
