@@ -90,7 +90,7 @@ def test_the_last_question_is_changed_in_the_input_line(tmp_path: Path) -> None:
         terminal.wait_for(FIGURES)
         assert kept(tmp_path) == ["what is a dog?"]
         terminal.type("/edit\r")
-        terminal.shows(">>> what is a dog?")
+        terminal.wait_for(">>> what is a dog?")  # not the line above, which looks the same
         terminal.type("\x03")
         terminal.wait_for("Ctrl-C again")
         terminal.type("and now?\r")
