@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,7 @@ def run(model: str, every: int, arguments: Iterable[str]) -> tuple[int, str]:
     """`cortexmlx bench` in a process of its own: its exit code and what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND.format(every=every), "bench", model, *arguments],
+        env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # it takes fewer threads when the machine is busy
         capture_output=True,
         text=True,
         check=False,
