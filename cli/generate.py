@@ -71,7 +71,7 @@ def generate(
     variables = options.template_vars(template_var, think)
     if raw and variables:
         raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
-    if model_option is not None and model is not None and model != model_option:
+    if model_option is not None and model is not None and model != model_option and not prompt:
         words, model = [model, *(words or ())], None
     params = options.checked(replace(params, n=answers, logprobs=logprobs))
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)

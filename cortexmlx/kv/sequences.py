@@ -29,6 +29,11 @@ class SequenceTables(BlockPools):
         self._most = [row_blocks(group.spec.reach, block_size) for group in groups]
         self._windows = [g for g, most in enumerate(self._most) if most is not None]
 
+    @property
+    def grows(self) -> bool:
+        """Whether a token takes memory: some layer keeps its keys and values."""
+        return any(group.layers for group in self.groups)
+
     # -- what a step needs to know ------------------------------------------------------------------------------------
 
     def blocks_for(self, tokens: int) -> int:

@@ -14,8 +14,8 @@ from cortexmlx.scheduling.steps.placement import flush_of
 from cortexmlx.scheduling.steps.plan import Flush
 
 _COLUMNS_WITHOUT_TAIL = 64
-"""Steps of a window where no layer keeps keys and values, so that there is nothing to flush: what ended is stored, and
-who comes finds its blocks, when the window ends.
+"""Steps of a window where a token takes no memory, so that there is nothing to flush and room for many costs nothing:
+what ended is stored, and who comes finds its blocks, when the window ends.
 """
 
 
@@ -29,7 +29,7 @@ class DecodeWindow:
     def __init__(self, cache: KVCache, running: RunningSet) -> None:
         self.lanes: tuple[Lane, ...] = ()
         self.column = 0
-        self.columns = TAIL_COLUMNS if any(group.layers for group in cache.groups) else _COLUMNS_WITHOUT_TAIL
+        self.columns = TAIL_COLUMNS if cache.grows else _COLUMNS_WITHOUT_TAIL
         self._cache = cache
         self._running = running
         self._awaiting_flush: list[Lane] = []

@@ -134,7 +134,7 @@ import ctypes, faulthandler, logging, random, threading, time
 from cortexmlx import CortexError
 faulthandler.dump_traceback_later(50, exit=True)
 logging.disable(logging.CRITICAL)
-sys.unraisablehook = lambda _: None  # an interrupt in a callback of a weak reference: Python itself ignores it
+sys.unraisablehook = bool  # an interrupt in a callback of a weak reference: Python itself ignores it; none lands in C
 sys.setswitchinterval(1e-4)
 random.seed(1)
 few = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -289,7 +289,9 @@ def test_a_batch_file_echoes_them(tiny: Any, judged: Any, tmp_path: Path, capsys
     assert run(["batch", str(tiny("llama")), str(tmp_path / "in.jsonl"), "--kv-memory", "256KB"]) == 0
     [choice] = json.loads(capsys.readouterr().out)["response"]["body"]["choices"]
     told = choice["logprobs"]
-    tokens = [int(name.removeprefix("token_id:")) for name in told["tokens"]]
+    with Engine(tiny("llama"), kv_memory="256KB") as engine:
+        tokens = engine.encode(body["prompt"])
+    assert "".join(told["tokens"]) == body["prompt"]
     wanted = judge(judged("llama")[0], tokens)[np.arange(len(tokens) - 1), tokens[1:]]
     assert choice["text"] == body["prompt"] and choice["finish_reason"] == "length"
     assert told["token_logprobs"][0] is None and told["top_logprobs"][1:] == [{}] * len(wanted)

@@ -156,6 +156,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         if most < len(content):
             self.close_connection = True
+            time.sleep(0.05)  # what was sent is read before the connection is gone
 
     def log_message(self, *args: object) -> None:
         """Nothing on the test's output."""

@@ -39,6 +39,11 @@ class OneSequence(KVCache):
         self._rewind = rewind
 
     @property
+    def grows(self) -> bool:
+        """Its caches take memory for every token, whatever the blocks that count them do."""
+        return True
+
+    @property
     def bytes_limit(self) -> int:
         """Bytes of the longest sequence."""
         return sequence_bytes(self._kept, self.capacity_tokens)
