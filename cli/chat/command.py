@@ -140,7 +140,9 @@ def hold(
     once: bool,
 ) -> None:
     """Ask and answer. `once`: only one question."""
-    from cortexmlx.cli.chat.session import ChatSession
+    from cortexmlx.cli.chat.commands import Leave
+    from cortexmlx.cli.chat.input import LineCleared
+    from cortexmlx.cli.chat.session import ChatSession, Stopped
     from cortexmlx.cli.chat.status import Arena
     from cortexmlx.cli.chat.talk import Talk
 
@@ -152,16 +154,17 @@ def hold(
     if pretty:
         session.note = lambda text: screen.print(f"  {text}", style="dim", markup=False)
     talk = Talk(session, source, screen, presses, pretty=pretty)
-    if once:
-        try:
-            if talk.once(first).finish_reason is FinishReason.CANCELLED:
-                raise KeyboardInterrupt
-        except EOFError:
-            return
-    else:
-        talk.go_on(first)
-        if pretty and keeper is not None and keeper.path is not None:
-            screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
+    try:
+        if not once:
+            talk.go_on(first)
+        elif talk.once(first).finish_reason is FinishReason.CANCELLED:
+            raise KeyboardInterrupt
+    except Leave:
+        return
+    except (LineCleared, Stopped):
+        raise KeyboardInterrupt from None
+    if pretty and not once and keeper is not None and keeper.path is not None:
+        screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
 
 
 def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None, folding: Folding) -> ViewFactory:

@@ -41,41 +41,45 @@ class Talk:
         self._pretty = pretty
 
     def once(self, first: str) -> Completion:
-        """One answer: to `first`, or to what is asked. Raises its error; EOFError if nothing is asked."""
-        question = Question(first) if first else None
-        while question is None:
-            typed = self._source.ask()
-            if typed is None:
-                raise EOFError
-            step = self._respond(typed)
-            question = step if isinstance(step, Question) else None
-        return self.answer(question)
+        """One answer: to `first`, or to what is asked. Raises its error, Leave if nothing is asked, LineCleared for
+        Ctrl-C twice.
+        """
+        step: Question | Draft | None = Question(first) if first else None
+        while not isinstance(step, Question):
+            step = self._asked(step)
+        return self.answer(step)
 
     def go_on(self, first: str) -> None:
-        """Until somebody leaves. Raises KeyboardInterrupt for Ctrl-C twice, EngineClosed if the engine has gone."""
+        """Until somebody leaves. Raises LineCleared for Ctrl-C twice, EngineClosed if the engine has gone."""
         step: Question | Draft | None = Question(first) if first else None
         while True:
             try:
                 if isinstance(step, Question):
                     question, step = step, None
                     self._answer_or_say_why(question)
-                    continue
-                typed = self._source.ask(draft=step.text if step is not None else "")
-                if typed is None:
-                    return
-                edited, step = step is not None, None
-                step = self._respond(typed)
-                if edited and isinstance(step, Question):
-                    step = replace(step, again=True)
+                else:
+                    draft, step = step, None
+                    step = self._asked(draft)
             except Leave:
                 return
-            except LineCleared:
-                step = None
-                if self._presses.again():
-                    raise KeyboardInterrupt from None
-                self._screen.print("  (Ctrl-C again, Ctrl-D or /bye leaves)", style="dim")
             except KeyboardInterrupt:  # counted by the signal handler already
                 continue
+
+    def _asked(self, draft: Draft | None) -> Question | Draft | None:
+        """What comes of what is typed next, beginning with a draft. Raises Leave if there will be no more, LineCleared
+        for Ctrl-C twice.
+        """
+        try:
+            typed = self._source.ask(draft=draft.text if draft is not None else "")
+        except LineCleared:
+            if self._presses.again():
+                raise
+            self._screen.print("  (Ctrl-C again, Ctrl-D or /bye leaves)", style="dim")
+            return None
+        if typed is None:
+            raise Leave
+        step = self._respond(typed)
+        return replace(step, again=True) if draft is not None and isinstance(step, Question) else step
 
     def answer(self, question: Question) -> Completion:
         """One turn, and the line of figures below it."""

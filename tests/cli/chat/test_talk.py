@@ -236,3 +236,20 @@ def test_once_is_one_answer() -> None:
     with Terminal("--once", "-p", "!fail") as terminal:
         terminal.wait_for("error: prompt has 9120 tokens")
         assert terminal.exit_code() == 1
+
+
+@pytest.mark.parametrize(("keys", "code"), [("/bye\r", 0), ("\x04", 0), ("\x03\x03", 130)])
+def test_once_is_left_like_any_chat(keys: str, code: int) -> None:
+    with Terminal("--no-history", "--once", "--no-save") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(keys)
+        assert terminal.exit_code() == code and "error" not in "".join(terminal.lines())
+
+
+def test_once_stopped_before_its_first_word_is_interrupted() -> None:
+    with Terminal("--no-history", "--once", "--no-save") as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask([STOP, "never"])
+        terminal.wait_for_stop()
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130 and "error" not in "".join(terminal.lines())
