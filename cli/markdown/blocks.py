@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from markdown_it import MarkdownIt
+from markdown_it.parser_block import RuleFuncBlockType
+from markdown_it.rules_block import blockquote, list_block
 from markdown_it.token import Token
 
 _BEGUN = re.compile(
@@ -34,12 +36,24 @@ class Dialect(MarkdownIt):
         return link
 
 
+DEEPEST = 40
+"""Levels of quotes (one each) and of lists (two); signs of more of them are text. The parser would leave it all out."""
+
+
+def _bounded(rule: RuleFuncBlockType) -> RuleFuncBlockType:
+    """A rule that holds down to the deepest level."""
+    return lambda state, begin, end, silent: state.level < DEEPEST and rule(state, begin, end, silent)
+
+
 @cache
 def parser() -> MarkdownIt:
     """The dialect: what chat models write. No HTML and no link definitions (both would make text disappear), and no
     underlined headings (they would change a line that has been printed). What stands behind a backslash is a token of
     its own."""
-    dialect = Dialect("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    dialect = Dialect("commonmark", {"html": False, "maxNesting": 100}).enable(["table", "strikethrough"])
+    ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
+    dialect.block.ruler.at("blockquote", _bounded(blockquote), {"alt": [*ends, "list"]})
+    dialect.block.ruler.at("list", _bounded(list_block), {"alt": ends})
     return dialect.disable(["lheading", "reference", "text_join"])
 
 

@@ -253,3 +253,11 @@ def test_what_follows_a_quote_or_a_list_comes_out_while_it_is_written(before: st
     for start in range(0, len(text), 5):
         shown += len(settled(stream, text[start : start + 5]))
     assert shown > 10 and len(stream.rest(60)) <= 2
+
+
+@pytest.mark.parametrize(
+    "text", ["> " * 60 + "deep", "- " * 60 + "deep", "\n".join("  " * n + f"- d{n}" for n in range(30))]
+)
+def test_what_is_nested_deeper_than_anybody_reads_is_there(text: str) -> None:
+    letters = [c for c in text if c.isalnum()]
+    assert [c for line in streamed([*text]) for c in line if c.isalnum()] == letters
