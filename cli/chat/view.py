@@ -17,7 +17,7 @@ from cortexmlx.cli.chat.status import Status
 from cortexmlx.cli.markdown.flows import folded
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
-from cortexmlx.cli.terminal.console import is_terminal
+from cortexmlx.cli.terminal.console import CONTROLS, is_terminal
 from cortexmlx.cli.terminal.region import Above, Region
 from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import TokenEvent
@@ -70,7 +70,7 @@ class RawView:
             return
         if text:
             self._thoughts.end()
-        sys.stdout.write(text)
+        sys.stdout.write(text.translate(CONTROLS) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def note(self, event: TokenEvent) -> None:

@@ -19,6 +19,7 @@ from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, Row
 from cortexmlx.cli.markdown.render import flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
+from cortexmlx.cli.terminal.console import CONTROLS
 
 ITEM, FENCE, TABLE = "list_item_open", "fence", "table_open"
 OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
@@ -27,9 +28,6 @@ MARKS = ("*", "_", "~", "`")
 """Signs of inline markup: how many there are in a row decides what they mean."""
 SIGN = re.compile(r"(?<!\\)[*_~`\[<&|]")
 MOST_SIGNS = 50
-CONTROLS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {13: None, 127: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-"""Control characters would be obeyed by the terminal; their pictures are only seen."""
 
 Place = tuple[int, int]
 """A flow of a block, and a place in it."""
@@ -235,6 +233,13 @@ class MarkdownStream:
             shown += self._finish(block, width)
         self._last, self._begun, self._printed, self._table = kept
         return shown
+
+
+def printed(text: str, width: int) -> list[Text]:
+    """The rows of a whole text."""
+    stream = MarkdownStream()
+    stream.feed(text)
+    return stream.rest(width)
 
 
 def _mark(lines: Sequence[Flow], text: str) -> Place:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+CONTROLS: dict[int, int | None] = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
+CONTROLS |= {13: None, 127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Control characters would be obeyed by the terminal; their pictures are only seen. For `str.translate`."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -23,10 +28,19 @@ def is_coloured(stream: TextIO) -> bool:
 
 
 def stdout() -> Console:
-    """A rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text."""
-    from rich.console import Console
+    """A rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text. A terminal does not obey what
+    was said, or read from a file.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
-    return Console(file=sys.stdout, highlight=False)
+    class Harmless(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                words = text if control or not self.is_terminal else text.translate(CONTROLS)
+                yield Segment(words, style, control)
+
+    return Harmless(file=sys.stdout, highlight=False)
 
 
 def stderr() -> Console:
@@ -43,6 +57,7 @@ def note(message: str) -> None:
 
 def error(message: str) -> None:
     """The one or two lines that say what went wrong and what next."""
+    message = message.translate(CONTROLS)  # of a file's name, or of what was typed
     if is_coloured(sys.stderr):
         print(f"\x1b[1;31merror:\x1b[0m {message}", file=sys.stderr)
     else:

@@ -21,7 +21,7 @@ class ThoughtsPrinter:
         if not self._open and console.is_coloured(sys.stderr):
             sys.stderr.write("\x1b[2m")
         self._open = True
-        sys.stderr.write(text)
+        sys.stderr.write(text.translate(console.CONTROLS) if sys.stderr.isatty() else text)
         sys.stderr.flush()
 
     def end(self) -> None:

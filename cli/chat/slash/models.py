@@ -9,6 +9,8 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
+from cortexmlx.cli.chat.view import WIDEST
+from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
@@ -78,9 +80,10 @@ def _info(chat: ChatSession, console: Console) -> None:
 
 
 def _messages(chat: ChatSession, console: Console) -> None:
-    from rich.markdown import Markdown
-
     if not chat.conversation.messages:
         return console.print("  nothing was said yet", style="dim")
     text = chat.conversation.markdown()
-    console.print(Markdown(text) if console.is_terminal else text, markup=False)
+    if not console.is_terminal:
+        return console.print(text, markup=False, soft_wrap=True)
+    for line in printed(text, min(console.width, WIDEST)):
+        console.print(line, soft_wrap=True)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from cortexmlx.cli.chat.view import WIDEST
+from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.terminal.console import CONTROLS
 from cortexmlx.request import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class SideBySide:
                     self._pieces += event.token_id is not None
         completion = reply.result()
         answers = (completion, *completion.others)
-        self._console.print(self._laid_out([_whole(each) for each in answers], [*map(_title, answers)]))
+        self._console.print(self._laid_out([_whole(each, self._width()) for each in answers], [*map(_title, answers)]))
         return completion
 
     def _growing(self) -> RenderableType:
@@ -55,7 +57,7 @@ class SideBySide:
 
     def _end(self, text: str, width: int, lines: int) -> Text:
         """The last lines of a text, wrapped; only so much of it is looked at."""
-        wrapped = Text(text[-width * lines :]).wrap(self._console, width)
+        wrapped = Text(text[-width * lines :].translate(CONTROLS)).wrap(self._console, width)
         return Text("\n").join(wrapped[-lines:])
 
     def _laid_out(self, cells: Sequence[RenderableType], titles: Sequence[str]) -> RenderableType:
@@ -87,8 +89,8 @@ def _title(answer: Completion) -> str:
     return f"{answer.index + 1} · {answer.usage.completion_tokens} tokens{ends.get(answer.finish_reason, '')}"
 
 
-def _whole(answer: Completion) -> RenderableType:
-    return Markdown(answer.text.strip() or "(nothing)")
+def _whole(answer: Completion, width: int) -> RenderableType:
+    return Text("\n").join(printed(answer.text.strip() or "(nothing)", min(width, WIDEST)))
 
 
 def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console) -> Completion | None:

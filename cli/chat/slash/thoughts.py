@@ -6,7 +6,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import WIDEST
-from cortexmlx.cli.markdown.stream import MarkdownStream
+from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.markdown.styles import THOUGHT
 from cortexmlx.errors import InvalidRequest
 
@@ -25,8 +25,6 @@ def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
     thought = chat.conversation.thinking
     if not thought:
         raise InvalidRequest("the last answer has no thoughts")
-    stream = MarkdownStream()
-    stream.feed(thought)
-    for line in stream.rest(min(console.width, WIDEST)):
+    for line in printed(thought, min(console.width, WIDEST)):
         line.stylize(THOUGHT)
         console.print(line, soft_wrap=True)

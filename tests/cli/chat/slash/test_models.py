@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,3 +113,13 @@ def test_what_is_not_known_is_refused(session: ChatSession, screen: Console) -> 
             run_command(line, session, screen)
     run_command("/show messages", session, screen)
     assert printed(screen) == "  nothing was said yet\n"
+
+
+def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None:
+    session.ask(Question("!say <b>one</b>\n\n<div>two</div>\n\n```\nopen"))
+    session.ask(Question("three"))
+    screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    run_command("/show messages", session, screen)
+    said = printed(screen)
+    assert "<div>two</div>" in said and "<b>one</b>" in said
+    assert "\nUser\n\nthree\n" in said, "code without an end does not reach into the next message"

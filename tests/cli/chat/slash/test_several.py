@@ -48,3 +48,14 @@ def test_one_is_chosen_by_its_number(session: ChatSession, screen: Console) -> N
     assert "'the first' is none of 1 to 3" in printed(screen)
     assert choose(answers, lambda prompt: "0", screen) is None
     assert choose(answers, lambda prompt: None, screen) is None
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_they_have_all_their_words_and_control_nothing(session: ChatSession, terminal: bool) -> None:
+    screen = Console(file=io.StringIO(), width=80, height=20, force_terminal=terminal, color_system=None)
+    session.ask(
+        Question("!say <div>\nkept\n</div>\n\n    x = 1\n\nred\x1b]0;title\x07", answers=2),
+        SideBySide(screen, 2).follow,
+    )
+    said = printed(screen)
+    assert said.count("<div>") >= 2 and "\nx = 1" in said and "red␛]0;title␇" in said and "\x1b]" not in said
