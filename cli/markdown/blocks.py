@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.parser_block import RuleFuncBlockType
 from markdown_it.rules_block import blockquote, list_block
+from markdown_it.rules_block.table import escapedSplit
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 
 _BEGUN = re.compile(
@@ -45,6 +48,26 @@ def _bounded(rule: RuleFuncBlockType) -> RuleFuncBlockType:
     return lambda state, begin, end, silent: state.level < DEEPEST and rule(state, begin, end, silent)
 
 
+def _surplus(state: StateCore) -> None:
+    """What stands behind the last column of a table, as after a | in code, goes into it: the parser leaves it out."""
+    lines = state.src.split("\n")
+    row, cells = "", list[Token]()
+    for before, token in pairwise(state.tokens):
+        if token.type == "tr_open" and token.map:
+            row, cells = lines[token.map[0]], []
+        elif before.type == "td_open":
+            cells.append(token)
+        elif token.type == "tr_close" and cells:
+            found = [cell.strip() for cell in escapedSplit(row.strip())]
+            known = [cell.content for cell in cells]
+            for begin in (0, 1):  # a | or the mark of a quote may stand before the first
+                part = found[begin : begin + len(known)]
+                if part[1:] == known[1:] and part and part[0].endswith(known[0]) and (begin or part[0]):
+                    more = found[begin + len(known) :]
+                    cells[-1].content = " | ".join([known[-1], *(more if any(more) else ())]).removesuffix(" | ")
+                    break
+
+
 @cache
 def parser() -> MarkdownIt:
     """The dialect: what chat models write. No HTML and no link definitions (both would make text disappear), and no
@@ -54,6 +77,7 @@ def parser() -> MarkdownIt:
     ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
     dialect.block.ruler.at("blockquote", _bounded(blockquote), {"alt": [*ends, "list"]})
     dialect.block.ruler.at("list", _bounded(list_block), {"alt": ends})
+    dialect.core.ruler.after("block", "surplus", _surplus)
     return dialect.disable(["lheading", "reference", "text_join"])
 
 

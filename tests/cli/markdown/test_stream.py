@@ -261,3 +261,19 @@ def test_what_follows_a_quote_or_a_list_comes_out_while_it_is_written(before: st
 def test_what_is_nested_deeper_than_anybody_reads_is_there(text: str) -> None:
     letters = [c for c in text if c.isalnum()]
     assert [c for line in streamed([*text]) for c in line if c.isalnum()] == letters
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ("| `a|b` | desc |", "`a │ b` | desc"),
+        ("> | 1 | 2 | 3 |", "1  │ 2 | 3"),
+        ("1 | 2 | 3 | 4", "1  │ 2 | 3 | 4"),
+        ("| 1 | 2 |", "1 │ 2"),
+        ("| | 2 | 3 |", "│ 2 | 3"),
+    ],
+)
+def test_what_stands_behind_the_last_column_is_there(row: str, shown: str) -> None:
+    sign = "> " * row.startswith(">")
+    lines = streamed([*f"{sign}| x | y |\n{sign}|---|---|\n{row}\n"])
+    assert " ".join(lines[-1].replace("▌", "").split()) == " ".join(shown.split())
