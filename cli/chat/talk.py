@@ -23,6 +23,7 @@ from cortexmlx.request import Completion
 
 if TYPE_CHECKING:
     from cortexmlx.cli.terminal.interrupts import Interrupts
+    from cortexmlx.sessions.conversation import Conversation
 
 ARENA_KEY = "c-t"
 """Ctrl-T, with which BSD systems ask a program how it is."""
@@ -137,6 +138,7 @@ class Talk:
 
     def _answer_or_say_why(self, question: Question) -> None:
         """One turn; an error ends the turn, and the chat only if the engine has gone."""
+        before = self._session.conversation.fork()
         try:
             completion = self.answer(question)
         except EngineClosed:
@@ -151,17 +153,18 @@ class Talk:
                 self._screen.print(f"  {way}", style="dim", markup=False)
             return
         if question.answers > 1:
-            self._choose(completion)
+            self._choose(completion, before)
 
-    def _choose(self, completion: Completion) -> None:
+    def _choose(self, completion: Completion, before: Conversation) -> None:
+        """One of the answers, or the chat as it was `before` them."""
         session, answers = self._session, (completion, *completion.others)
         try:
             chosen = choose(answers, self._source.ask, self._screen)
         except LineCleared:
             chosen = None
         if chosen is None:
-            session.conversation.undo()
-            self._screen.print("  none: the question is taken back", style="dim")
+            session.conversation = before
+            self._screen.print("  none: the chat is as it was before", style="dim")
         else:
             session.conversation.choose(chosen)
         session.keep()

@@ -6,7 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from cortexmlx.cli.chat.input import PROMPT, PlainInput
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.talk import Talk
+from cortexmlx.cli.terminal.interrupts import Interrupts
 from cortexmlx.sessions.saved import Saved
 from support.terminal import STOP, Terminal
 
@@ -42,7 +47,7 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
         ("/n 2 three", "which one goes on? 1-2, 0 for none:"),
         ("2", ">>>"),
         (UP, "which one goes on?"),
-        ("0", "none: the question is taken back"),
+        ("0", "none: the chat is as it was before"),
         (f"/file {tmp_path}/notes.txt", "its text goes with the next message"),
         ("what?", FIGURES),
         (f"@{tmp_path}/notes.txt and?", "+ "),
@@ -75,6 +80,25 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
                 terminal.wait_for_prompt()
         assert terminal.exit_code() == 0
     assert "\x1b[?2004l" in terminal.raw.decode().rpartition("\x1b[?2004h")[2], "the shell gets a terminal as it was"
+
+
+class Lines(PlainInput):
+    """What is typed, and then no more."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = iter(lines)
+
+    def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
+        return next(self._lines, None)
+
+
+def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
+    session: ChatSession, screen: Console
+) -> None:
+    lines = Lines("one", "/n 3", "0", "/n 2 two", "0", "/n 2", "")
+    Talk(session, lines, screen, Interrupts(), pretty=False).go_on("")
+    said = [message["content"] for message in session.conversation.messages]
+    assert said == ["one", "You said: one"], "also if the input ends there"
 
 
 @pytest.mark.slow
