@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -166,8 +167,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON whose fields all have names of their own: of two with one name, one would be left out."""
     data = dict(pairs)
     if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise InvalidRequest(f"{next(n for n in names if names.count(n) > 1)!r} is there more than once")
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidRequest(f"{name!r} is there more than once")
     return data
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import stat
 import sys
@@ -14,6 +15,7 @@ from cortexmlx.cli.terminal import console
 
 REPLACEMENT = "\ufffd"
 _PATIENCE_SECONDS = 1.0
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def clean(argument: str, what: str = "the prompt") -> str:
@@ -60,11 +62,14 @@ def gather_prompt(arguments: list[str]) -> str:
 
 
 def to_json(record: Any) -> str:
-    """A result as JSON, which has no word for infinity (of a token that a model never writes) but null."""
+    """A result as JSON, which has no word for infinity (of a token that a model never writes) but null. Half of a
+    surrogate pair, which an id may hold and UTF-8 has not, is written as it came: with an escape.
+    """
     try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:

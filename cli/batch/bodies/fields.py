@@ -14,6 +14,8 @@ from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
 
+_MOST_NAMED = 10
+
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
 """The parameters that a line may set, under their own names."""
 
@@ -131,7 +133,9 @@ def unknown(names: Collection[str], known: Collection[str], what: str) -> None:
     """Raise InvalidRequest if there are fields that `what` does not have, with the names that they may stand for."""
     strange = [name for name in names if name not in known]
     if strange:
-        shown = ", ".join(repr(name) + _meant(name, known) for name in strange)
+        shown = ", ".join(repr(name) + _meant(name, known) for name in strange[:_MOST_NAMED])
+        if len(strange) > _MOST_NAMED:
+            shown += f" and {len(strange) - _MOST_NAMED} more"
         raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}")
 
 

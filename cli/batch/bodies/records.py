@@ -21,6 +21,7 @@ from cortexmlx.cli.batch.bodies.tokens import (
 from cortexmlx.request import Completion
 
 INVALID = "invalid_request"
+_LONGEST_MESSAGE = 1000
 
 
 class Recorder:
@@ -101,7 +102,11 @@ def _thoughts(answer: Completion) -> Record:
 
 
 def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Record:
-    """What stands in the place of an answer: the error, with the number of the line it came from."""
+    """What stands in the place of an answer: the error, with the number of the line it came from. What repeats a value
+    of any length is cut in its middle.
+    """
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 2 :]}"
     error = {"code": code, "message": message, "line": item.line}
     if item.style is Style.SIMPLE:
         return {"id": item.id, "error": error}

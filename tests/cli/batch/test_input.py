@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,15 @@ def test_a_bad_line_says_why_with_its_number_and_the_next_is_read(line: bytes | 
     bad, good = read(line, {"prompt": "next"}, jsonl=True)
     assert isinstance(bad, BadLine) and bad.line == 1 and says in bad.message
     assert isinstance(good, BatchRequest) and good.line == 2
+
+
+def test_an_object_of_very_many_fields_is_refused_at_once_and_in_a_few_words() -> None:
+    names = "".join(f'"f{i}": 1, ' for i in range(200_000))
+    began = time.monotonic()
+    twice, unknown = read(f'{{{names}"f199999": 2}}'.encode(), f'{{{names}"prompt": "a"}}'.encode())
+    assert isinstance(twice, BadLine) and twice.message == "'f199999' is there more than once"
+    assert isinstance(unknown, BadLine) and unknown.message.endswith("'f9' and 199990 more")
+    assert time.monotonic() - began < 30, "not a comparison of each with each"
 
 
 def test_a_bad_line_keeps_its_id_if_it_has_one() -> None:

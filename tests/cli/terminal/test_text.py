@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 
@@ -50,3 +51,10 @@ def test_nul_and_broken_utf8_become_replacement_characters_with_a_note(
 def test_what_json_has_no_word_for_is_null() -> None:
     record = {"perplexity": float("inf"), "top": [(3, -float("inf")), (4, -1.5)], "text": "é", "one": float("nan")}
     assert to_json(record) == '{"perplexity": null, "top": [[3, null], [4, -1.5]], "text": "é", "one": null}'
+
+
+def test_half_of_a_surrogate_pair_is_written_as_it_came() -> None:
+    record = {"id": "a\\\ud800é", "metadata": {"\udfff": "😀"}}
+    text = to_json(record)
+    assert text == '{"id": "a\\\\\\ud800é", "metadata": {"\\udfff": "😀"}}'
+    assert json.loads(text.encode()) == record
