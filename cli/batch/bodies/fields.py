@@ -123,6 +123,8 @@ def given(body: Mapping[str, Any], style: Style) -> dict[str, Any]:
     refused = UNSERVED.keys() - served - (frozenset() if style is Style.RESPONSES else _OF_RESPONSES)
     for name in sorted(said.keys() & refused):
         _refuse(name, said.pop(name))
+    if style is Style.RESPONSES and "metadata" in said:
+        _check_metadata(said["metadata"])
     for name in NO_EFFECT:
         said.pop(name, None)
     unknown(said, served, f"a {style.value} body" if style is not Style.SIMPLE else "a request")
@@ -143,6 +145,12 @@ def _refuse(name: str, value: Any) -> None:
     unserved = UNSERVED[name]
     if not any(type(value) is type(harmless) and value == harmless for harmless in unserved.harmless):
         raise InvalidRequest(f"{name!r} is not served: {unserved.why}")
+
+
+def _check_metadata(metadata: Any) -> None:
+    """A response repeats its metadata, so they must be what the type of a response can hold."""
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise InvalidRequest(f"metadata is {metadata!r:.80}, but must be an object whose values are texts")
 
 
 def _meant(name: str, known: Collection[str]) -> str:
