@@ -26,7 +26,7 @@ from cortexmlx.serving.app.callbacks import tell
 from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
 from cortexmlx.serving.app.texts import Texts
-from cortexmlx.serving.completed import AsCompleted, paired
+from cortexmlx.serving.completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
@@ -203,7 +203,7 @@ class Engine(Looks, Texts, AsyncCalls):
 
     def as_completed(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | NotYet],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         window: int | None = None,

@@ -40,7 +40,7 @@ class Ids:
 
 
 class BatchReader:
-    """Iterates over the requests of `lines` (bytes, as they are in the file).
+    """Iterates over the requests of `lines` (bytes, as they are in the file; None, which is passed on, for none yet).
 
     `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `ids`, if given, is told of
     every line's id. `models` are the names of models in the bodies, which change nothing.
@@ -48,7 +48,7 @@ class BatchReader:
 
     def __init__(
         self,
-        lines: Iterable[bytes],
+        lines: Iterable[bytes | None],
         defaults: SamplingParams,
         *,
         jsonl: bool | None,
@@ -62,10 +62,13 @@ class BatchReader:
         self._raw = raw
         self._ids = ids
 
-    def __iter__(self) -> Iterator[BatchRequest | BadLine]:
+    def __iter__(self) -> Iterator[BatchRequest | BadLine | None]:
         jsonl, filled = filled_lines(self._lines, self._jsonl)
         parse = self._parse_json if jsonl else self._parse_text
         for number, line in filled:
+            if line is None:
+                yield None
+                continue
             item = parse(number, line)
             if self._ids is not None:
                 self._ids.add(item.id, number)
@@ -90,6 +93,8 @@ class BatchReader:
             return self._request(number, identity, style, data["body"], raw=style is Style.COMPLETIONS)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
+        except RecursionError:  # JSON within JSON, as the arguments of a tool call are
+            return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
 
     def _request(
         self, number: int, identity: Identity, style: Style, body: Mapping[str, Any], raw: bool
@@ -104,11 +109,13 @@ class BatchReader:
         return BatchRequest(number, identity, style, prompts, params, raw, echo, body, variables)
 
 
-def survey(lines: Iterable[bytes], jsonl: bool | None) -> Ids:
+def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
     """The ids of a whole input, which has a request for each. Raises InvalidRequest if one occurs twice."""
     ids = Ids()
     is_json, filled = filled_lines(lines, jsonl)
     for number, line in filled:
+        if line is None:
+            continue
         identity: Identity | None = number
         if is_json:
             try:
@@ -119,14 +126,26 @@ def survey(lines: Iterable[bytes], jsonl: bool | None) -> Ids:
     return ids
 
 
-def filled_lines(lines: Iterable[bytes], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes]]]:
-    """Whether the lines are JSON, and those that are not blank with their numbers from 1."""
-    stripped = ((n, line.strip()) for n, line in enumerate(lines, start=1))
-    filled = ((n, line.removeprefix(b"\xef\xbb\xbf")) for n, line in stripped if line)
-    first = next(filled, None)
+def filled_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
+    """Whether the lines are JSON, and those that are not blank with their numbers from 1, None among them as it came.
+    The first one is waited for.
+    """
+    filled = _filled(lines)
+    number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
     if first is None:
         return False, iter(())
-    return first[1].startswith(b"{") if jsonl is None else jsonl, itertools.chain([first], filled)
+    return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], filled)
+
+
+def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+    number = 0
+    for line in lines:
+        if line is None:
+            yield number, None
+            continue
+        number += 1
+        if stripped := line.strip():
+            yield number, stripped.removeprefix(b"\xef\xbb\xbf")
 
 
 def identity_of(data: Mapping[str, Any], number: int) -> Identity:

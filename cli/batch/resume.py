@@ -49,12 +49,17 @@ class RunIdentity:
         return normal
 
 
+def beside(output: Path) -> tuple[Path, Path]:
+    """OUT.run, and where OUT is written anew; of a link beside its target, as the records are."""
+    target = output.resolve()
+    return target.with_name(target.name + ".run"), target.with_name(target.name + ".new")
+
+
 class RunFile:
     """OUT.run, which one run at a time has. Raises CortexError if it cannot be written or another run has it."""
 
     def __init__(self, output: Path) -> None:
-        target = output.resolve()  # of a link, as the records are
-        self.path = target.with_name(target.name + ".run")
+        self.path, _ = beside(output)
         self._output = output
         try:
             self._file = self.path.open("a+b", buffering=0)
@@ -104,6 +109,8 @@ class RunFile:
         self._file.close()
 
 
-def remaining(items: Iterable[BatchRequest | BadLine], done: Collection[str]) -> Iterator[BatchRequest | BadLine]:
-    """The items whose records are missing."""
-    return (item for item in items if key_of(item.id, item.line) not in done)
+def remaining(
+    items: Iterable[BatchRequest | BadLine | None], done: Collection[str]
+) -> Iterator[BatchRequest | BadLine | None]:
+    """The items whose records are missing; None, for none yet, stays."""
+    return (item for item in items if item is None or key_of(item.id, item.line) not in done)

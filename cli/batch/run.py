@@ -13,6 +13,7 @@ from cortexmlx.cli.batch.bodies.request import Asked, BadLine, BatchRequest
 from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.serving.completed import NotYet
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -47,8 +48,8 @@ class _Open:
 
 
 class BatchRun:
-    """Feeds `items` to the engine and hands each finished record to `writer`. Those that finished together are synced
-    together: a disk may take longer for one than the engine for many.
+    """Feeds `items`, with None where there is none yet, to the engine and hands each finished record to `writer`. Those
+    that finished together are synced together: a disk may take longer for one than the engine for many.
 
     `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
     back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
@@ -58,7 +59,7 @@ class BatchRun:
     def __init__(
         self,
         engine: Engine,
-        items: Iterable[BatchRequest | BadLine],
+        items: Iterable[BatchRequest | BadLine | None],
         writer: Writer,
         prepare: Callable[[BatchRequest, Asked], Prompt],
         recorder: Recorder,
@@ -94,7 +95,7 @@ class BatchRun:
         prompts, params = tee(self._read())
         completed = self._engine.as_completed(
             (prompt for prompt, _ in prompts),
-            (own for _, own in params),
+            (own for prompt, own in params if not isinstance(prompt, NotYet)),
             window=self._most_held if self._in_order else None,
         )
         try:
@@ -114,10 +115,14 @@ class BatchRun:
                 self._emit(in_order=False)
             raise
 
-    def _read(self) -> Iterator[tuple[Prompt, SamplingParams]]:
+    def _read(self) -> Iterator[tuple[Prompt | NotYet, SamplingParams]]:
         """The prompts of all items, one after the other, each with its parameters."""
-        index = count()
-        for place, item in enumerate(self._items):
+        index, places = count(), count()
+        for item in self._items:
+            if item is None:
+                yield NotYet.NOT_YET, SamplingParams()
+                continue
+            place = next(places)
             if isinstance(item, BadLine):
                 self._asked[next(index)] = _Open(place, item, left=1), 0
                 yield NOTHING, SamplingParams()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -30,19 +32,48 @@ _OTHERS = {
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
 _BINARY = (b"PK\x03\x04", b"PAR1", b"%PDF")
 _HEAD_BYTES = 1 << 16
+_PATIENCE_SECONDS = 0.05
+"""How long a pipe may say nothing before what has finished is looked for."""
 
 
 @contextmanager
-def opened(source: str, input_format: Format) -> Iterator[BinaryIO]:
-    """The input's lines as bytes. Raises InvalidRequest for a file that is no list of requests, OSError for none."""
+def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]]:
+    """The input's lines as bytes, and None where a pipe has nothing yet. Raises InvalidRequest for a file that is no
+    list of requests, OSError for none.
+    """
     if source == STDIN:
-        yield sys.stdin.buffer
+        yield _coming(sys.stdin.buffer)
         return
     with Path(source).open("rb") as file:
         if Path(source).is_file():
             _check(Path(source), file.read(_HEAD_BYTES), input_format)
             file.seek(0)
-        yield file
+            yield file
+        else:
+            yield _coming(file)
+
+
+def _coming(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines of a pipe as they come. Nothing else may have read of it."""
+    try:
+        descriptor = file.fileno()
+    except OSError:  # an object in the place of stdin
+        yield from file
+        return
+    begun: list[bytes] = []
+    while True:
+        if not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
+            yield None
+            continue
+        data = os.read(descriptor, _HEAD_BYTES)
+        if not data:
+            break
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            yield b"".join([*begun, line])
+            begun = []
+        begun.append(rest)
+    yield b"".join(begun)
 
 
 def is_jsonl(source: str, input_format: Format) -> bool | None:

@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
@@ -16,6 +17,14 @@ from cortexmlx.serving.worker import Submission
 
 Result = tuple[int, Completion | CortexError]
 Listener = Callable[[TokenEvent], None]
+
+
+class NotYet(Enum):
+    """In the place of a prompt: there is none yet. What has ended is handed out before the next is asked for. It has no
+    index, and no parameters of its own.
+    """
+
+    NOT_YET = "not yet"
 
 
 class AsCompleted(Iterator[Result]):
@@ -32,7 +41,7 @@ class AsCompleted(Iterator[Result]):
 
     def __init__(
         self,
-        asked: Iterable[tuple[Prompt, SamplingParams | None]],
+        asked: Iterable[tuple[Prompt | NotYet, SamplingParams | None]],
         check: Callable[[Prompt, SamplingParams | None, Listener], Submission],
         submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
         *,
@@ -56,10 +65,14 @@ class AsCompleted(Iterator[Result]):
         try:
             if os.getpid() != self._process:
                 raise forked()
-            if not self._closed:
-                self._fill()
-            while self._open and not self._closed:
-                index = self._ended.get()
+            while not self._closed:
+                waiting = self._fill()
+                if not (self._open or waiting):
+                    break
+                try:
+                    index = self._ended.get(block=not waiting)
+                except queue.Empty:
+                    continue
                 if index in self._open:
                     return self._hand_out(index)
             raise StopIteration
@@ -90,13 +103,18 @@ class AsCompleted(Iterator[Result]):
     def __del__(self) -> None:
         self.close()
 
-    def _fill(self) -> None:
-        """Read and submit what there is room for."""
+    def _fill(self) -> bool:
+        """Read and submit what there is room for; whether it ended with a prompt that is not there yet."""
         group: dict[int, Submission] = {}
+        waiting = False
         while self._has_room() and (asked := next(self._asked, None)) is not None:
+            prompt, params = asked
+            if isinstance(prompt, NotYet):
+                waiting = True
+                break
             index, self._read = self._read, self._read + 1
             try:
-                submission = self._check(*asked, _teller(self._ended, index))
+                submission = self._check(prompt, params, _teller(self._ended, index))
             except EngineClosed:
                 raise
             except CortexError as error:
@@ -109,6 +127,7 @@ class AsCompleted(Iterator[Result]):
                 self._start(group)
                 group = {}
         self._start(group)
+        return waiting
 
     def _has_room(self) -> bool:
         oldest = next(iter(self._open), self._read)
@@ -136,8 +155,8 @@ class AsCompleted(Iterator[Result]):
 
 
 def paired(
-    prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
-) -> Iterator[tuple[Prompt, SamplingParams | None]]:
+    prompts: Iterable[Prompt | NotYet], params: SamplingParams | Iterable[SamplingParams] | None
+) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
     """Each prompt with its parameters: the same for all, or one each. Raises InvalidRequest if there are not as many,
     at once where both can be counted, else when one ends before the other.
     """
@@ -149,10 +168,14 @@ def paired(
 
 
 def _one_each(
-    prompts: Iterable[Prompt], params: Iterable[SamplingParams]
-) -> Iterator[tuple[Prompt, SamplingParams | None]]:
+    prompts: Iterable[Prompt | NotYet], params: Iterable[SamplingParams]
+) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
     each, count = iter(params), 0
-    for count, prompt in enumerate(prompts, 1):
+    for prompt in prompts:
+        if isinstance(prompt, NotYet):
+            yield prompt, None
+            continue
+        count += 1
         own = next(each, None)
         if own is None:
             raise InvalidRequest(f"there are params for {count - 1} prompts only: give as many params as prompts")

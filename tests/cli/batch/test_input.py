@@ -138,6 +138,13 @@ def test_a_bad_line_says_why_with_its_number_and_the_next_is_read(line: bytes | 
     assert isinstance(good, BatchRequest) and good.line == 2
 
 
+def test_json_within_json_that_is_nested_too_deeply_ends_no_run() -> None:
+    calls = [{"function": {"name": "f", "arguments": "[" * 100_000}}]
+    bad, good = read({"messages": [{"role": "assistant", "tool_calls": calls}]}, {"prompt": "next"})
+    assert isinstance(bad, BadLine) and "nested too deeply" in bad.message
+    assert isinstance(good, BatchRequest)
+
+
 def test_an_object_of_very_many_fields_is_refused_at_once_and_in_a_few_words() -> None:
     names = "".join(f'"f{i}": 1, ' for i in range(200_000))
     began = time.monotonic()

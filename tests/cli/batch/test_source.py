@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.batch.source import Format, _coming, ids_of, is_jsonl, opened
 from cortexmlx.errors import InvalidRequest
 
 
@@ -64,3 +65,16 @@ def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
     plain = ids_of(str(tmp_path / "in"), Format.lines)
     assert plain is not None and list(plain.lines.values()) == [1, 2]
     assert ids_of("-", Format.auto) is None
+
+
+def test_a_pipe_says_that_it_has_nothing_yet_and_cuts_no_line() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as pipe, os.fdopen(write, "wb", buffering=0) as end:
+        lines = _coming(pipe)
+        assert next(lines) is None
+        end.write(b"one\ntw")
+        assert (next(lines), next(lines)) == (b"one", None)
+        end.write(b"o\n\nlast")
+        assert [next(lines) for _ in range(3)] == [b"two", b"", None]
+        end.close()
+        assert list(lines) == [b"last"]
