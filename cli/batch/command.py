@@ -18,7 +18,7 @@ from cortexmlx.cli.batch.prepare import prepared
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.batch.source import STDIN, Format, ids_of, is_jsonl, opened
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.request import SamplingParams
@@ -39,7 +39,7 @@ def batch(
     ],
     model_option: options.ModelOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Default: stdout.", show_default=False)
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Default, and -: stdout.", show_default=False)
     ] = None,
     errors: Annotated[
         Path | None,
@@ -73,6 +73,7 @@ def batch(
     model = options.model_name(before[0] if before else None, model_option)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    output = None if output == Path(STDIN) else output  # its other end
     mode = mode_of(output, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
     identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
-from cortexmlx.cli.batch.resume import RunFile, RunIdentity
+from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
 from cortexmlx.errors import InvalidRequest
 
 
@@ -36,6 +36,8 @@ class BatchFiles:
                 _check(path, source, mode)
         if output is not None and errors is not None and output.resolve() == errors.resolve():
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
+        if output is not None:
+            _check_own(output, errors, source)
         self.kept = output is not None and is_regular(output)
         if mode in (Mode.RESUME, Mode.RETRY) and not self.kept:
             raise InvalidRequest(f"{output} is no file, so there is nothing to go on with: leave out --resume")
@@ -105,6 +107,14 @@ def is_regular(path: Path) -> bool:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
+
+
+def _check_own(output: Path, errors: Path | None, source: str) -> None:
+    """What lies beside OUT is written as well."""
+    for own in beside(output):
+        for other in (Path(source), errors):
+            if other is not None and other.resolve() == own:
+                raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
 
 
 def _check(path: Path, source: str, mode: Mode) -> None:

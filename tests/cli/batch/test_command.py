@@ -125,7 +125,9 @@ def test_plain_lines_from_stdin_to_stdout_through_the_template(
     (tmp_path / "in").write_bytes(b"one\ntwo\n")
     with (tmp_path / "in").open() as lines:
         monkeypatch.setattr(sys, "stdin", lines)
-        assert run(["batch", "-m", "fake", "-", "--system", "Be brief."]) == 0
+        monkeypatch.chdir(tmp_path)
+        assert run(["batch", "-m", "fake", "-", "-o", "-", "--system", "Be brief."]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["in"], "- is no name of a file"
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [
         "You said: one",
         "You said: two",
@@ -171,6 +173,19 @@ def test_a_name_that_two_lines_have_is_refused_before_anything_is_loaded(
         assert run(["batch", "fake", str(source), "-o", str(out), *options]) == 1
         assert "error: lines 1 and 3 both have the id 'a': " in capsys.readouterr().err
         assert fakes.opened == [] and not out.exists()
+
+
+def test_an_answer_is_there_before_the_next_line_of_a_pipe() -> None:
+    with subprocess.Popen([*FAKE_COMMAND, "batch", "fake", "-"], stdin=-1, stdout=-1, stderr=-1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for said in ("one", "two"):
+            process.stdin.write(b'{"prompt": "%b"}\n' % said.encode())
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["text"] == f"You said: {said}"
+        process.stdin.write(b'{"prompt": "three"}')
+        process.stdin.close()
+        assert json.loads(process.stdout.read())["id"] == 3
+    assert process.returncode == 0
 
 
 def test_a_name_that_comes_twice_through_a_pipe_ends_the_run(

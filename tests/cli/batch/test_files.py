@@ -49,6 +49,17 @@ def test_the_errors_of_an_earlier_run_are_refused_too(tmp_path: Path) -> None:
         files(tmp_path / "out", tmp_path / "errors")
 
 
+@pytest.mark.parametrize("name", ["out.run", "out.new"])
+def test_what_a_run_keeps_beside_its_output_is_neither_its_input_nor_for_errors(tmp_path: Path, name: str) -> None:
+    own = tmp_path / name
+    own.write_text("hello\n")
+    with pytest.raises(InvalidRequest, match=f"{name} is what a batch to .* keeps for itself"):
+        BatchFiles(tmp_path / "out", None, Mode.NEW, str(own))
+    with pytest.raises(InvalidRequest, match=f"{name} is what a batch to .* keeps for itself"):
+        files(tmp_path / "out", own, Mode.FORCE)
+    assert own.read_text() == "hello\n"
+
+
 def test_a_device_is_only_written(tmp_path: Path) -> None:
     with files(Path("/dev/null")) as made:
         made.open(IDENTITY).write({"id": 1})
