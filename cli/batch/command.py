@@ -87,6 +87,7 @@ def batch(
         with engines.open_engine(replace(config, model=model)) as engine:
             engines.tell(engine)
             writer = files.open(replace(identity, weights=engine.info.identity))
+            files.remember(ids.digests)
             run = BatchRun(
                 engine,
                 remaining(reader, files.done),

@@ -77,6 +77,13 @@ class BatchFiles:
         out = self._open(self._output)
         return BatchWriter(out, out if self._errors is None else self._open(self._errors))
 
+    def remember(self, digests: Mapping[str, str]) -> None:
+        """Keep what the lines of the input said. Raises InvalidRequest if one says something else than when its record
+        was written.
+        """
+        if self._run is not None:
+            self._run.remember(digests, self.done)
+
     def arrange(self, lines: Mapping[str, int]) -> None:
         """Put the records of files into the order of the input's `lines`."""
         for file in self._opened:

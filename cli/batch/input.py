@@ -10,6 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from cortexmlx.cli.batch.bodies.fields import given, unknown
@@ -24,14 +25,20 @@ ENVELOPE = ("custom_id", "id", "method", "url", "body")
 
 
 class Ids:
-    """The line that each id was given on, in their order. `lines` are by the key of `key_of`."""
+    """The line that each id was given on, in their order. `lines` are by the key of `key_of`, and so are `digests` of
+    the texts of those that were read ahead.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = {}
+        self.digests: dict[str, str] = {}
 
-    def add(self, identity: Identity | None, line: int) -> None:
+    def add(self, identity: Identity | None, line: int, text: bytes | None = None) -> None:
         """Raises InvalidRequest, with both line numbers, for an id that was there before."""
-        first = self.lines.setdefault(key_of(identity, line), line)
+        key = key_of(identity, line)
+        first = self.lines.setdefault(key, line)
+        if text is not None:
+            self.digests[key] = blake2b(text, digest_size=8).hexdigest()
         if first != line:
             raise InvalidRequest(
                 f"lines {first} and {line} both have the id {identity!r}: their answers could not be told apart, so "
@@ -122,7 +129,7 @@ def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
                 identity = identity_of(_object(line), number)
             except InvalidRequest:
                 identity = None
-        ids.add(identity, number)
+        ids.add(identity, number, line)
     return ids
 
 

@@ -1,16 +1,18 @@
 """Going on with a batch that was interrupted: what its output holds already is not asked again.
 
 Beside OUT lies OUT.run, which says what the run was: the model, the parameters and the input. A run that differs would
-mix answers of two kinds in one file, and is refused; so is a second run while one writes.
+mix answers of two kinds in one file, and is refused; so is a second run while one writes. A digest of each line of an
+input that is a file is there, too: a record is not taken for the answer to what its request says now.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ class RunFile:
         """The moment at which the run that goes on began. Raises InvalidRequest if `run` is another one."""
         self._file.seek(0)
         try:
-            before = json.loads(self._file.read())
+            before = json.loads(self._file.readline())
             created = int(before["created"])
         except (OSError, ValueError, TypeError, KeyError):
             raise InvalidRequest(
@@ -95,12 +97,42 @@ class RunFile:
     def start(self, run: RunIdentity) -> int:
         """A new run: remember what it is. Returns the moment, in seconds since 1970."""
         created = int(time.time())
+        self._file.truncate(0)
+        self._append({**run.as_json(), "created": created})
+        return created
+
+    def remember(self, digests: Mapping[str, str], done: Collection[str]) -> None:
+        """Keep what the input's lines said, by their keys, when they were asked. Raises InvalidRequest if one whose
+        record is there says something else now.
+        """
+        known = self._digests()
+        changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
+        if changed:
+            which = f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else changed[0]
+            raise InvalidRequest(
+                f"the input has changed: {self._output.name} holds answers to what the requests named {which} said "
+                "before. Give changed requests ids of their own, or use --force to begin again"
+            )
+        new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
+        if new:
+            self._append({"lines": new}, b"\n")  # what is there may have been cut in half
+
+    def _digests(self) -> dict[str, str]:
+        """What is known of the lines, the latest last. A list that was cut in half is as good as none."""
+        self._file.seek(0)
+        known: dict[str, str] = {}
+        for line in self._file.readlines()[1:]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                known.update(json.loads(line)["lines"])
+        return known
+
+    def _append(self, values: Mapping[str, Any], before: bytes = b"") -> None:
+        data = memoryview(before + json.dumps(values).encode() + b"\n")
         try:
-            self._file.truncate(0)
-            self._file.write(json.dumps({**run.as_json(), "created": created}).encode() + b"\n")
+            while data:
+                data = data[self._file.write(data) :]
         except OSError as error:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        return created
 
     def close(self) -> None:
         """Let another run have it. A run that did not begin leaves none behind."""

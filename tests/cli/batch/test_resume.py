@@ -48,6 +48,29 @@ def test_only_what_is_missing_is_asked_and_a_torn_line_is_repaired(files: tuple[
     assert files[1].read_bytes() == whole
 
 
+def test_a_line_that_has_changed_since_its_answer_was_written_is_refused(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    before, requests = files[1].read_bytes(), files[0].read_text()
+    files[0].write_text(requests.replace('"a"', '"c"').replace('"b"', '"c"'))
+    assert batch(files, "--resume") == 1 and files[1].read_bytes() == before and asked(fakes) == []
+    assert 'the requests named "q0" and 1 more said before' in capsys.readouterr().err
+    assert batch(files, "--force") == 1 and [r["text"] for r in records(files[1])[:2]] == ["You said: c"] * 2
+
+
+def test_lines_that_were_not_answered_may_change_and_new_ones_come(files: tuple[Path, Path], fakes: Fakes) -> None:
+    batch(files)
+    files[0].write_text(files[0].read_text().replace("!fail", "c") + '{"id": "q4", "prompt": "e"}\r\n')
+    assert batch(files, "--resume", "--retry-errors") == 0
+    assert asked(fakes) == ["c", "e"] and len(records(files[1])) == 5
+    run_file = files[1].with_name("out.jsonl.run")
+    run_file.write_bytes(run_file.read_bytes() + b'{"lines": {"torn')
+    assert batch(files, "--resume") == 0 and asked(fakes) == []
+    files[0].write_text(files[0].read_text().replace('"c"', '"d"'))
+    assert batch(files, "--resume") == 1
+
+
 def test_functions_are_no_part_of_what_a_run_was() -> None:
     params = IDENTITY.as_json()["params"]
     assert "temperature" in params and "logits_processors" not in params
@@ -143,7 +166,7 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
     assert batch(files) == 0
     first = files[1].read_bytes().splitlines(keepends=True)[0]
     run_file = files[1].with_name("out.jsonl.run")
-    run_file.write_text(json.dumps({**json.loads(run_file.read_text()), "created": 5}))
+    run_file.write_text(json.dumps({**json.loads(run_file.read_text().splitlines()[0]), "created": 5}))
     files[1].write_bytes(first)
     assert batch(files, "--resume") == 0
     assert [record["response"]["body"]["created"] for record in records(files[1])][1] == 5
