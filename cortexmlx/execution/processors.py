@@ -81,7 +81,7 @@ class _Row:
                 _check(result, logits.shape)
                 result = result.astype(mx.float32)
                 mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
-            except Exception as error:
+            except BaseException as error:  # whatever it is, it is of this row alone
                 if is_refusal(error):
                     raise
                 raise LogitsProcessorError(

@@ -69,6 +69,8 @@ class AsCompleted(Iterator[Result]):
                 waiting = self._fill()
                 if not (self._open or waiting):
                     break
+                if not waiting and self._ended.empty():
+                    self._check_waiting()
                 try:
                     index = self._ended.get(block=not waiting)
                 except queue.Empty:
@@ -128,6 +130,11 @@ class AsCompleted(Iterator[Result]):
                 group = {}
         self._start(group)
         return waiting
+
+    def _check_waiting(self) -> None:
+        for item in self._open.values():
+            if isinstance(item, RequestHandle):
+                return item.check_waiting()
 
     def _has_room(self) -> bool:
         oldest = next(iter(self._open), self._read)

@@ -33,13 +33,16 @@ class RequestHandle:
         cancel: Callable[[RequestId], None],
         listener: Callable[[TokenEvent], None] | None = None,
         owner: object = None,
+        may_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """`may_wait` raises where nobody could wait for the request, as it would wait for itself."""
         self.id = request
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
         self.progress: Progress | None = None
         """How far its prompt was when its newest piece began, from the first on; `cached` tokens of it were found."""
         self._cancel = cancel
+        self._may_wait = may_wait
         self._cancelling = False
         self._listener = listener
         self._listener_raised = False
@@ -75,10 +78,17 @@ class RequestHandle:
             self._cancelling = True
             self._cancel(self.id)
 
+    def check_waiting(self) -> None:
+        """Raise CortexError where waiting for its end would have none: on the engine's own thread."""
+        if not self.ended:
+            self._may_wait()
+
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`
         seconds.
         """
+        self.check_waiting()
+        timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
             if not self._changed.wait_for(lambda: self.ended, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
@@ -92,6 +102,8 @@ class RequestHandle:
         end.
         """
         while True:
+            if not self._events:
+                self.check_waiting()
             with self._lock:
                 self._changed.wait_for(lambda: self._events or self.ended)
                 event = self._events.popleft() if self._events else None
@@ -111,6 +123,8 @@ class RequestHandle:
     def push(self, event: TokenEvent) -> None:
         """One more event; the one that carries a completion ends the request."""
         with self._lock:
+            if self.ended:  # by its listener, and the engine has not heard yet
+                return
             if event.progress is not None and self._events and self._events[-1].progress is not None:
                 self._events.pop()
             self._events.append(event)
@@ -147,8 +161,9 @@ class RequestHandle:
             self._state = RequestState.FAILED
 
     def _tell(self, event: TokenEvent) -> None:
-        """Tell the listener. One that raises is told only of the end, and harms nobody else. An interrupt that lands
-        in it ends the step, but not the telling of the end.
+        """Tell the listener. One that raises is told only of the end, and harms nobody else. What is no Exception, such
+        as an interrupt that lands in it, ends the request, for nobody knows what it has heard, but not the telling of
+        the end.
         """
         if event is not self._end:
             if self._listener is not None and not self._listener_raised:
@@ -157,6 +172,11 @@ class RequestHandle:
                 except Exception:
                     self._listener_raised = True
                     log.exception("the listener of request %d raised, so it is told only of the end", self.id)
+                except BaseException as error:
+                    log.exception("the listener of request %d raised, and the request ends with it", self.id)
+                    self._listener_raised = True
+                    self.fail(CortexError(f"the listener of the request was interrupted by {error!r}: ask again"))
+                    self._cancel(self.id)
             return
         while self._listener is not None and self._tellings:
             self._tellings -= 1

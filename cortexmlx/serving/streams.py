@@ -115,6 +115,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
         self._handle = await self._submit(listen)
         if self._closed:
             self._handle.cancel()
+        self._handle.check_waiting()
 
     async def _next(self) -> TokenEvent:
         if os.getpid() != self._process:

@@ -118,7 +118,7 @@ class Worker:
             for submission in submissions:
                 self._requests += 1
                 number = RequestId(self._requests)
-                handle = RequestHandle(number, self.cancel, submission.listener, submission.owner)
+                handle = RequestHandle(number, self.cancel, submission.listener, submission.owner, self.check_elsewhere)
                 self._handles[number] = handle
                 handles.append(handle)
                 queued.append((submission.request, handle))
@@ -136,11 +136,7 @@ class Worker:
         """Run `question` on the engine's thread between two steps and return its answer. Raises CortexError if this is
         that thread.
         """
-        if self._task.here():
-            raise CortexError(
-                "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
-                "processors run there, so ask from another thread, or use on_event"
-            )
+        self.check_elsewhere()
         answer: _Answer = queue.SimpleQueue()
 
         def run(core: EngineCore) -> None:
@@ -177,6 +173,14 @@ class Worker:
         self.check_process()
         if self._stopping:
             raise EngineClosed("the engine is closed: make a new one")
+
+    def check_elsewhere(self) -> None:
+        """Raise CortexError if this is the engine's own thread."""
+        if self._task.here():
+            raise CortexError(
+                "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
+                "processors run there, so ask from another thread, or use on_event"
+            )
 
     def check_process(self) -> None:
         """Raise ForkedProcess in a child of the process that made the engine."""

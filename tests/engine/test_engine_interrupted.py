@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from asyncio import CancelledError
 from typing import Any
 
 import pytest
 
-from cortexmlx import CortexError, Engine
+from cortexmlx import CortexError, Engine, LogitsProcessorError, SamplingParams
 from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import assert_nothing_lost
+from support.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.programs import outcome
 from support.tiny import tokens_of
 
@@ -79,15 +80,23 @@ def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
         assert_nothing_lost(engine.stats())
 
 
-def test_a_listener_that_always_raises_ends_its_own_request(tiny: Any) -> None:
-    def listen(_: Any) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError])
+def test_what_an_apps_functions_raise_on_the_engines_thread_ends_their_own_request_alone(
+    engine: Engine, kind: type[BaseException]
+) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise kind("mine")
 
-    with Engine(tiny("llama"), kv_memory="64KB", block_size=8) as engine:
-        handle = engine._submit(engine._checked(PROMPT, SHORT, listen))
-        with pytest.raises(CortexError, match="KeyboardInterrupt"):
-            handle.result(30)
-        assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+    other = engine.submit(PROMPT, LONG)
+    with pytest.raises(CortexError, match=f"listener.*{kind.__name__}"):
+        engine.submit(PROMPT, SHORT, listener=interrupt).result(30)
+    with pytest.raises(LogitsProcessorError, match=kind.__name__):
+        engine.generate(PROMPT, SamplingParams(logits_processors=[interrupt]))
+    with pytest.raises(kind, match="mine"):
+        engine.inspect(interrupt)
+    assert len(other.result(30).token_ids) == 400
+    engine.check_invariants()
+    finally_nothing_lost(engine)
 
 
 def test_a_question_that_is_interrupted_is_answered_with_an_error(tiny: Any) -> None:

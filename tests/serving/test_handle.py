@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.errors import EngineClosed, ForkedProcess, KVCacheFull
+from cortexmlx.errors import CortexError, EngineClosed, ForkedProcess, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, RequestState, Timings, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT
@@ -132,13 +132,24 @@ def test_an_interrupt_while_it_is_told_of_the_end_is_no_reason_not_to_tell_it(in
     assert told == [last] * (interrupts + 1)
 
 
-def test_an_interrupt_while_it_is_told_of_a_token_ends_the_step() -> None:
-    def listen(event: TokenEvent) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupt_while_it_is_told_of_a_token_ends_its_request_and_no_step() -> None:
+    """What it has heard is not known: a stream would have a hole."""
+    told: list[TokenEvent] = []
 
-    handle, _ = handle_of(listen)
-    with pytest.raises(KeyboardInterrupt):
-        handle.push(TokenEvent("a", 1))
+    def listen(event: TokenEvent) -> None:
+        told.append(event)
+        if event.error is None:
+            raise KeyboardInterrupt
+
+    handle, cancelled = handle_of(listen)
+    handle.push(TokenEvent("a", 1))
+    assert cancelled == [7] and handle.state is RequestState.FAILED
+    assert [event.finish_reason for event in told] == [None, FinishReason.ERROR]
+    handle.push(TokenEvent("b", 2))
+    handle.push(ended())
+    assert len(told) == 2 and handle.state is RequestState.FAILED
+    with pytest.raises(CortexError, match="KeyboardInterrupt"):
+        handle.result(0)
 
 
 @pytest.mark.parametrize("end", [lambda h: h.push(ended()), lambda h: h.fail(KVCacheFull("full"))])

@@ -116,6 +116,7 @@ async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Compl
 
     handle = await submit(listen)
     try:
+        handle.check_waiting()
         last = await end
     except BaseException:
         handle.cancel()

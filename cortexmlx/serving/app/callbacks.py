@@ -40,7 +40,7 @@ def _tell(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None
             if event is None:
                 return
             on_event(event)
-    except Exception:
+    except BaseException:  # it ends this thread, and Python would print all but a SystemExit
         log.exception("on_event raised, so it is not told of the rest of request %d", handle.id)
 
 

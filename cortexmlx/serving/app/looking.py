@@ -37,8 +37,18 @@ class Looks:
         Requests that are submitted meanwhile begin together. What is in the core may change with every version.
         Raises what `look` raises, and EngineClosed.
         """
-        seen: T = self._worker.ask(look)
-        return seen
+
+        def outcome(core: EngineCore) -> tuple[T, None] | tuple[None, BaseException]:
+            try:
+                return look(core), None
+            except BaseException as error:  # such as a sys.exit: others' requests have no part in it
+                return None, error
+
+        seen, error = self._worker.ask(outcome)
+        if error is not None:
+            raise error
+        result: T = seen
+        return result
 
     @property
     def longest_request(self) -> int:

@@ -57,3 +57,19 @@ next(iter(e.stream([1, 2, 3])))
 """
     code, output, errors = outcome(program, tiny("llama"))
     assert (code, output, errors) == (0, "EngineClosed error\n", "")
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit", "GeneratorExit", "ValueError"])
+def test_whatever_a_callback_raises_nothing_is_printed(tiny: Any, kind: str) -> None:
+    program = f"""
+import threading
+begun = threading.Event()
+def listen(event):
+    begun.set()
+    raise {kind}("mine")
+with engine() as e:
+    answer = e.submit([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True), on_event=listen).result()
+    begun.wait(10)
+print(len(answer.token_ids))
+"""
+    assert outcome(program, tiny("llama")) == (0, "4\n", "")
