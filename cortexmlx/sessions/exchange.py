@@ -43,7 +43,7 @@ def _parsed(text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may have U+2028
     except (ValueError, RecursionError):
         return None
 

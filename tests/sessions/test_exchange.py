@@ -43,6 +43,12 @@ def test_messages_of_the_openai_api_are_loaded_in_every_form(text: str, tmp_path
     assert talk.messages[1]["tool_calls"] == [{"id": "1"}] and talk.messages[2]["tool_call_id"] == "1"
 
 
+def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
+    said = [{"role": "user", "content": "one\u2028two\x85three"}, {"role": "assistant", "content": "four"}]
+    lines = "\r\n".join(json.dumps(message, ensure_ascii=False) for message in said)
+    assert messages_in(Path("talk.jsonl"), lines) == (None, tuple(said))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
