@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
@@ -165,8 +166,11 @@ def paired(
     prompts: Iterable[Prompt | NotYet], params: SamplingParams | Iterable[SamplingParams] | None
 ) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
     """Each prompt with its parameters: the same for all, or one each. Raises InvalidRequest if there are not as many,
-    at once where both can be counted, else when one ends before the other.
+    at once where both can be counted, else when one ends before the other; and for a single text, each character of
+    which would be a prompt.
     """
+    if isinstance(prompts, (str, bytes, ChatPrompt)):
+        raise InvalidRequest("prompts are a list of prompts, or any other iterable: put a single one into a list")
     if params is None or isinstance(params, SamplingParams):
         return ((prompt, params) for prompt in prompts)
     if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
+from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, SamplingParams
 from support.core_driver import assert_nothing_lost
@@ -171,6 +171,8 @@ def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:
         (iter([[1], [2]]), [SHORT], "params for 1 prompts only"),
         (iter([[1]]), iter([SHORT, SHORT]), "1 prompts need 1 params, not more"),
         ([[1], [2]], [SHORT], "2 prompts need 2 params, not 1"),
+        ("hello", SHORT, "put a single one into a list"),
+        (ChatPrompt([{"role": "user", "content": "hello"}]), SHORT, "put a single one into a list"),
     ],
 )
 def test_there_are_as_many_params_as_prompts(engine: Engine, prompts: Any, params: Any, says: str) -> None:
