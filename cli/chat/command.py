@@ -177,7 +177,7 @@ def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None,
     return lambda reply: MarkdownView(
         screen,
         Status(reply, host.engine.info.context_length, arena),
-        thinking=bool(reply.thinking),
+        thinking=bool(reply.opened),
         folded=folding.folded,
     )
 

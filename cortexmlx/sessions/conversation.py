@@ -17,7 +17,7 @@ from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.exchange import as_markdown, messages_in
-from cortexmlx.sessions.reply import AsyncReply, Reply
+from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
 from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Offered, Turn, place_that_leaves, said_by_model, thoughts_in, without_answer
@@ -169,9 +169,7 @@ class Conversation:
         """The answer as it comes. Without a question the last one is answered again: its answer gives way when the new
         one is there. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        turn, params = self._begin(self._asked(question)), params or self.params
-        handle = self._host.submit(turn.prompt, params, client=self._client, timeout=timeout)
-        reply = Reply(handle, turn.prompt, turn.thinking, partial(self._end, turn, params))
+        reply = Reply(self._submit(self._asked(question), params or self.params, timeout, None))
         self._open = ref(reply)
         return reply
 
@@ -182,13 +180,10 @@ class Conversation:
         *,
         timeout: float | None = None,
     ) -> AsyncReply:
-        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
-        turn, params = self._begin(self._asked(question)), params or self.params
-
-        def submit(listener: Listener) -> RequestHandle:
-            return self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
-
-        reply = AsyncReply(submit, turn.prompt, turn.thinking, partial(self._end, turn, params))
+        """`stream` for asyncio. The turn is rendered and submitted with the first `anext`, which raises what is wrong
+        with it, on another thread: the event loop waits for nothing.
+        """
+        reply = AsyncReply(partial(self._submit, self._asked(question), params or self.params, timeout))
         self._open = ref(reply)
         return reply
 
@@ -351,6 +346,17 @@ class Conversation:
         read = self._transcript.read(rendered, self._encode)
         tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
         return Turn(messages, read, ChatTokens(read.tokens, thoughts), tag)
+
+    def _submit(
+        self,
+        messages: tuple[Message, ...],
+        params: SamplingParams,
+        timeout: float | None,
+        listener: Listener | None,
+    ) -> Begun:
+        turn = self._begin(messages)
+        handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
+        return Begun(handle, turn.prompt, turn.opened, partial(self._end, turn, params))
 
     def _encode(self, text: str) -> list[int]:
         return self._reader.encode(text, False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
 
 if TYPE_CHECKING:
@@ -17,25 +19,62 @@ Done = Callable[[Completion], None]
 """Told of the completion, before its event is handed out."""
 
 
+class Begun(NamedTuple):
+    """A turn whose request was submitted: what the model reads, the tag that it finds opened for its thoughts, and who
+    keeps the turn.
+    """
+
+    handle: RequestHandle
+    prompt: Sequence[int]
+    opened: str
+    done: Done
+
+
 def _tell(on_progress: OnProgress | None, event: TokenEvent) -> None:
     if on_progress is not None and event.progress is not None:
         on_progress(event.progress)
 
 
+class _Coming:
+    """The turn of a reply, and what becomes of one that begins on another thread. It does not hold the reply, which can
+    so be dropped.
+    """
+
+    def __init__(self, begun: Begun | None = None) -> None:
+        self.begun = begun
+        self.cancelled = False
+
+    async def begin(self, begin: Callable[[Listener], Begun], listener: Listener) -> RequestHandle:
+        """Begin it without holding up the event loop."""
+        self.begun = await on_a_thread(lambda: begin(listener), lambda late: late.handle.cancel())
+        if self.cancelled:
+            self.begun.handle.cancel()
+        return self.begun.handle
+
+
 class _Answer:
     """What a reply knows in either way of reading it."""
 
-    def __init__(self, prompt: Sequence[int], thinking: str, done: Done) -> None:
-        self.prompt = prompt
-        self.thinking = thinking
+    def __init__(self, coming: _Coming) -> None:
+        self._coming = coming
         self.ended = False
-        self._done = done
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The tokens that the model reads."""
+        return self._coming.begun.prompt if self._coming.begun is not None else ()
+
+    @property
+    def opened(self) -> str:
+        """The tag that the chat template opened for the thoughts, if it did."""
+        return self._coming.begun.opened if self._coming.begun is not None else ""
 
     def _taken(self, event: TokenEvent) -> TokenEvent:
         """An event that is handed out now: with the completion, the turn is the conversation's."""
         if event.completion is not None and not self.ended:
             self.ended = True
-            self._done(event.completion)
+            assert self._coming.begun is not None
+            self._coming.begun.done(event.completion)
         return event
 
 
@@ -43,14 +82,13 @@ class Reply(_Answer, Iterator[TokenEvent]):
     """The events of one answer; the last has the completion, and with it the conversation has the turn.
 
     `cancel` ends the answer where it is, and what there is of it is kept. `close`, the end of a `with`, an error and
-    dropping it cancel the request and leave the conversation as it was. `prompt` are the tokens that the model reads;
-    `thinking` is the tag that the chat template opened for its thoughts, if it did.
+    dropping it cancel the request and leave the conversation as it was.
     """
 
-    def __init__(self, handle: RequestHandle, prompt: Sequence[int], thinking: str, done: Done) -> None:
-        super().__init__(prompt, thinking, done)
-        self._handle = handle
-        self._events = TokenStream(handle)
+    def __init__(self, begun: Begun) -> None:
+        super().__init__(_Coming(begun))
+        self._handle = begun.handle
+        self._events = TokenStream(self._handle)
 
     def __next__(self) -> TokenEvent:
         """The next event. Raises the request's error."""
@@ -99,19 +137,13 @@ class Reply(_Answer, Iterator[TokenEvent]):
 
 
 class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
-    """`Reply` for asyncio, submitted with the first `anext`; `aclose` in the place of `close`."""
+    """`Reply` for asyncio, begun with the first `anext`, on another thread: until then `prompt` is empty; `aclose` in
+    the place of `close`.
+    """
 
-    def __init__(
-        self, submit: Callable[[Listener], RequestHandle], prompt: Sequence[int], thinking: str, done: Done
-    ) -> None:
-        super().__init__(prompt, thinking, done)
-        self._handle: RequestHandle | None = None
-        self._submit = submit
-        self._events = AsyncTokenStream(self._begin)
-
-    async def _begin(self, listener: Listener) -> RequestHandle:
-        self._handle = self._submit(listener)
-        return self._handle
+    def __init__(self, begin: Callable[[Listener], Begun]) -> None:
+        super().__init__(_Coming())
+        self._events = AsyncTokenStream(partial(self._coming.begin, begin))
 
     def __aiter__(self) -> AsyncReply:
         return self
@@ -126,9 +158,10 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         return self._taken(event)
 
     def cancel(self) -> None:
-        """End the answer where it is; go on reading to its completion."""
-        if self._handle is not None:
-            self._handle.cancel()
+        """End the answer where it is, before its first word, too; go on reading to its completion."""
+        self._coming.cancelled = True
+        if self._coming.begun is not None:
+            self._coming.begun.handle.cancel()
 
     async def result(self, on_progress: OnProgress | None = None) -> Completion:
         """The whole answer, once the events that are left have been read; `on_progress` as for `Reply.result`. Raises
@@ -137,8 +170,8 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         async with self:
             async for event in self:
                 _tell(on_progress, event)
-        assert self._handle is not None  # the request was submitted with the first event
-        return self._handle.result()
+        assert self._coming.begun is not None  # the request was submitted with the first event
+        return self._coming.begun.handle.result()
 
     async def aclose(self) -> None:
         """Cancel the request and keep nothing, unless it has ended. Safe to call again."""

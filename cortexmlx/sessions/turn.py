@@ -13,12 +13,14 @@ from cortexmlx.sessions.transcript import Transcript
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to be answered, and what the model reads."""
+    """A turn that has begun: the messages to be answered, what the model reads, and the tag that it finds opened there
+    for its thoughts.
+    """
 
     messages: tuple[Message, ...]
     transcript: Transcript
     prompt: list[int]
-    thinking: str
+    opened: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
     `apart`, else as the model wrote it.
     """
     if not apart:
-        return {"role": "assistant", "content": turn.thinking + answer.raw_text}
+        return {"role": "assistant", "content": turn.opened + answer.raw_text}
     thoughts = {"reasoning_content": answer.thinking} if answer.thinking else {}
     return {"role": "assistant", "content": answer.text, **thoughts}
 

@@ -202,7 +202,11 @@ def test_for_asyncio(engine: Engine) -> None:
         assert contents(talk) == ["one", first.text, "two", "".join(pieces)]
         async with talk.astream("three") as reply:
             await anext(reply)
+        async for _ in talk.astream("four"):
+            break
         assert len(talk.messages) == 4
+        talk.undo()  # what was not read to its end, and dropped, answers no more
+        await talk.aask("two")
         return talk
 
     judge = engine.conversation(params=WORDS)

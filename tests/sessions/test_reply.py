@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.sessions.reply import AsyncReply, Reply
+from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
 
 DONE = Completion("ab", (1, 2), FinishReason.STOP, Usage(3, 2), timings=None)  # type: ignore[arg-type]
 
@@ -31,7 +32,7 @@ class Asked:
 
 def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, [3], "", asked.kept.append)
+    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
     asked.finish()
     assert next(reply).text == "a" and not asked.kept and not reply.ended
     assert next(reply).completion is DONE and asked.kept == [DONE] and reply.ended
@@ -41,7 +42,7 @@ def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
 def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
     asked = Asked()
-    reply: Any = Reply(asked.handle, [3], "", asked.kept.append)
+    reply: Any = Reply(Begun(asked.handle, [3], "", asked.kept.append))
     asked.handle.push(TokenEvent("a", 1))
     if how == "close":
         reply.close()
@@ -55,7 +56,7 @@ def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
 
 def test_cancelling_keeps_what_there_is() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, [3], "", asked.kept.append)
+    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
     reply.cancel()
     assert asked.cancelled == [7] and not reply.ended
     asked.finish()
@@ -64,7 +65,7 @@ def test_cancelling_keeps_what_there_is() -> None:
 
 def test_an_error_ends_it() -> None:
     asked = Asked()
-    reply = Reply(asked.handle, [3], "", asked.kept.append)
+    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
     asked.handle.fail(PromptTooLong("too long"))
     with pytest.raises(PromptTooLong):
         reply.result()
@@ -73,15 +74,16 @@ def test_an_error_ends_it() -> None:
 
 def test_the_same_for_asyncio() -> None:
     async def read(asked: Asked, closing: bool) -> None:
-        def submit(listener: Any) -> RequestHandle:
+        def begin(listener: Any) -> Begun:
+            assert threading.current_thread() is not threading.main_thread()
             asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
             asked.handle.push(TokenEvent("a", 1))
-            return asked.handle
+            return Begun(asked.handle, [3], "<think>", asked.kept.append)
 
-        reply = AsyncReply(submit, [3], "<think>", asked.kept.append)
-        reply.cancel()
-        assert not asked.cancelled, "there is no request yet"
+        reply = AsyncReply(begin)
+        assert not reply.prompt
         assert (await anext(reply)).text == "a"
+        assert (reply.prompt, reply.opened) == ([3], "<think>")
         if closing:
             await reply.aclose()
             assert reply.ended
@@ -94,3 +96,25 @@ def test_the_same_for_asyncio() -> None:
     asyncio.run(read(closed, closing=True))
     assert whole.kept == [DONE] and not whole.cancelled
     assert not closed.kept and closed.cancelled == [7]
+
+
+@pytest.mark.parametrize("how", ["cancel", "task"])
+def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how: str) -> None:
+    asked, may_go_on = Asked(), threading.Event()
+
+    def begin(listener: Any) -> Begun:
+        may_go_on.wait(10)
+        return Begun(asked.handle, [3], "", asked.kept.append)
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(anext(reply := AsyncReply(begin)))
+        await asyncio.sleep(0.01)
+        reply.cancel() if how == "cancel" else task.cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        while not asked.cancelled:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(cancel())
+    assert asked.cancelled == [7]

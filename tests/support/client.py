@@ -152,7 +152,7 @@ def talks(engine: Engine, folder: Path) -> None:
         assert_type(reply, Reply)
         for event in reply:
             print(event.thinking, event.text, end="")
-        print(reply.result().text, len(reply.prompt), reply.thinking)
+        print(reply.result().text, len(reply.prompt), reply.opened)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
     print(talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())

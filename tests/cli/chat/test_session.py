@@ -12,7 +12,7 @@ from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.sessions.reply import Reply
+from cortexmlx.sessions.reply import Begun, Reply
 from support.cli_fakes import FakeEngine, FakeInfo
 
 
@@ -67,7 +67,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
         handle.push(event)
     usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
     handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
-    reply = Reply(handle, (), "", lambda completion: None)
+    reply = Reply(Begun(handle, (), "", lambda completion: None))
     assert ChatSession._follow(reply, Told()).text == "abc"
     assert told[:6] == [0, "a", 30, "b", 0, "c"]
 
@@ -84,7 +84,7 @@ def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: Chat
     prompts = []
     session.show = lambda prompt: prompts.append(prompt) or RawView()  # type: ignore[func-returns-value]
     session.ask(Question("!say hm</think>yes"))
-    assert prompts[0].thinking == "<think>\n"
+    assert prompts[0].opened == "<think>\n"
     assert session.conversation.messages[-1]["content"] == "<think>\nhm</think>yes"
 
 
