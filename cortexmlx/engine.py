@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -37,11 +36,6 @@ from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning
 from cortexmlx.stats import ModelInfo
-
-if TYPE_CHECKING:
-    pass
-
-T = TypeVar("T")
 
 _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""

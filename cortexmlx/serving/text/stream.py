@@ -4,12 +4,12 @@ apart from the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from cortexmlx.request import Thoughts
 from cortexmlx.serving.text.stops import StopStrings
-from cortexmlx.serving.text.thoughts import Kind, Part, ThoughtSplitter
+from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 
 
 class Detokenizer(Protocol):
@@ -89,26 +89,22 @@ class TextStream:
         return self._take(new, final=True)
 
     def _take(self, new: str, final: bool = False) -> Piece:
-        text, thinking = [], []
-        for part in self._parts(new, final):
-            if part.kind is Kind.ANSWER:
-                text.append(self._in_answer.feed(part.text))
-                continue
-            self._before.add(part.text)
-            if part.kind is Kind.THOUGHT:
-                thinking.append(part.text)
-        if final and not self._in_answer.stopped:
-            text.append(self._in_answer.rest())
-        piece = Piece("".join(text), "".join(thinking))
-        self._text.add(piece.text)
-        self._thinking.add(piece.thinking)
-        return piece
+        answer, thinking = new, ""
+        if self._splitter is not None and not self._splitter.over:
+            answer, thinking = self._parted(self._splitter, new, final)
+        text = self._in_answer.feed(answer)
+        if final:
+            text += self._in_answer.rest()
+        self._text.add(text)
+        return Piece(text, thinking)
 
-    def _parts(self, new: str, final: bool) -> Iterable[Part]:
-        if self._splitter is None:
-            return (Part(new, Kind.ANSWER),)
-        parts = [*self._splitter.feed(new)]
-        return [*parts, *self._splitter.rest()] if final else parts
+    def _parted(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
+        """What the answer and the thoughts have of a new text."""
+        parts = [*splitter.feed(new), *(splitter.rest() if final else ())]
+        self._before.add("".join(part.text for part in parts if part.kind is not Kind.ANSWER))
+        thinking = "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
+        self._thinking.add(thinking)
+        return "".join(part.text for part in parts if part.kind is Kind.ANSWER), thinking
 
 
 class _Text:

@@ -52,6 +52,11 @@ class ThoughtSplitter:
         self._again = thoughts.begun
         self._held = ""
 
+    @property
+    def over(self) -> bool:
+        """All that comes is the answer's."""
+        return self._place is _Place.ANSWER and not self._held
+
     def feed(self, text: str) -> Iterator[Part]:
         """The parts that are certain now."""
         self._held += text
