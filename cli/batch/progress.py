@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.text import duration
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 
@@ -82,13 +83,3 @@ class Progress:
             left = run.last / run.done * asked - (elapsed - run.last)  # counts down until the next one is done
             parts.append(f"{duration(max(left, 0.0))} left")
         return " · ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3:05` minutes or `1:02:30` hours."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cortexmlx.cli.batch.progress import duration
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.text import fitted
+from cortexmlx.cli.terminal.text import duration, fitted
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.progress import OnProgress, Progress
 

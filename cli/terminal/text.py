@@ -1,4 +1,6 @@
-"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and results as JSON."""
+"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and as it goes out: names that fit,
+durations, results as JSON.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +53,16 @@ def stdin_is_piped() -> bool:
 def fitted(text: str, width: int) -> str:
     """`text` in at most `width` characters, its end kept: models' names differ there."""
     return text if len(text) <= width else "…" + text[len(text) - max(width - 1, 0) :]
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05` minutes or `1:02:30` hours."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def gather_prompt(arguments: list[str]) -> str:

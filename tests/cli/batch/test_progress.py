@@ -15,16 +15,12 @@ from cortexmlx.cli.batch import progress
 from cortexmlx.cli.batch.bodies.records import Recorder
 from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.output import BatchWriter, RecordStream
-from cortexmlx.cli.batch.progress import Progress, duration
+from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
-
-
-def test_duration_is_short() -> None:
-    assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]
 
 
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:

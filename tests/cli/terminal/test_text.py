@@ -1,4 +1,4 @@
-"""Prompts as they really arrive: from arguments and pipes, with bytes that are no text."""
+"""Prompts as they really arrive: from arguments and pipes, with bytes that are no text; and what is printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from cortexmlx.cli.start import run
-from cortexmlx.cli.terminal.text import to_json
+from cortexmlx.cli.terminal.text import duration, to_json
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
 
 
@@ -58,3 +58,7 @@ def test_half_of_a_surrogate_pair_is_written_as_it_came() -> None:
     text = to_json(record)
     assert text == '{"id": "a\\\\\\ud800é", "metadata": {"\\udfff": "😀"}}'
     assert json.loads(text.encode()) == record
+
+
+def test_duration_is_short() -> None:
+    assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]
