@@ -12,6 +12,8 @@ from cortexmlx.cli.chat.view import RawView
 
 pytestmark = pytest.mark.model
 
+ASIDE = "I have been to the sea this summer, and saw a great many of them, large ones and small ones, every day."
+
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
@@ -22,14 +24,14 @@ def engine() -> Iterator[Engine]:
 
 def test_a_full_cache_never_ends_the_chat(engine: Engine) -> None:
     told: list[str] = []
-    params = SamplingParams(max_tokens=24)
+    params = SamplingParams(max_tokens=8)
     session = ChatSession(engine, lambda reply: RawView(), engine.conversation(params=params), note=told.append)
-    for number in range(9):
-        completion = session.ask(Question(f"Name {number + 2} animals of the sea, please, and nothing else."))
+    for number in range(6):
+        completion = session.ask(Question(f"{ASIDE} Name {number + 2} animals of the sea, please."))
         assert completion.usage.total_tokens <= engine.longest_request
     talk = session.conversation
     assert told and all("the KV memory of 11.2 MiB (257 tokens) is full" in note for note in told)
     assert "/set kv_memory SIZE gives it more (11.2 MiB now)" in told[0]
-    assert len(talk.messages) == 18 and 0 < talk.unread < 18
+    assert len(talk.messages) == 12 and 0 < talk.unread < 12
     rest = engine.conversation(messages=talk.messages[talk.unread : -2], params=params)
     assert rest.ask(str(talk.messages[-2]["content"])).text == completion.text
