@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from cortexmlx.cli.terminal.reading import STOPPING, how_far
 from cortexmlx.errors import CortexError
 from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent
@@ -114,7 +115,7 @@ class Status:
         """All of it in a line."""
         now, prompt, progress = time.monotonic(), len(self._answer.prompt), self._answer.progress
         if self._answer.cancelling:
-            return f"stopping{'' if self._first else ' with the piece of the prompt that is under way'}"
+            return "stopping" if self._first else STOPPING
         if not self._first:
             return f"{_reading(progress, prompt)} · {now - self._started:.0f} s"
         if self._again is not None:
@@ -138,5 +139,4 @@ class Status:
 def _reading(progress: Progress | None, prompt: int) -> str:
     if progress is None or progress.done == progress.cached == 0:
         return f"reading {prompt:,} tokens"
-    cached = f", {progress.cached:,} cached" if progress.cached else ""
-    return f"reading {progress.done:,} of {progress.total:,} tokens{cached}"
+    return how_far(progress)

@@ -1,4 +1,4 @@
-"""How far a long prompt is: a bar on stderr, where a person looks, that goes before the answer begins."""
+"""How far a long prompt is, in words; and a bar on stderr, where a person looks, that goes before the answer begins."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
+from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+STOPPING = "stopping with the piece of the prompt that is under way"
+
+
+def how_far(news: Progress) -> str:
+    """Such as `reading 1,024 of 4,096 tokens, 512 cached`."""
+    cached = f", {news.cached:,} cached" if news.cached else ""
+    return f"reading {news.done:,} of {news.total:,} tokens{cached}"
 
 
 class Reading:
     """Told of every event of an answer. Nothing is shown of a prompt that takes one step."""
 
     def __init__(self) -> None:
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._task: TaskID
         self._wanted = console.is_terminal(sys.stderr)
 
@@ -39,21 +49,20 @@ class Reading:
         if self._bar is None:
             self._bar = self._opened()
             self._task = self._bar.add_task("")
-        said = f"reading {news.done:,} of {news.total:,} tokens"
-        said += f" ({news.cached:,} cached)" if news.cached else ""
-        self._bar.update(self._task, description=said, total=news.total, completed=news.done)
+        self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
 
     def stopping(self) -> None:
         """Say that the stop was heard: it ends with the piece that is under way."""
         if self._bar is not None:
-            self._bar.update(self._task, description="stopping with the piece of the prompt that is under way")
+            self._bar.update(self._task, description=STOPPING)
             self._bar.refresh()
 
-    def _opened(self) -> Progress:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    def _opened(self) -> Bar:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
 
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn())
-        bar = Progress(*columns, console=console.stderr(), transient=True)
+        bar = Bar(*columns, console=console.stderr(), transient=True)
         bar.start()
         return bar
 

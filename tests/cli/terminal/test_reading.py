@@ -8,12 +8,17 @@ import time
 
 import pytest
 
-from cortexmlx.cli.terminal.reading import Reading
+from cortexmlx.cli.terminal.reading import Reading, how_far
 from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent
 from support.terminal import Terminal
 
 CHUNK = TokenEvent("", progress=Progress("prefilling", 1024, 4096, cached=512))
+
+
+def test_it_says_what_is_done_and_what_was_there() -> None:
+    assert how_far(Progress("prefilling", 0, 4096)) == "reading 0 of 4,096 tokens"
+    assert CHUNK.progress is not None and how_far(CHUNK.progress) == "reading 1,024 of 4,096 tokens, 512 cached"
 
 
 def test_elsewhere_than_on_a_terminal_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
