@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from support import cli_fakes
 from support.hub import large_model, serving
 from support.terminal import Terminal
 
-PROGRAM = "import sys; from cortexmlx.cli.start import run; sys.exit(run(sys.argv[1:]))"
+PROGRAM = (sys.executable, "-m", "cortexmlx")
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,13 @@ PROGRAM = "import sys; from cortexmlx.cli.start import run; sys.exit(run(sys.arg
         pytest.param(200, 50, " of 5.72 MiB · ", marks=pytest.mark.slow),
     ],
 )
-def test_a_download_is_one_line_that_moves_until_ctrl_c(
-    columns: int, lines: int, moving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_is_one_line_that_moves_until_ctrl_c(columns: int, lines: int, moving: str, tmp_path: Path) -> None:
     """On the real engine, which gets no farther than the download."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.setattr(cli_fakes, "__file__", str(tmp_path / "program.py"))
     command = ("generate", "org/tiny", "-p", "hi")
     with serving(tiny=large_model(tmp_path / "tiny", (6_000_000,))) as hub:
         hub.bytes_per_second = 2e5
         there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        with Terminal(columns=columns, lines=lines, environment=there, command=command) as terminal:
+        with Terminal(columns=columns, lines=lines, environment=there, command=command, program=PROGRAM) as terminal:
             terminal.shows(moving)
             seen: set[str] = set()
             while len(seen) <= 4:

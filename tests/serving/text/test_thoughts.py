@@ -42,7 +42,8 @@ def only(kind: Kind, parts: list[Part]) -> str:
 
 def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
     """Thoughts and answer by a pattern over the whole text, which is no stream."""
-    tag, close, skipped = map(re.escape, (thoughts.open, thoughts.close, thoughts.skipped or "\0"))
+    tag, close = map(re.escape, (thoughts.open, thoughts.close))
+    skipped = re.escape(thoughts.skipped) if thoughts.skipped else "(?!)"
     begins = rf"\s*(?:{tag})?\s*" if thoughts.begun else rf"\s{{0,{WIDEST}}}{tag}\s*"
     if found := re.match(rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{WIDEST}}}{close}\s*(.*))?\Z", text, re.DOTALL):
         return found[1], found[2] or ""
@@ -52,6 +53,7 @@ def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
 
 @given(TEXTS, KINDS, st.lists(st.integers(0, 200), max_size=8))
 @example("<think>a</think>b", PLAIN, list(range(20)))
+@example("\0", PLAIN, [])
 @example(" " * 70 + "<think>a" + " " * 70 + "</think>b", PLAIN, list(range(200)))
 @example("a" + " " * 70 + "</think>b", replace(PLAIN, begun=True), list(range(100)))
 def test_any_cutting_gives_the_parts_of_the_definition_and_loses_nothing(
