@@ -76,7 +76,8 @@ def interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def leave_now() -> NoReturn:
+def leave_now(code: int = INTERRUPTED) -> NoReturn:
     """End the process without waiting for anything, with the terminal's cursor visible."""
-    console.show_cursor()
-    os._exit(INTERRUPTED)
+    with contextlib.suppress(OSError):  # the terminal may have gone
+        console.show_cursor()
+    os._exit(code)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
-from cortexmlx.cli.terminal.exits import leave_now
+from cortexmlx.cli.terminal.exits import INTERRUPTED, leave_now
 
 TWICE_SECONDS = 1.0
 
@@ -39,20 +40,32 @@ class Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """As a signal handler."""
         if self.again():
-            for undo in self.at_leave:
-                undo()
-            leave_now()
+            self._leave(INTERRUPTED)
         if self._stop is None:
             raise KeyboardInterrupt
         self._stop()
 
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """As the handler of a signal that ends the program."""
+        self._leave(128 + number)
+
+    def _leave(self, code: int) -> NoReturn:
+        for undo in self.at_leave:
+            with suppress(Exception):  # the terminal may have gone
+                undo()
+        leave_now(code)
+
 
 @contextmanager
 def counted_interrupts() -> Iterator[Interrupts]:
-    """In this context Ctrl-C is counted."""
+    """In this context Ctrl-C is counted, and a signal that ends the program leaves the terminal as it was."""
     presses = Interrupts()
-    before = signal.signal(signal.SIGINT, presses.handle)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:  # with nohup it is ignored
+            before[ending] = signal.signal(ending, presses.end)
     try:
         yield presses
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

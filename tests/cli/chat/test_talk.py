@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -277,3 +279,20 @@ def test_once_stopped_before_its_first_word_is_interrupted() -> None:
         terminal.wait_for_stop()
         terminal.type("\x03")
         assert terminal.exit_code() == 130 and "error" not in "".join(terminal.lines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("one\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        terminal.ask(["some words", STOP])
+        terminal.wait_for_stop()
+        terminal.shows("some words")
+        os.kill(terminal.pid, number)
+        assert terminal.exit_code() == 128 + number
+        left = terminal.raw.rpartition(b"some words")[2]
+        assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
+        assert kept(tmp_path) == ["one"]

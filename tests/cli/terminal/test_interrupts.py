@@ -29,8 +29,8 @@ def test_the_first_stops_what_goes_on_and_elsewhere_interrupts(monkeypatch: pyte
 def test_the_second_within_a_second_puts_things_right_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    def left() -> None:
-        done.append("left")
+    def left(code: int) -> None:
+        done.append(f"left {code}")
         raise SystemExit
 
     monkeypatch.setattr(interrupts, "leave_now", left)
@@ -39,4 +39,4 @@ def test_the_second_within_a_second_puts_things_right_and_leaves(monkeypatch: py
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGINT)
-    assert done == ["stop", "restored", "left"]
+    assert done == ["stop", "restored", "left 130"]
