@@ -29,6 +29,8 @@ def messages_in(path: Path, text: str) -> Exchanged | None:
         if len(content) > 1:
             raise ConversationFileError(f"{path} has {len(content):,} conversations: keep one of them in a file")
         content = content[0]["messages"]
+        if not isinstance(content, list):
+            return None
     messages = [_message(path, number, each) for number, each in enumerate(content, 1)]
     first = messages[0] if messages else {}
     if first.get("role") in _SYSTEM and isinstance(first["content"], str):
@@ -65,9 +67,11 @@ def _message(path: Path, number: int, message: object) -> Message:
 
 def as_markdown(model: str, messages: Sequence[Message]) -> str:
     """A heading for each message, and its text as it is."""
-    parts = [f"# A conversation with {model}"]
-    for message in messages:
-        content = plain_message(message).get("content")
-        parts.append(f"## {str(message['role']).capitalize()}")
-        parts.append(str(content or "").strip())
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts = [f"# A conversation with {model}", *map(section, messages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(message: Message) -> str:
+    """Of one message."""
+    text = str(plain_message(message).get("content") or "").strip()
+    return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text) if part)

@@ -30,6 +30,9 @@ SAID: list[dict[str, Any]] = [
         "\n".join(map(json.dumps, SAID)) + "\n\n",
         json.dumps({"messages": SAID}) + "\n",
         json.dumps([{"messages": SAID}]),
+        "\n".join(map(json.dumps, [*SAID[:2]]))
+        + "\n"
+        + "\n".join(json.dumps({**m, "name": "a\u2028b"}, ensure_ascii=False) for m in SAID[2:]),
     ],
 )
 def test_messages_of_the_openai_api_are_loaded_in_every_form(text: str, tmp_path: Path) -> None:
@@ -62,6 +65,7 @@ def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
         ("{}", "is not a saved conversation: no JSON object with"),
         ("[]", "is not a saved conversation: no JSON object with"),
         ("", "is not a saved conversation: it is empty"),
+        ('[{"messages": 5}]', "is not a saved conversation: it is no JSON|no JSON object with"),
         ("1\n2\n", "message 1 is no map"),
     ],
 )

@@ -14,6 +14,8 @@ from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
+from cortexmlx.request import Message
+from cortexmlx.sessions.exchange import section
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 
@@ -82,8 +84,10 @@ def _info(chat: ChatSession, console: Console) -> None:
 def _messages(chat: ChatSession, console: Console) -> None:
     if not chat.conversation.messages:
         return console.print("  nothing was said yet", style="dim")
-    text = chat.conversation.markdown()
     if not console.is_terminal:
-        return console.print(text, markup=False, soft_wrap=True)
-    for line in printed(text, min(console.width, WIDEST)):
-        console.print(line, soft_wrap=True)
+        return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
+    system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []
+    for message in (*system, *chat.conversation.messages):  # each by itself: code may have no end
+        for line in printed(f"{section(message)}\n", min(console.width, WIDEST)):
+            console.print(line, soft_wrap=True)
+        console.print()

@@ -118,6 +118,7 @@ def test_what_is_not_known_is_refused(session: ChatSession, screen: Console) -> 
 def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None:
     session.ask(Question("!say <b>one</b>\n\n<div>two</div>\n\n```\nopen"))
     session.ask(Question("three"))
+    session.conversation.edit(0, "say it")
     screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     run_command("/show messages", session, screen)
     said = printed(screen)
