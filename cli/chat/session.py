@@ -13,6 +13,7 @@ from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.thinking import Folding
+from cortexmlx.cli.chat.variables import leave_out
 from cortexmlx.cli.chat.view import AnswerView
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
@@ -172,16 +173,12 @@ class ChatSession:
             if self.host.engine is not self.engine:
                 self.engine = self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
-                self._leave_out_variables()
+                self.leave_out_variables()
 
-    def _leave_out_variables(self) -> None:
+    def leave_out_variables(self) -> None:
         """Those that the template of another model does not read would fail every turn."""
-        read = {
-            name: v for name, v in self.conversation.template_vars.items() if name in self.engine.info.template_vars
-        }
-        if gone := [name for name in self.conversation.template_vars if name not in read]:
+        if gone := leave_out(self.engine, self.conversation):
             self.note(f"its chat template does not read {', '.join(gone)}: not set any more")
-        self.conversation.template_vars = read
 
     def keep(self) -> None:
         """Save the chat, if chats are kept."""

@@ -36,8 +36,6 @@ from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, Moment, StoreStats
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
-TEMPLATE_VARS = frozenset({"enable_thinking", "reasoning_effort"})
-"""What the fake chat template reads."""
 THOUGHTS = Thoughts("<think>", "</think>")
 
 
@@ -58,7 +56,7 @@ class FakeInfo:
     notes: tuple[str, ...] = ()
     adapter: str | None = None
     identity: str = "fa4e"
-    template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")
+    template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
 
 
 class Words:
@@ -91,7 +89,7 @@ class FakeReader:
         return list(map(ord, text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object] = NO_VARIABLES) -> str:
-        readable(variables, TEMPLATE_VARS)
+        readable(variables, frozenset(self.engine.info.template_vars))
         lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return lines + "<assistant>" + self.engine.template_end
 
@@ -190,7 +188,7 @@ class FakeEngine:
         if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
         if isinstance(prompt, ChatPrompt):
-            readable(prompt.template_vars, TEMPLATE_VARS)
+            readable(prompt.template_vars, frozenset(self.info.template_vars))
         return prompt, params, listener
 
     def _start(self, checked: Iterable[Any], handles: list[RequestHandle]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_messages_of_the_openai_api_are_loaded(session: ChatSession, screen: Con
     (tmp_path / "talk.json").write_text(json.dumps(messages))
     run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
     assert session.conversation.system == "S" and session.conversation.messages == (messages[1],)
+
+
+def test_variables_of_another_model_do_not_fail_every_turn(
+    session: ChatSession, screen: Console, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    session.note = told.append
+    session.conversation.template_vars = {"enable_thinking": False, "reasoning_effort": "low"}
+    run_command(f"/save {tmp_path / 'talk.json'}", session, screen)
+    session.engine.info = replace(session.engine.info, template_vars=("reasoning_effort",))
+    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
+    assert session.conversation.template_vars == {"reasoning_effort": "low"}
+    assert told == ["its chat template does not read enable_thinking: not set any more"]
 
 
 def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:
