@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -78,6 +78,11 @@ class TerminalInput:
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
         from prompt_toolkit.shortcuts import CompleteStyle
 
+        class Kept(FileHistory):
+            def store_string(self, string: str) -> None:
+                with suppress(OSError, ValueError):  # a full disk, or half a character: the line is sent all the same
+                    super().store_string(string)
+
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
@@ -87,7 +92,7 @@ class TerminalInput:
 
         # Nothing is drawn around the line, so where the cursor is need not be asked; not every terminal answers.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
-        kept: History = FileHistory(str(history)) if history and private_file(history) else InMemoryHistory()
+        kept: History = Kept(str(history)) if history and private_file(history) else InMemoryHistory()
         session: PromptSession[str]
         session = PromptSession(
             history=kept,

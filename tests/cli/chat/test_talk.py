@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -296,3 +297,18 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(tmp_path: Path, num
         left = terminal.raw.rpartition(b"some words")[2]
         assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
         assert kept(tmp_path) == ["one"]
+
+
+def test_a_full_disk_ends_neither_the_chat_nor_its_lines() -> None:
+    with Terminal() as terminal:
+        terminal.wait_for_prompt()
+        resource.prlimit(terminal.pid, resource.RLIMIT_FSIZE, (0, 0))
+        terminal.type("one\r")
+        terminal.wait_for("the chat is not kept")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        terminal.type("two\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        said = "".join(terminal.lines())
+        assert "You said: two" in said and "Traceback" not in said and said.count("is not kept") == 1
