@@ -20,7 +20,15 @@ from cortexmlx.sessions.exchange import as_markdown, messages_in
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
 from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Offered, Turn, place_that_leaves, said_by_model, thoughts_in, without_answer
+from cortexmlx.sessions.turn import (
+    Offered,
+    Turn,
+    place_that_leaves,
+    read_by,
+    said_by_model,
+    thoughts_in,
+    without_answer,
+)
 
 if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
@@ -272,7 +280,8 @@ class Conversation:
 
     def load(self, path: str | PathLike[str]) -> None:
         """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
-        are the same and everything is computed anew; `notes` and the log say so. Or with messages as the OpenAI API has
+        are the same and everything is computed anew, without the variables that its template does not read; `notes` and
+        the log say so. Or with messages as the OpenAI API has
         them: a JSON list, an object with `messages`, or one message a line; the sampling parameters stay as they are.
         Raises ConversationFileError; then nothing has changed.
         """
@@ -288,10 +297,10 @@ class Conversation:
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
         self.system, self.params = saved.system, saved.params
-        self.template_vars = dict(saved.template_vars)
+        self.template_vars, unknown = (dict(saved.template_vars), ()) if same else read_by(info, saved.template_vars)
         self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
-        self.notes = () if same else (_other_model(path, saved.model, info),)
+        self.notes = () if same else (_other_model(path, saved.model, info), *unknown)
         for note in self.notes:
             log.warning(note)
 

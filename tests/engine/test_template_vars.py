@@ -84,3 +84,22 @@ def test_the_switch_works_by_its_common_name_where_a_template_has_another(tmp_pa
     with Engine(write_thinking(tmp_path / "m", OTHER_NAME), kv_memory="1MB") as engine:
         on, off = (engine.encode(ChatPrompt(MESSAGES, {"enable_thinking": value})) for value in (True, False))
         assert len(off) == len(on) + len("/")
+
+
+def test_a_file_of_another_model_goes_on_without_those_that_this_one_does_not_read(
+    engine: Engine, tiny: Any, tmp_path: Path
+) -> None:
+    talk = engine.conversation(template_vars={"enable_thinking": False}, params=FEW)
+    talk.ask("hi")
+    talk.save(tmp_path / "talk.json")
+    with Engine(tiny("llama"), kv_memory="1MB", block_size=8) as plain:
+        there = plain.conversation()
+        there.load(tmp_path / "talk.json")
+        assert there.template_vars == {} and "does not read enable_thinking: not set any more" in there.notes[1]
+        there.ask("and on")
+    other = write_thinking(tmp_path / "other", OTHER_NAME, ("<think>", "</think>"))
+    with Engine(other, kv_memory="1MB", block_size=8) as switched:
+        there = switched.conversation()
+        there.load(tmp_path / "talk.json")
+        assert there.template_vars == {"enable_thinking": False} and len(there.notes) == 1
+        there.ask("and on")
