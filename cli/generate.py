@@ -203,8 +203,8 @@ def figures(completion: Completion, ended: str, load_seconds: float, peak_memory
     cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
     lines = {
         "load": f"{load_seconds:.2f} s",
-        "prompt": f"{usage.prompt_tokens:,} tokens{cached}, {timings.prefill_tokens_per_second:.1f} tokens/s",
-        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tokens/s, {ended or 'ended by itself'}",
+        "prompt": f"{usage.prompt_tokens:,} tokens{cached}, {timings.prefill_tokens_per_second:.1f} tok/s",
+        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tok/s, {ended or 'ended by itself'}",
         "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
         "total": f"{timings.total:.2f} s",
         "peak memory": format_bytes(peak_memory),
@@ -217,12 +217,12 @@ def summary(completion: Completion, ended: str) -> str:
     where the model would have gone on.
     """
     usage, timings = completion.usage, completion.timings
-    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
     parts = [
-        f"{usage.completion_tokens} token{'s' * (usage.completion_tokens != 1)}",
+        f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}",
         f"{timings.decode_tokens_per_second:.1f} tok/s",
         f"TTFT {timings.ttft * 1000:.0f} ms",
-        f"prompt {usage.prompt_tokens} tok{cached}",
+        f"prompt {usage.prompt_tokens:,} tok{cached}",
     ]
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} tok dropped")

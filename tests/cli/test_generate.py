@@ -165,8 +165,8 @@ def test_verbose_prints_the_figures_also_into_a_pipe(fakes: Fakes, capsys: pytes
     assert out == "You said: hello\n"
     lines = [line.split(":", 1) for line in err.splitlines()]
     assert [name for name, _ in lines] == ["load", "prompt", "generation", "first token", "total", "peak memory"]
-    assert lines[1][1].strip() == "5 tokens (2 cached), 500.0 tokens/s"
-    assert lines[2][1].strip() == "3 tokens, 40.0 tokens/s, stopped at the token limit of 3"
+    assert lines[1][1].strip() == "5 tokens (2 cached), 500.0 tok/s"
+    assert lines[2][1].strip() == "3 tokens, 40.0 tok/s, stopped at the token limit of 3"
 
 
 def test_log_probabilities_have_the_tokens_texts(tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ from support.emulator import Emulator
 STOP = None
 """In the pieces of an answer: the engine waits for `go_on`."""
 PROMPT = ">>>"
-FIGURES = re.compile(r"^\d+ tokens · ")
+FIGURES = re.compile(r"^[\d,]+ tokens · ")
 """The line below an answer."""
 PATIENCE_SECONDS, POLL_SECONDS = 60.0, 0.02
 

@@ -35,7 +35,7 @@ def scattered(wavelength: float) -> float:
 
 def unchanging(rows: list[str]) -> list[str]:
     """Rows of the screen, without what is different each time: the spinner, the speed, and the banner."""
-    rows = [re.sub(r"^[⠀-⣿] (\d+ tokens) · .*", r"~ \1", row) for row in rows]
+    rows = [re.sub(r"^[⠀-⣿] ([\d,]+ tokens) · .*", r"~ \1", row) for row in rows]
     return rows[max([n for n, row in enumerate(rows) if row.startswith(">>> !script")], default=0) :]
 
 
