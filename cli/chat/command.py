@@ -14,7 +14,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chat.variables import checked, leave_out
+from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.interrupts import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
@@ -121,8 +121,8 @@ def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: P
     conversation = engine.conversation(system=system, params=params)
     if resumed is not None:
         conversation.load(resumed)
-        if gone := leave_out(engine, conversation):
-            console.note(f"the model's chat template does not read {', '.join(gone)}: not set any more")
+        for remark in conversation.notes:
+            console.note(remark)
         usual = vars(SamplingParams(**SAMPLING))
         asked = {name: value for name, value in vars(params).items() if value != usual[name]}
         conversation.params = replace(conversation.params, **asked)

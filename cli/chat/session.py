@@ -13,7 +13,6 @@ from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chat.variables import leave_out
 from cortexmlx.cli.chat.view import AnswerView
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
@@ -173,12 +172,12 @@ class ChatSession:
             if self.host.engine is not self.engine:
                 self.engine = self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
-                self.leave_out_variables()
+                self.tell_notes()
 
-    def leave_out_variables(self) -> None:
-        """Those that the template of another model does not read would fail every turn."""
-        if gone := leave_out(self.engine, self.conversation):
-            self.note(f"its chat template does not read {', '.join(gone)}: not set any more")
+    def tell_notes(self) -> None:
+        """What is to be known of a conversation that was loaded, or goes on with another model."""
+        for remark in self.conversation.notes:
+            self.note(remark)
 
     def keep(self) -> None:
         """Save the chat, if chats are kept."""

@@ -249,16 +249,19 @@ class Conversation:
 
     def fork(self, engine: Host | None = None) -> Conversation:
         """Another conversation that begins with this one. What both share is computed and kept once. It may go on with
-        another `engine`, and then reads all of it; if that has another model, everything is computed anew.
+        another `engine`, and then reads all of it; if that has another model, everything is computed anew, and `notes`
+        say what its chat template does not read.
         """
         host = self._host if engine is None else engine
+        variables, unknown = read_by(host.info, self.template_vars)
         other = host.conversation(
             system=self.system,
             messages=self._messages,
             params=self.params,
-            template_vars=self.template_vars,
+            template_vars=variables,
             client=self._client,
         )
+        other.notes = unknown
         if host.info.identity == self._host.info.identity:
             other._transcript = self._transcript
         if host is self._host:
@@ -297,10 +300,10 @@ class Conversation:
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
         self.system, self.params = saved.system, saved.params
-        self.template_vars, unknown = (dict(saved.template_vars), ()) if same else read_by(info, saved.template_vars)
+        self.template_vars, unknown = read_by(info, saved.template_vars)
         self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
-        self.notes = () if same else (_other_model(path, saved.model, info), *unknown)
+        self.notes = (*(() if same else (_other_model(path, saved.model, info),)), *unknown)
         for note in self.notes:
             log.warning(note)
 

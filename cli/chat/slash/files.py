@@ -58,7 +58,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     except InvalidRequest as error:
         raise InvalidRequest(f"{error} (a model: /model {argument})") from None
     chat.conversation.load(path)
-    chat.leave_out_variables()
+    chat.tell_notes()
     chat.begin_anew()
     read = f", of which the first {unread} are not read any more" if (unread := chat.conversation.unread) else ""
     said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"

@@ -76,7 +76,7 @@ def test_variables_of_another_model_do_not_fail_every_turn(
     session.engine.info = replace(session.engine.info, template_vars=("reasoning_effort",))
     run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
     assert session.conversation.template_vars == {"reasoning_effort": "low"}
-    assert told == ["its chat template does not read enable_thinking: not set any more"]
+    assert told == ["the chat template of fake does not read enable_thinking: not set any more"]
 
 
 def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:

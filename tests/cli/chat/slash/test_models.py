@@ -69,7 +69,7 @@ def test_variables_that_its_template_does_not_read_are_not_set_any_more(
     fakes.info = replace(fakes.info, template_vars=("reasoning_effort",))
     run_command("/model org/other", hosted, screen)
     assert hosted.conversation.template_vars == {"reasoning_effort": "low"}
-    assert told == ["its chat template does not read enable_thinking: not set any more"]
+    assert told == ["the chat template of fake does not read enable_thinking: not set any more"]
 
 
 def test_a_model_without_a_template_says_so(fakes: Fakes, hosted: ChatSession, screen: Console) -> None:
