@@ -179,3 +179,9 @@ def test_a_copy_in_a_forked_child_raises_though_its_lock_is_held_and_tells_nobod
     with pytest.raises(ForkedProcess):
         list(handle)
     assert told == []
+
+
+def test_a_result_may_be_waited_for_for_ever() -> None:
+    handle, _ = handle_of()
+    threading.Timer(0.05, handle.push, [ended()]).start()
+    assert handle.result(float("inf")) is handle.result()
