@@ -83,7 +83,8 @@ def _of_messages(
     variables: TemplateVars,
     fits: Callable[[int], None] | None,
 ) -> list[int]:
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
+    listed = isinstance(messages, Sequence) and len(messages) > 0
+    if not listed or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
     rendered = render(tokenizer, messages, variables)
     ids = _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered

@@ -130,7 +130,7 @@ async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Compl
 def _is_long(prompt: Prompt) -> bool:
     if isinstance(prompt, str):
         return len(prompt) >= _LONG
-    messages = (
-        prompt.messages if isinstance(prompt, ChatPrompt) else prompt if isinstance(prompt, (list, tuple)) else ()
-    )
+    messages = prompt.messages if isinstance(prompt, ChatPrompt) else prompt
+    if not isinstance(messages, (list, tuple)):
+        return False
     return sum(len(str(m.get("content"))) for m in messages if isinstance(m, Mapping)) >= _LONG

@@ -119,3 +119,10 @@ def test_a_stream_that_is_closed_while_it_begins_asks_for_nothing_more(engine: E
 
     asyncio.run(leave())
     finally_nothing_lost(engine)
+
+
+@pytest.mark.parametrize("messages", [None, "hi", 5, ChatPrompt([{"role": "user", "content": "hi"}]), []])
+def test_a_chat_prompt_without_messages_is_refused_in_either_way_of_asking(engine: Engine, messages: Any) -> None:
+    for ask in (engine.count_tokens, engine.generate, lambda prompt: asyncio.run(engine.agenerate(prompt))):
+        with pytest.raises(InvalidRequest, match="a prompt is a text"):
+            ask(ChatPrompt(messages))
