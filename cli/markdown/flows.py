@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -122,11 +121,6 @@ def folded(text: Text, width: int) -> list[Text]:
         rows.append(text[at : at + len(piece)])
         at += len(piece)
     return rows or [text]
-
-
-def rows_of(flows: Sequence[Flow], start: int, width: int) -> list[Row]:
-    """The rows of several flows, from the place `start` in the first on."""
-    return [row for number, flow in enumerate(flows) for row in flow.rows(0 if number else start, width)]
 
 
 def _bare(prefix: Text) -> Text:

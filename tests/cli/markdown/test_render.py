@@ -6,13 +6,12 @@ import pytest
 
 from cortexmlx.cli.markdown import styles
 from cortexmlx.cli.markdown.blocks import blocks, parser
-from cortexmlx.cli.markdown.flows import rows_of
 from cortexmlx.cli.markdown.render import flows, inline
 
 
 def shown(text: str, width: int = 40) -> list[str]:
     (block,) = blocks(text)
-    return [row.text.plain for row in rows_of(flows(block.tokens), 0, width)]
+    return [row.text.plain for flow in flows(block.tokens) for row in flow.rows(0, width)]
 
 
 @pytest.mark.parametrize(
