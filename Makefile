@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-metal compile-metal check bench clean distclean
+.PHONY: chat test test-slow test-all test-metal compile-metal check bench pictures clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -49,6 +49,10 @@ check: .venv/.dev
 
 bench: .venv/.starter
 	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)
+
+# The pictures in the documentation, of the program at work: ARGS="chat batch" makes these only. Takes some minutes.
+pictures: .venv/.starter .venv/.dev
+	$(BIN)/python -m tests.pictures $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,9 @@ from wcwidth import wcwidth
 Row = StaticDefaultDict
 """The cells of a row by column. `continued` is set where the terminal itself broke a line: the next row goes on."""
 
+FAINT = "868887"
+"""The colour of faint text here, as pyte names colours of 24 bits: it knows no faint text itself."""
+
 
 class Emulator(pyte.Screen):
     """A screen and its scrollback.
@@ -77,6 +80,14 @@ class Emulator(pyte.Screen):
         self.lines, self.columns = lines, columns
         self.set_margins()
         self.tabstops = set(range(8, columns, 8))
+
+    def select_graphic_rendition(self, *attrs: int) -> None:
+        """As pyte, but that faint text has a colour of its own."""
+        super().select_graphic_rendition(*attrs)
+        if 2 in attrs and not {38, 48} & set(attrs):  # behind these a 2 belongs to a colour
+            self.cursor.attrs = self.cursor.attrs._replace(fg=FAINT)
+        elif 22 in attrs and self.cursor.attrs.fg == FAINT:
+            self.cursor.attrs = self.cursor.attrs._replace(fg="default")
 
     def rows(self) -> list[str]:
         """What is on the screen, without the spaces at the ends of rows."""

@@ -58,6 +58,7 @@ class Terminal:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("chat", "fake"),
         program: Sequence[str] = (sys.executable, cli_fakes.__file__),
+        folder: Path | None = None,
     ) -> None:
         self.screen = Emulator(columns, lines, reflow=reflow)
         self.screen.write_process_input = self.type  # type: ignore[method-assign]  (what the terminal answers)
@@ -73,6 +74,7 @@ class Terminal:
         line = [*program, *command, *arguments]
         self.pid, self.master = pty.fork()
         if self.pid == 0:
+            os.chdir(folder or ".")
             _set_size(0, columns, lines)
             os.execve(line[0], line, given)
 
