@@ -14,6 +14,7 @@ from tests.pictures.screen import svg
 SHOWN = {
     "chat": [r"\$ cortexmlx chat", r"lists the commands", r"tokens · .* tok/s · TTFT", r"context .*KV "],
     "batch": [r"\d+/100 done", r"left: the same command with --resume", r"KV .* of .* left"],
+    "bench": [r"pp128", r"tg32", r"t/s", r"±"],
     "blocks": [r"private", r"shared", r"cached", r"on disk", r"free"],
 }
 """What must be in each picture of the documentation."""
