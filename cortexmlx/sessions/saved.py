@@ -80,11 +80,9 @@ class Saved:
         try:
             content["digest"] = _digest(content)
             text = json.dumps(content, ensure_ascii=False, indent=1, separators=(",", ": "))
-            _write(path.resolve(), text.encode("utf-8", "surrogatepass"))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConversationFileError(f"the conversation cannot be written as JSON: {error}") from error
-        except OSError as error:
-            raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
+        write_private(path, text.encode("utf-8", "surrogatepass"))
 
     @classmethod
     def read(cls, path: Path) -> Saved:
@@ -155,6 +153,16 @@ def _foreign(path: Path, why: str) -> ConversationFileError:
 def _digest(content: Mapping[str, Any]) -> str:
     plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file for its user's eyes only, in the place of what is there, which stays if that fails. Raises
+    ConversationFileError.
+    """
+    try:
+        _write(path.resolve(), data)
+    except OSError as error:
+        raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _write(path: Path, data: bytes) -> None:

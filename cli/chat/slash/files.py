@@ -12,8 +12,9 @@ from cortexmlx.cli.chat.kept import find
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chat.typed.attached import attach, with_files
 from cortexmlx.cli.terminal.limits import limit
-from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.sessions.saved import write_private
 
 FORCE = "--force"
 MARKDOWN = (".md", ".markdown")
@@ -33,20 +34,10 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     if not force and os.path.lexists(path):
         raise InvalidRequest(f"{path} is there already: name another file, or write over it with /save {name} {FORCE}")
     if path.suffix.lower() in MARKDOWN:
-        _write(path, chat.conversation.markdown(), force)
+        write_private(path, chat.conversation.markdown().encode("utf-8", "replace"))
     else:
         chat.conversation.save(path)
     console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    """For its user's eyes only, like everything else of a chat."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def load(chat: ChatSession, argument: str, console: Console) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +45,24 @@ def test_a_file_called_markdown_is_to_read(session: ChatSession, screen: Console
 def test_what_cannot_be_saved_is_said(session: ChatSession, screen: Console, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is a folder: name a file in it"):
         run_command(f"/save {tmp_path}", session, screen)
-    for name in ("no/such/talk.md", "x" * 300 + ".json"):
+    (tmp_path / "file").touch()
+    for name in ("file/talk.md", "x" * 300 + ".json"):
         with pytest.raises(ConversationFileError, match="cannot be written"):
             run_command(f"/save {tmp_path / name}", session, screen)
+
+
+@pytest.mark.parametrize("name", ["talk.json", "talk.md"])
+def test_a_full_disk_leaves_what_was_there(
+    name: str, session: ChatSession, screen: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / name).write_text("what was there")
+    monkeypatch.setattr("cortexmlx.sessions.saved.os.fsync", full)
+    with pytest.raises(ConversationFileError, match="No space left"):
+        run_command(f"/save {tmp_path / name} --force", session, screen)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "what was there")]
 
 
 def test_a_saved_conversation_goes_on_where_it_was(session: ChatSession, screen: Console, tmp_path: Path) -> None:
