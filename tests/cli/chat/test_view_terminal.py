@@ -104,7 +104,8 @@ def test_the_window_changes_in_the_middle(size: tuple[int, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_thirty_answers_in_a_window_that_changes(size: tuple[int, int]) -> None:
-    with Terminal("--no-save", "--max-tokens", "100000", columns=size[0], lines=size[1]) as terminal:
+    room = {"FAKE_CONTEXT": str(10**9)}
+    with Terminal("--no-save", "--max-tokens", "100000", columns=size[0], lines=size[1], environment=room) as terminal:
         terminal.wait_for_prompt()
         for seed in range(30):
             chance = random.Random(seed)
