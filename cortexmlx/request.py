@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from numbers import Integral, Rational, Real
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -21,7 +21,7 @@ from. See `SamplingParams`.
 """
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a completion ended; the values are those of the OpenAI API, plus `cancelled` and `error`."""
 
     STOP = "stop"
@@ -30,7 +30,7 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
-class RequestState(str, Enum):
+class RequestState(StrEnum):
     """Where a request is in its life. The last three are final."""
 
     WAITING = "waiting"
