@@ -21,7 +21,7 @@ from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.app.asynchronous import AsyncCalls
-from cortexmlx.serving.app.callbacks import tell
+from cortexmlx.serving.app.callbacks import tell, tell_progress
 from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
 from cortexmlx.serving.app.texts import Texts
@@ -174,8 +174,7 @@ class Engine(Looks, Texts, AsyncCalls):
         handle = self._submit(self._checked(prompt, params, cache=cache, timeout=timeout))
         try:
             for event in handle if on_progress is not None else ():
-                if event.progress is not None and on_progress is not None:
-                    on_progress(event.progress)
+                tell_progress(on_progress, event)
             return handle.result()
         except BaseException:
             handle.cancel()

@@ -1,5 +1,12 @@
 """Every error a user can meet. The message has the numbers and the next step."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class CortexError(Exception):
     """Base of all errors that cortexmlx raises on purpose: one line that says what happened and what to do next."""
@@ -86,3 +93,15 @@ class KernelFault(CortexError):
     """A simulated Metal kernel did something that a GPU does not define: out of bounds, a race, a divergent barrier,
     ...
     """
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, and what was being handled when it was raised, each once."""
+    rest: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while rest:
+        each = rest.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            rest += [each.__cause__, each.__context__]

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.arrays import dtype_name
-from cortexmlx.errors import LogitsProcessorError
+from cortexmlx.errors import LogitsProcessorError, with_causes
 from cortexmlx.machine import is_refusal
 
 if TYPE_CHECKING:
@@ -97,14 +97,8 @@ def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
     """
     assert error.__cause__ is not None
     error.add_note("".join(format_exception(error.__cause__)).rstrip())
-    rest: list[BaseException | None] = [error]
-    seen = set()
-    while rest:
-        each = rest.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            each.__traceback__ = None
-            rest += [each.__cause__, each.__context__]
+    for each in with_causes(error):
+        each.__traceback__ = None
     return error
 
 

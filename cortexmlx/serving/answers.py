@@ -145,18 +145,20 @@ class Answer:
         tokens are computed already.
         """
         total, first = len(self.job.tokens), segment.first
-        more = first + segment.count < total
-        begun = first if self._reading_from is None else self._reading_from
+        more, beginning = first + segment.count < total, self.started is None
+        if not (beginning or more or self._reading_from is not None):
+            return
+        handle, begun = self._answers.handle, first if self._reading_from is None else self._reading_from
         progress = Progress("prefilling", first, total, cached=begun)
-        if self.started is None:
+        if beginning:
             self.started = now
-            self._answers.handle.advance(RequestState.PREFILLING)
+            handle.advance(RequestState.PREFILLING)
             if self.index == 0:
-                self._answers.handle.progress = progress
+                handle.progress = progress
         if not more and self._reading_from is None:
             return
         self._reading_from = begun if more else None
-        self._answers.handle.progress = progress
+        handle.progress = progress
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
             self._answers.tell(TokenEvent("", index=self.index, progress=progress))

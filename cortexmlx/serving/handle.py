@@ -22,9 +22,8 @@ class RequestHandle:
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
     Events wait here until they are read; their number is bounded by the request's tokens, and of those that tell of
-    progress the newest waits alone. `listener`, if given, is
-    told of every event on the engine's thread and must return at once. `owner` is kept alive until the request has
-    ended.
+    progress the newest waits alone. `listener`, if given, is told of every event on the engine's thread and must return
+    at once. `owner` is kept alive until the request has ended.
     """
 
     def __init__(

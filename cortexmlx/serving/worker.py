@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory
+from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
 from cortexmlx.machine import is_refusal
 from cortexmlx.progress import Progress
 from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
@@ -222,7 +222,8 @@ class Worker:
             self.core = EngineCore(self._config, lambda call: self._calls.put(call))
             self._loaded = True
         except BaseException as error:
-            _clear_frames(error)
+            for each in with_causes(error):  # who is told may keep the error, and its frames hold the model
+                clear_frames(each.__traceback__)
             refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
             self._error = error if refused is None or isinstance(refused, CortexError) else _not_loaded(refused)
             self._closing = True
@@ -341,15 +342,6 @@ def _not_loaded(refused: BaseException) -> OutOfMemory:
         f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
         "a smaller model or KV memory (--kv-memory)"
     )
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Let the frames of an error forget what they hold, such as the model: who is told may keep the error."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:

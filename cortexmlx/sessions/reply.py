@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.serving.app.callbacks import tell_progress
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
 
@@ -28,11 +29,6 @@ class Begun(NamedTuple):
     prompt: Sequence[int]
     opened: str
     done: Done
-
-
-def _tell(on_progress: OnProgress | None, event: TokenEvent) -> None:
-    if on_progress is not None and event.progress is not None:
-        on_progress(event.progress)
 
 
 class _Coming:
@@ -119,7 +115,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
         """
         with self:
             for event in self:
-                _tell(on_progress, event)
+                tell_progress(on_progress, event)
             return self._handle.result()
 
     def close(self) -> None:
@@ -169,7 +165,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         """
         async with self:
             async for event in self:
-                _tell(on_progress, event)
+                tell_progress(on_progress, event)
         assert self._coming.begun is not None  # the request was submitted with the first event
         return self._coming.begun.handle.result()
 

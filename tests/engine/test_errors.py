@@ -27,3 +27,10 @@ def test_wrong_values_are_value_errors_and_special_cases_are_caught_with_the_gen
     assert values == {errors.InvalidRequest, errors.KVBlockError}
     assert issubclass(errors.MemoryRefused, errors.KVCacheFull)
     assert issubclass(errors.ForkedProcess, errors.EngineClosed)
+
+
+def test_an_error_and_all_that_led_to_it_is_found_once_each_even_in_a_circle() -> None:
+    first, second, third = ValueError("1"), KeyError("2"), OSError("3")
+    first.__cause__, first.__context__, second.__context__ = second, third, first
+    found = list(errors.with_causes(first))
+    assert found[0] is first and sorted(map(id, found)) == sorted(map(id, (first, second, third)))

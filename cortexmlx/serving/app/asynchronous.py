@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.app.callbacks import tell_progress
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
@@ -81,8 +82,7 @@ class AsyncCalls(ABC):
         async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
             async for event in events:
                 done = event.completion
-                if event.progress is not None:
-                    on_progress(event.progress)
+                tell_progress(on_progress, event)
         assert done is not None  # the last event has it
         return done
 

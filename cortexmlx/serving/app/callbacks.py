@@ -1,4 +1,4 @@
-"""Events told to a function of the app's own, on a thread of the request's own: `on_event`."""
+"""Events told to functions of the app's own: `on_event`, on a thread of the request's own, and `on_progress`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 
 from cortexmlx.errors import CortexError
+from cortexmlx.progress import OnProgress
 from cortexmlx.request import TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.worker import stop_all
@@ -27,6 +28,12 @@ def tell(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
     teller = threading.Thread(target=_tell, args=(handle, on_event), name="cortexmlx-events", daemon=True)
     teller.start()
     _tellers.add(teller)
+
+
+def tell_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
+    """Tell `on_progress`, if somebody gave one, of an event that says how far a prompt is."""
+    if on_progress is not None and event.progress is not None:
+        on_progress(event.progress)
 
 
 def _tell(handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
