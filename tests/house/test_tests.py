@@ -19,6 +19,7 @@ ELSEWHERE = {
 """The folders whose tests lie elsewhere. The modules at the top of the package are what an app sees: the engine's."""
 
 TESTED_WITH = {
+    "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/chat/thinking.py": "tests/cli/chat/slash/test_thoughts.py",
     "cortexmlx/__main__.py": "tests/cli/test_app.py",

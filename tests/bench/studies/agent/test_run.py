@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.bench.studies import agent
-from cortexmlx.bench.studies.agent import (
+from cortexmlx.bench.studies.agent import run as agent
+from cortexmlx.bench.studies.agent.run import (
     Agent,
     Process,
     Record,
@@ -21,7 +21,7 @@ from cortexmlx.bench.studies.agent import (
     new_tokens,
     run,
 )
-from cortexmlx.bench.studies.agent_script import Kind, make_script
+from cortexmlx.bench.studies.agent.script import Kind, make_script
 from support.tiny import tokens_of, write_tiny
 
 SMALL: dict[str, Any] = {"turns": 8, "output": (5, 60), "answer": 9}

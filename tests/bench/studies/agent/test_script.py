@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cortexmlx.bench.studies.agent_script import OUTPUT, SAMPLE, TURNS, Act, Kind, make_script, text, tokens_per_word
+from cortexmlx.bench.studies.agent.script import OUTPUT, SAMPLE, TURNS, Act, Kind, make_script, text, tokens_per_word
 
 
 def test_a_seed_makes_one_script_with_all_that_an_agent_does() -> None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cortexmlx.bench.studies.agent_script import (
+from cortexmlx.bench.studies.agent.script import (
     ANSWER,
     OUTPUT,
     SAMPLE,
@@ -308,7 +308,3 @@ def report(records: Sequence[Record], model: str, options: dict[str, Any], folde
         for name, other in (("computing all", alone), ("mlx-lm and its file", theirs)):
             ratios = f"{record.first.wall / other.wall:.2f}x, {record.first.cpu / other.cpu:.2f}x"
             print(f"  {name:<20}{other.wall:6.2f} s, {other.cpu:6.2f} s of CPUs: {ratios}")
-
-
-if __name__ == "__main__":
-    main()

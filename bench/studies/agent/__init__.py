@@ -1,0 +1,1 @@
+"""An agent's conversation, its engine killed on the way."""
