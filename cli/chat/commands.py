@@ -11,6 +11,7 @@ from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 from cortexmlx.cli.chat.slash import engine, files, models, settings, turns
 from cortexmlx.cli.chat.slash.thoughts import FOLD, SHOW, thoughts
 from cortexmlx.cli.chat.typed.completion import Vocabulary
+from cortexmlx.cli.terminal.console import print_rows
 from cortexmlx.cli.terminal.limits import limit
 
 
@@ -51,21 +52,20 @@ def vocabulary(kept: Callable[[], Sequence[str]]) -> Vocabulary:
 
 def _help(chat: ChatSession, argument: str, console: Console) -> None:
     wanted = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
-    for command in wanted or COMMANDS:
-        names = ", ".join((command.usage, *command.aliases))
-        console.print(f"  {names:<32}{command.meaning}", markup=False)
-    if argument:
-        return
-    for line in KEYS:
-        console.print(f"  {line}", markup=False)
+    names = ("  " + ", ".join((command.usage, *command.aliases)) for command in wanted or COMMANDS)
+    print_rows(console, zip(names, (command.meaning for command in wanted or COMMANDS), strict=True), 34, "")
+    if not argument:
+        print_rows(console, KEYS, 34, "")
 
 
 KEYS = (
-    '""" begins and ends a message of several lines; Alt-Enter or Ctrl-J is a new line; a paste is one message',
-    "@path in a message puts the text of that file in front of it; Tab completes",
-    "Ctrl-T shows and hides the KV blocks below an answer while it is written",
-    "Ctrl-C stops an answer or clears the line, twice it leaves; Ctrl-D leaves",
-    "a message that begins with a command: a blank before it",
+    ('  """', "begins and ends a message of several lines; a paste is one message"),
+    ("  Alt-Enter, Ctrl-J", "a new line"),
+    ("  @path in a message", "puts the text of that file in front of it; Tab completes"),
+    ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),
+    ("  Ctrl-C", "stops an answer or clears the line, twice it leaves"),
+    ("  Ctrl-D", "leaves"),
+    ("  a blank before a command", "makes it a message"),
 )
 
 

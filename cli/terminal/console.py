@@ -50,6 +50,20 @@ def stderr() -> Console:
     return Console(file=sys.stderr, highlight=False)
 
 
+def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, style: str = "dim") -> None:
+    """Each row's label, and behind `column` characters its text, whose further lines stand below its first. Behind a
+    long label, and in a narrow window, the text begins on the next line.
+    """
+    from rich.text import Text
+
+    at = column if console.width >= 2 * column else 4
+    for label, text in rows:
+        head = label.ljust(at) if len(label) < at else f"{label}\n{' ' * at}"
+        lines = Text(text).wrap(console, max(console.width - at, 1))
+        shown = f"\n{' ' * at}".join(line.plain.rstrip() for line in lines)
+        console.print(Text(head + shown, style), soft_wrap=True)
+
+
 def note(message: str) -> None:
     """One line for the user that is not a result."""
     print(f"cortexmlx: {message}", file=sys.stderr)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.terminal.blockmap import draw
+from cortexmlx.cli.terminal.console import print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import BlockState
@@ -50,8 +51,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
     if figures.state_bytes:
         count = f"{figures.state_snapshots:,} beginnings to use again"
         lines["states"] = f"{format_bytes(figures.state_bytes)}, for {count}"
-    for label, figure in lines.items():
-        console.print(f"  {label:<14}{figure}", style="dim", markup=False)
+    print_rows(console, ((f"  {label}", figure) for label, figure in lines.items()), 16)
 
 
 def sparkline(values: Sequence[int], width: int = 40) -> str:

@@ -11,6 +11,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.terminal.console import print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
@@ -77,8 +78,7 @@ def _info(chat: ChatSession, console: Console) -> None:
     }
     if chat.keeper is not None and chat.keeper.path is not None:
         lines["chat"] += f", kept as {chat.keeper.path.stem}"
-    for label, text in lines.items():
-        console.print(f"  {label:<14}{text}", style="dim", markup=False)
+    print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)
 
 
 def _messages(chat: ChatSession, console: Console) -> None:

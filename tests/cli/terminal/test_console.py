@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from cortexmlx.cli.terminal import console
 from support import cli_fakes
@@ -55,3 +56,36 @@ def test_colours_go_to_a_person_who_wants_them(
     said, noted = sys.stderr.getvalue().splitlines()
     assert said == ("\x1b[1;31merror:\x1b[0m no such thing" if coloured else "error: no such thing")
     assert noted == "cortexmlx: by the way"
+
+
+WIDE = """\
+  one     all of it fits
+  two     a text of a few words that is
+          longer
+  a long label
+          beside
+"""
+NARROW = """\
+  one
+    all of it
+    fits
+  two
+    a text of a
+    few words
+    that is
+    longer
+  a long label
+    beside
+"""
+
+
+@pytest.mark.parametrize(("width", "shown"), [(40, WIDE), (15, NARROW)])
+def test_rows_keep_their_texts_in_one_column_or_below_the_labels_of_a_narrow_window(width: int, shown: str) -> None:
+    out = io.StringIO()
+    rows = [
+        ("  one", "all of it fits"),
+        ("  two", "a text of a few words that is longer"),
+        ("  a long label", "beside"),
+    ]
+    console.print_rows(Console(file=out, width=width), rows, 10)
+    assert out.getvalue() == shown
