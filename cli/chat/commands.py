@@ -53,9 +53,9 @@ def vocabulary(kept: Callable[[], Sequence[str]]) -> Vocabulary:
 def _help(chat: ChatSession, argument: str, console: Console) -> None:
     wanted = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
     names = ("  " + ", ".join((command.usage, *command.aliases)) for command in wanted or COMMANDS)
-    print_rows(console, zip(names, (command.meaning for command in wanted or COMMANDS), strict=True), 34, "")
+    print_rows(console, zip(names, (command.meaning for command in wanted or COMMANDS), strict=True), 26, "")
     if not argument:
-        print_rows(console, KEYS, 34, "")
+        print_rows(console, KEYS, 26, "")
 
 
 KEYS = (
@@ -65,7 +65,7 @@ KEYS = (
     ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),
     ("  Ctrl-C", "stops an answer or clears the line, twice it leaves"),
     ("  Ctrl-D", "leaves"),
-    ("  a blank before a command", "makes it a message"),
+    ("  a blank in front", "makes a command a message"),
 )
 
 

@@ -35,10 +35,10 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
     messages = tmp_path / "talk.json"
     messages.write_text('[{"role": "user", "content": "old"}, {"role": "assistant", "content": "older"}]')
     steps = [
-        ("/help", "a blank before a command"),
-        ("/?", "a blank before a command"),
+        ("/help", "a blank in front"),
+        ("/?", "a blank in front"),
         ("/HELP save", "/save FILE"),
-        ("help", "a blank before a command"),
+        ("help", "a blank in front"),
         ("/system Be brief.", "system prompt: Be brief."),
         ("/set temp 0.7", "temperature         0.7"),
         ("/set", "keep_last"),
