@@ -347,33 +347,3 @@ class TokenEvent:
 
 Message = Mapping[str, object]
 """One chat message: `{"role": "user", "content": "..."}` and whatever else the model's chat template reads."""
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
-"""The types of parts that are text."""
-
-
-def plain_message(message: Mapping[str, object]) -> dict[str, object]:
-    """The message with its text in one piece, where `content` is a list of parts as in the OpenAI API.
-
-    Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
-    answer as if it had seen something.
-    """
-    content = message.get("content")
-    if not isinstance(content, (list, tuple)):
-        return dict(message)
-    return {**message, "content": "".join(map(_text_of, content))}
-
-
-def _text_of(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if kind in _TEXT_PARTS:
-        if isinstance(text, str):
-            return text
-        raise InvalidRequest(f"a message's `content` has a part of type {kind!r} whose `text` is no text.")
-    raise InvalidRequest(
-        f"a message's `content` has a part of type {kind!r}, but only text is read: images, audio and files are not, "
-        "by models with such parts either. Leave it out."
-    )

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.fields import given, unknown
+from cortexmlx.cli.batch.bodies.fields import given
 from cortexmlx.cli.batch.bodies.params import echo_of, params_of, variables_of
 from cortexmlx.cli.batch.bodies.prompts import checked, prompts_of
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Identity, Style, key_of
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import check_fields
 from cortexmlx.request import SamplingParams
 
 ENDPOINTS = {style.value: style for style in (Style.CHAT, Style.COMPLETIONS, Style.RESPONSES)}
@@ -206,7 +207,7 @@ def _style(data: Mapping[str, Any]) -> Style:
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
-    unknown(data, ENVELOPE, "a request around its `body`")
+    check_fields(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'")
     url = data.get("url", Style.CHAT.value)

@@ -8,10 +8,10 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars, plain_message
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
-from cortexmlx.request import Message, Thoughts, plain_message
+from cortexmlx.request import Message, Thoughts
 
 
 class Reader(Protocol):

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.request import Message, plain_message
+from cortexmlx.messages import plain_message, read_messages
+from cortexmlx.request import Message
 
 Exchanged = tuple[str | None, tuple[Message, ...]]
 """A system prompt, if there is one, and the messages behind it."""
 
-_SYSTEM = ("system", "developer")
-
 
 def messages_in(path: Path, text: str) -> Exchanged | None:
     """The messages in the text of a file: a list of them, an object with `messages`, such as the body of a request, or
-    JSONL with one message a line; None if it is nothing of that kind. Raises ConversationFileError for a bad message.
+    JSONL with one message a line; None if it is nothing of that kind. Raises ConversationFileError for a bad message,
+    by the rules of `read_messages`.
     """
     content = _parsed(text)
     if isinstance(content, Mapping) and "format" not in content:
@@ -29,17 +29,20 @@ def messages_in(path: Path, text: str) -> Exchanged | None:
         if len(content) > 1:
             raise ConversationFileError(f"{path} has {len(content):,} conversations: keep one of them in a file")
         content = content[0]["messages"]
-        if not isinstance(content, list):
+        if not isinstance(content, list) or not content:
             return None
-    messages = [_message(path, number, each) for number, each in enumerate(content, 1)]
-    first = messages[0] if messages else {}
-    if first.get("role") in _SYSTEM and isinstance(first["content"], str):
-        return first["content"], tuple(messages[1:])
-    return None, tuple(messages)
+    try:
+        first, *others = read_messages(content)
+    except InvalidRequest as error:
+        raise ConversationFileError(f"{path}: {error}") from error
+    if first["role"] == "system":
+        return str(first["content"]), tuple(others)
+    return None, (first, *others)
 
 
 def _parsed(text: str) -> Any:
     """JSON, or a list of the JSON values in the lines; None if it is neither."""
+    text = text.removeprefix("\ufeff")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -48,21 +51,6 @@ def _parsed(text: str) -> Any:
         return [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may have U+2028
     except (ValueError, RecursionError):
         return None
-
-
-def _message(path: Path, number: int, message: object) -> Message:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ConversationFileError(f'{path}: message {number} is no map with a "role": {message!r:.80}')
-    try:
-        plain = plain_message(message)
-    except InvalidRequest as error:
-        raise ConversationFileError(f"{path}: message {number}: {error}") from error
-    content = plain.get("content")
-    if content is None and message.get("tool_calls"):  # as the API writes a call of tools
-        return {**plain, "content": ""}
-    if not isinstance(content, str):
-        raise ConversationFileError(f"{path}: message {number} has no text: its content is {content!r:.80}")
-    return plain
 
 
 def as_markdown(model: str, messages: Sequence[Message]) -> str:

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
-from cortexmlx.request import plain_message
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = (
@@ -267,32 +266,3 @@ def test_nothing_is_generated_only_where_the_prompt_is_scored() -> None:
     wanted = "max_tokens is -1, but must be an integer in 0..2147483647 or None"
     assert refusal(max_tokens=-1, prompt_logprobs=0) == wanted
     assert refusal(max_tokens=0, prompt_logprobs=0, n=2) == "n is 2, but must be an integer in 1..1 (max_tokens is 0)"
-
-
-def test_a_messages_parts_are_one_text() -> None:
-    parts = [{"type": "text", "text": "a "}, "b", {"type": "input_text", "text": " c"}]
-    assert plain_message({"role": "user", "content": parts, "name": "x"}) == {
-        "role": "user",
-        "content": "a b c",
-        "name": "x",
-    }
-    for content in ("a", None, {"anything": "else"}):
-        assert plain_message({"content": content}) == {"content": content}
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "'image_url'"),
-        ({"type": "image"}, "'image'"),
-        (b"bytes", "'bytes'"),
-    ],
-)
-def test_a_part_that_is_no_text_is_refused_by_its_type(part: object, kind: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"part of type {kind}, but only text is read: images"):
-        plain_message({"role": "user", "content": [{"type": "text", "text": "look"}, part]})
-
-
-def test_a_part_of_text_without_its_text_is_not_taken_for_an_image() -> None:
-    with pytest.raises(InvalidRequest, match="part of type 'text' whose `text` is no text"):
-        plain_message({"role": "user", "content": [{"type": "text", "text": None}]})

@@ -17,7 +17,7 @@ from support.cli_fakes import FakeEngine
 SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
     {"role": "tool", "content": "42", "tool_call_id": "1"},
 ]
 
@@ -26,6 +26,7 @@ SAID: list[dict[str, Any]] = [
     "text",
     [
         json.dumps(SAID),
+        "\ufeff" + json.dumps([{**SAID[0], "role": "developer"}, *SAID[1:]]),
         json.dumps({"model": "gpt-4o", "temperature": 1, "messages": SAID}, indent=2),
         "\n".join(map(json.dumps, SAID)) + "\n\n",
         json.dumps({"messages": SAID}) + "\n",
@@ -43,7 +44,8 @@ def test_messages_of_the_openai_api_are_loaded_in_every_form(text: str, tmp_path
     talk.load(tmp_path / "talk.json")
     assert talk.system == "Be brief." and talk.params.top_k == 3
     assert [(m["role"], m["content"]) for m in talk.messages] == [("user", "Hello"), ("assistant", ""), ("tool", "42")]
-    assert talk.messages[1]["tool_calls"] == [{"id": "1"}] and talk.messages[2]["tool_call_id"] == "1"
+    assert talk.messages[1]["tool_calls"] == [{"id": "1", "function": {"name": "f", "arguments": {}}}]
+    assert talk.messages[2]["tool_call_id"] == "1"
 
 
 def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
@@ -55,18 +57,20 @@ def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('[{"content": "hi"}]', "message 1 is no map with a"),
-        ('[{"role": "user", "content": "hi"}, "hello"]', "message 2 is no map with a"),
-        ('[{"role": "user", "content": 7}]', "message 1 has no text: its content is 7"),
-        ('[{"role": "user"}]', "message 1 has no text"),
+        ('[{"content": "hi"}]', "talk.json: message 1: `role` is None, but must be a text"),
+        ('[{"role": "user", "content": "hi"}, "hello"]', "message 2: it is 'hello', but must be an object with `role`"),
+        ('[{"role": "user", "content": 7}]', "message 1: `content` is 7, but must be a text"),
+        ('[{"role": "user"}]', "message 1: `content` is None"),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "message 1: a message's `content` has a part of"),
+        ('[{"role": "user", "content": "hi", "at": 5}]', "message 1: unknown field of a message: 'at'"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, "has 2 conversations: keep one of them in a file"),
         ('{"role": "user"', "is not a saved conversation: it is no JSON, or torn"),
         ("{}", "is not a saved conversation: no JSON object with"),
         ("[]", "is not a saved conversation: no JSON object with"),
         ("", "is not a saved conversation: it is empty"),
+        ('[{"messages": []}]', "is not a saved conversation"),
         ('[{"messages": 5}]', "is not a saved conversation: it is no JSON|no JSON object with"),
-        ("1\n2\n", "message 1 is no map"),
+        ("1\n2\n", "message 1: it is 1, but must be an object"),
     ],
 )
 def test_what_cannot_be_read_is_refused_and_changes_nothing(text: str, says: str, tmp_path: Path) -> None:

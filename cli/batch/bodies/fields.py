@@ -6,15 +6,14 @@ to another question.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import check_fields
 from cortexmlx.request import SamplingParams
-
-_MOST_NAMED = 10
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
 """The parameters that a line may set, under their own names."""
@@ -127,18 +126,8 @@ def given(body: Mapping[str, Any], style: Style) -> dict[str, Any]:
         _check_metadata(said["metadata"])
     for name in NO_EFFECT:
         said.pop(name, None)
-    unknown(said, served, f"a {style.value} body" if style is not Style.SIMPLE else "a request")
+    check_fields(said, served, f"a {style.value} body" if style is not Style.SIMPLE else "a request")
     return said
-
-
-def unknown(names: Collection[str], known: Collection[str], what: str) -> None:
-    """Raise InvalidRequest if there are fields that `what` does not have, with the names that they may stand for."""
-    strange = [name for name in names if name not in known]
-    if strange:
-        shown = ", ".join(repr(name) + _meant(name, known) for name in strange[:_MOST_NAMED])
-        if len(strange) > _MOST_NAMED:
-            shown += f" and {len(strange) - _MOST_NAMED} more"
-        raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}")
 
 
 def _refuse(name: str, value: Any) -> None:
@@ -151,10 +140,3 @@ def _check_metadata(metadata: Any) -> None:
     """A response repeats its metadata, so they must be what the type of a response can hold."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise InvalidRequest(f"metadata is {metadata!r:.80}, but must be an object whose values are texts")
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.fields import ALIASES, SAMPLING, unknown
+from cortexmlx.cli.batch.bodies.fields import ALIASES, SAMPLING
 from cortexmlx.cli.batch.bodies.request import Asked, Style
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars, body_vars
+from cortexmlx.messages import TemplateVars, body_vars, check_fields
 from cortexmlx.request import SamplingParams
 
 LOGPROBS = "message.output_text.logprobs"
@@ -51,7 +51,7 @@ def variables_of(said: Mapping[str, Any], prompts: Sequence[Asked], *, raw: bool
     reasoning = said.get("reasoning", {})
     if not isinstance(reasoning, Mapping):
         raise InvalidRequest(f"reasoning is {reasoning!r}, but must be an object")
-    unknown([name for name in reasoning if reasoning[name] is not None], ("effort",), "`reasoning`")
+    check_fields([name for name in reasoning if reasoning[name] is not None], ("effort",), "`reasoning`")
     variables = body_vars({"reasoning_effort": reasoning.get("effort"), **said})
     templated = all(not raw if isinstance(asked, str) else isinstance(asked[0], dict) for asked in prompts)
     if variables and not templated:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.prompts import messages_of, prompts_of
+from cortexmlx.cli.batch.bodies.prompts import prompts_of
 from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
-CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 
 
 @pytest.mark.parametrize(
@@ -26,19 +25,6 @@ CALL = {"id": "1", "type": "function", "function": {"name": "weather", "argument
 )
 def test_a_completions_prompt_may_be_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
     assert prompts_of({"prompt": prompt}, Style.COMPLETIONS) == prompts
-
-
-def test_calls_of_tools_come_without_content_and_with_their_arguments_as_an_object() -> None:
-    said = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}]
-    said.append({"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sun"}]})
-    _, called, told = messages_of(said)
-    function = {"name": "weather", "arguments": {"city": "Rome"}}
-    assert called == {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": function}]}
-    assert told == {"role": "tool", "tool_call_id": "1", "content": "sun"}
-
-
-def test_what_developers_say_is_what_the_system_says() -> None:
-    assert messages_of([{"role": "developer", "content": "Be brief."}])[0]["role"] == "system"
 
 
 @pytest.mark.parametrize("input_", ["hi", [USER], [{"type": "message", **USER, "id": "m", "status": "completed"}]])
@@ -57,18 +43,12 @@ def test_the_input_of_a_response_is_a_text_or_messages(input_: Any) -> None:
         ({"prompt": ["a"] * 2049}, Style.COMPLETIONS, "a list of 2049, but must have 2048 at most"),
         ({"prompt": ["a", "b"]}, Style.SIMPLE, "must be one text or a list of token ids, not list"),
         ({"prompt": "a", "messages": [USER]}, Style.SIMPLE, "there are both `prompt` and `messages`"),
-        ({"messages": [{**USER, "audio": {"id": "a"}}]}, Style.CHAT, "unknown field of a message: 'audio'"),
-        ({"messages": [{"role": "assistant", "refusal": "no"}]}, Style.CHAT, "`refusal` is not served"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, Style.CHAT, "one without a `function`"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            Style.CHAT,
-            "the `arguments` of the tool call 'f' are no JSON",
-        ),
+        ({"messages": [{**USER, "audio": {"id": "a"}}]}, Style.CHAT, "message 1: unknown field of a message: 'audio'"),
         ({}, Style.RESPONSES, "`input` must be a text or a list of messages"),
         ({"input": ""}, Style.RESPONSES, "the prompt is empty"),
         ({"input": [{"type": "function_call_output"}]}, Style.RESPONSES, "type 'function_call_output' is not served"),
         ({"input": "a", "instructions": [USER]}, Style.RESPONSES, "`instructions` must be a text, not list"),
+        ({"input": [USER, {"role": "user"}], "instructions": "a"}, Style.RESPONSES, "message 2: `content` is None"),
     ],
 )
 def test_what_is_no_prompt_is_refused(said: dict[str, Any], style: Style, says: str) -> None:
