@@ -12,16 +12,15 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
+from cortexmlx.cli.figures import figures, summary
+from cortexmlx.cli.prompts import as_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.limits import ending
 from cortexmlx.cli.terminal.logprobs import listed, table
 from cortexmlx.cli.terminal.reading import Reading
-from cortexmlx.cli.terminal.text import clean, gather_prompt, to_json
+from cortexmlx.cli.terminal.text import gather_prompt, to_json
 from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
-from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
-from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -101,26 +100,6 @@ def generate(
         raise KeyboardInterrupt
 
 
-def as_prompt(
-    engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
-) -> str | list[Message] | ChatPrompt:
-    """What to submit: messages for a model with a chat template, else the plain text."""
-    if raw or not engine.info.chat_template:
-        if variables:
-            raise InvalidRequest(
-                f"{engine.info.name} has no chat template, so there is nothing to set: {', '.join(variables)}"
-            )
-        if system is not None:
-            raise InvalidRequest(
-                f"{engine.info.name} has no chat template, so --system has no place: put it into the prompt"
-            )
-        return text
-    messages: list[Message] = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
-    return ChatPrompt(messages, variables) if variables else messages
-
-
 def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
     """Print the first answer piece by piece, the others behind it; Ctrl-C ends them where they are."""
     thoughts = ThoughtsPrinter(hidden=hide_thinking)
@@ -194,38 +173,3 @@ def show_logprobs(engine: Engine, completion: Completion) -> None:
 
 def _texts(engine: Engine) -> Callable[[int], str]:
     return lambda token: engine.decode([token], special_tokens=True)
-
-
-def figures(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
-    """What `--verbose` prints, a line each."""
-    usage, timings = completion.usage, completion.timings
-    said = sum(answer.usage.completion_tokens for answer in (completion, *completion.others))
-    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
-    lines = {
-        "load": f"{load_seconds:.2f} s",
-        "prompt": f"{usage.prompt_tokens:,} tokens{cached}, {timings.prefill_tokens_per_second:.1f} tok/s",
-        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tok/s, {ended or 'ended by itself'}",
-        "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
-        "total": f"{timings.total:.2f} s",
-        "peak memory": format_bytes(peak_memory),
-    }
-    return [f"{name + ':':<13}{value}" for name, value in lines.items()]
-
-
-def summary(completion: Completion, ended: str) -> str:
-    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and why it `ended`
-    where the model would have gone on.
-    """
-    usage, timings = completion.usage, completion.timings
-    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
-    parts = [
-        f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}",
-        f"{timings.decode_tokens_per_second:.1f} tok/s",
-        f"TTFT {timings.ttft * 1000:.0f} ms",
-        f"prompt {usage.prompt_tokens:,} tok{cached}",
-    ]
-    if usage.dropped_tokens:
-        parts.append(f"{usage.dropped_tokens:,} tok dropped")
-    if ended:
-        parts.append(ended)
-    return " · ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli.batch.bodies.request import Asked, BatchRequest
-from cortexmlx.cli.generate import as_prompt
+from cortexmlx.cli.prompts import as_prompt
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt

@@ -14,7 +14,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chat.variables import checked
+from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.interrupts import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt

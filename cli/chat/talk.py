@@ -15,7 +15,7 @@ from cortexmlx.cli.chat.slash.files import tell
 from cortexmlx.cli.chat.slash.several import SideBySide, choose
 from cortexmlx.cli.chat.typed.attached import mentioned, with_files
 from cortexmlx.cli.chat.typed.reading import read
-from cortexmlx.cli.generate import summary
+from cortexmlx.cli.figures import summary
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.limits import ending
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong

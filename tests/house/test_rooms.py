@@ -111,6 +111,18 @@ def test_no_two_modules_import_each_other_in_a_circle() -> None:
         visit(module, ())
 
 
+def test_commands_do_not_import_each_other() -> None:
+    """What two of them need stands beside them in `cli/`; only the list of all commands knows them."""
+    commands = {"batch", "bench", "cache", "chat", "doctor", "eval", "generate", "models", "plan"}
+    named = {module: module.split(".")[2] for module in MODULES if module.startswith("cortexmlx.cli.")}
+    assert commands < set(named.values())
+    crossing = []
+    for module, mine in named.items():
+        theirs = {named[i] for _, i in imports(module) if i in named}
+        crossing += [f"{module} imports {other}" for other in theirs & commands - {mine} if mine != "app"]
+    assert not crossing
+
+
 def test_no_file_is_long() -> None:
     files = [p for name in (*FOLDERS, "tests") for p in (ROOT / name).rglob("*") if p.suffix in CODE]
     assert len(files) > 200

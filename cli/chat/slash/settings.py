@@ -13,8 +13,8 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.typed.reading import unquoted
-from cortexmlx.cli.chat.variables import checked
 from cortexmlx.cli.options import json_or_text
+from cortexmlx.cli.prompts import checked
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.messages import THINKING

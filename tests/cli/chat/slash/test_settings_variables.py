@@ -8,10 +8,8 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from support.chat_commands import run_command
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
 
 
 def test_set_think_and_any_variable_of_the_template(session: ChatSession) -> None:
@@ -34,12 +32,3 @@ def test_what_the_template_does_not_read_is_no_setting(session: ChatSession) -> 
     with pytest.raises(InvalidRequest, match="no setting 'colour'"):
         run_command("/set colour red", session, Console(file=io.StringIO()))
     assert session.conversation.template_vars == {}
-
-
-@pytest.mark.parametrize(("option", "code"), [("enable_thinking=false", 0), ("colour=red", 1)])
-def test_a_chat_refuses_it_before_the_first_turn(
-    fakes: Fakes, capsys: pytest.CaptureFixture[str], option: str, code: int
-) -> None:
-    assert run(["chat", "fake", "-p", "hi", "--template-var", option, "--no-save"]) == code
-    assert ("does not read colour" in capsys.readouterr().err) is bool(code)
-    assert len(fakes.engine.seen) == 1 - code

@@ -1,0 +1,44 @@
+"""The figures below an answer: a line, or all of them."""
+
+from __future__ import annotations
+
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.request import Completion
+
+
+def summary(completion: Completion, ended: str) -> str:
+    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and why it `ended`
+    where the model would have gone on.
+    """
+    usage, timings = completion.usage, completion.timings
+    parts = [
+        f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}",
+        f"{timings.decode_tokens_per_second:.1f} tok/s",
+        f"TTFT {timings.ttft * 1000:.0f} ms",
+        f"prompt {usage.prompt_tokens:,} tok{_cached(completion)}",
+    ]
+    if usage.dropped_tokens:
+        parts.append(f"{usage.dropped_tokens:,} tok dropped")
+    if ended:
+        parts.append(ended)
+    return " · ".join(parts)
+
+
+def figures(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
+    """What `--verbose` prints, a line each."""
+    usage, timings = completion.usage, completion.timings
+    said = sum(answer.usage.completion_tokens for answer in (completion, *completion.others))
+    lines = {
+        "load": f"{load_seconds:.2f} s",
+        "prompt": f"{usage.prompt_tokens:,} tokens{_cached(completion)}, {timings.prefill_tokens_per_second:.1f} tok/s",
+        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tok/s, {ended or 'ended by itself'}",
+        "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
+        "total": f"{timings.total:.2f} s",
+        "peak memory": format_bytes(peak_memory),
+    }
+    return [f"{name + ':':<13}{value}" for name, value in lines.items()]
+
+
+def _cached(completion: Completion) -> str:
+    cached = completion.usage.cached_tokens
+    return f" ({cached:,} cached)" if cached else ""

@@ -1,0 +1,42 @@
+"""A prompt as commands submit it: through the model's chat template, with what the command line sets there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli.terminal.text import clean
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
+from cortexmlx.request import Message
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+
+
+def as_prompt(
+    engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
+) -> str | list[Message] | ChatPrompt:
+    """What to submit: messages for a model with a chat template, else the plain text."""
+    if raw or not engine.info.chat_template:
+        if variables:
+            raise InvalidRequest(
+                f"{engine.info.name} has no chat template, so there is nothing to set: {', '.join(variables)}"
+            )
+        if system is not None:
+            raise InvalidRequest(
+                f"{engine.info.name} has no chat template, so --system has no place: put it into the prompt"
+            )
+        return text
+    messages: list[Message] = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
+    return ChatPrompt(messages, variables) if variables else messages
+
+
+def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
+    """The same variables. Raises InvalidRequest if the model's template does not read one, or fails with it: before a
+    turn or a request depends on them.
+    """
+    if variables:
+        engine.encode(as_prompt(engine, "?", None, raw=False, variables=variables))
+    return variables

@@ -1,0 +1,56 @@
+"""A prompt as commands submit it, and what the command line sets of a chat template."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.prompts import as_prompt, checked
+from cortexmlx.cli.start import run
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import ChatPrompt
+from cortexmlx.serving.config import EngineConfig
+from support.cli_fakes import FakeEngine, Fakes, fake_engines  # noqa: F401  (a fixture)
+
+USER = {"role": "user", "content": "hi"}
+
+
+def engine(**info: Any) -> Any:
+    made = FakeEngine(EngineConfig("fake"))
+    made.info = replace(made.info, **info)
+    return made
+
+
+def test_a_text_goes_through_the_template_unless_it_is_raw_or_there_is_none() -> None:
+    assert as_prompt(engine(), "hi", None, raw=False) == [USER]
+    assert as_prompt(engine(), "hi", "Be brief.", raw=False) == [{"role": "system", "content": "Be brief."}, USER]
+    assert as_prompt(engine(), "hi", None, raw=False, variables={"a": 1}) == ChatPrompt([USER], {"a": 1})
+    assert as_prompt(engine(), "hi", None, raw=True) == "hi"
+    assert as_prompt(engine(chat_template=False), "hi", None, raw=False) == "hi"
+
+
+def test_what_has_no_place_without_a_template_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="fake has no chat template, so there is nothing to set: a"):
+        as_prompt(engine(chat_template=False), "hi", None, raw=False, variables={"a": 1})
+    with pytest.raises(InvalidRequest, match="fake has no chat template, so --system has no place"):
+        as_prompt(engine(chat_template=False), "hi", "Be brief.", raw=False)
+
+
+def test_variables_are_looked_at_before_anything_depends_on_them() -> None:
+    assert checked(engine(), {"enable_thinking": False}) == {"enable_thinking": False}
+    with pytest.raises(InvalidRequest, match="does not read colour"):
+        checked(engine(), {"colour": "red"})
+    with pytest.raises(InvalidRequest, match="has no chat template, so there is nothing to set: colour"):
+        checked(engine(chat_template=False), {"colour": "red"})
+    assert checked(engine(chat_template=False), {}) == {}
+
+
+@pytest.mark.parametrize(("option", "code"), [("enable_thinking=false", 0), ("colour=red", 1)])
+def test_a_chat_refuses_it_before_the_first_turn(
+    fakes: Fakes, capsys: pytest.CaptureFixture[str], option: str, code: int
+) -> None:
+    assert run(["chat", "fake", "-p", "hi", "--template-var", option, "--no-save"]) == code
+    assert ("does not read colour" in capsys.readouterr().err) is bool(code)
+    assert len(fakes.engine.seen) == 1 - code
