@@ -67,9 +67,7 @@ def generate(
     """
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    variables = options.template_vars(template_var, think)
-    if raw and variables:
-        raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
+    variables = options.template_vars(template_var, think, raw=raw)
     if model_option is not None and model is not None and model != model_option and not prompt:
         words, model = [model, *(words or ())], None
     params = options.checked(replace(params, n=answers, logprobs=logprobs))

@@ -252,14 +252,18 @@ def model_name(argument: str | None, option: str | None) -> str:
     return argument or option or STARTER
 
 
-def template_vars(given: list[str] | None, think: bool | None) -> dict[str, object]:
-    """The variables that --template-var and --think ask for. Raises typer.BadParameter (wrong usage) if one is none."""
+def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
+    """The variables that --template-var and --think ask for. Raises typer.BadParameter (wrong usage) if one is none, or
+    if prompts are `raw`.
+    """
     variables: dict[str, object] = {} if think is None else {THINKING: think}
     for each in given or ():
         name, equals, value = each.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
         variables[name] = json_or_text(value)
+    if raw and variables:
+        raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
     return variables
 
 

@@ -19,6 +19,7 @@ from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.batch.source import STDIN, Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.request import SamplingParams
@@ -53,6 +54,8 @@ def batch(
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
     system: options.System = None,
+    template_var: options.TemplateVar = None,
+    think: options.Think = None,
     *,
     params: SamplingParams,
     raw: Annotated[
@@ -73,19 +76,26 @@ def batch(
     model = options.model_name(before[0] if before else None, model_option)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    variables = options.template_vars(template_var, think, raw=raw)
     output = None if output == Path(STDIN) else output  # its other end
     mode = mode_of(output, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
-    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors)
+    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors, variables or None)
     with opened(source, input_format) as lines, BatchFiles(output, errors, mode, source) as files:
         known = ids_of(source, input_format)
         ids = known or Ids()
         reader = BatchReader(
-            lines, params, jsonl=is_jsonl(source, input_format), raw=raw, ids=ids if known is None else None
+            lines,
+            params,
+            jsonl=is_jsonl(source, input_format),
+            raw=raw,
+            template_vars=variables,
+            ids=ids if known is None else None,
         )
         files.check(identity)
         with engines.open_engine(replace(config, model=model)) as engine:
             engines.tell(engine)
+            checked(engine, variables)
             writer = files.open(replace(identity, weights=engine.info.identity))
             files.remember(ids.digests)
             run = BatchRun(

@@ -18,7 +18,7 @@ from cortexmlx.cli.batch.bodies.params import echo_of, params_of, variables_of
 from cortexmlx.cli.batch.bodies.prompts import checked, prompts_of
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Identity, Style, key_of
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import check_fields
+from cortexmlx.messages import NO_VARIABLES, TemplateVars, check_fields
 from cortexmlx.request import SamplingParams
 
 ENDPOINTS = {style.value: style for style in (Style.CHAT, Style.COMPLETIONS, Style.RESPONSES)}
@@ -50,8 +50,9 @@ class Ids:
 class BatchReader:
     """Iterates over the requests of `lines` (bytes, as they are in the file; None, which is passed on, for none yet).
 
-    `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `ids`, if given, is told of
-    every line's id. `models` are the names of models in the bodies, which change nothing.
+    `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `defaults` and
+    `template_vars` are for what a line does not say itself. `ids`, if given, is told of every line's id. `models` are
+    the names of models in the bodies, which change nothing.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class BatchReader:
         *,
         jsonl: bool | None,
         raw: bool,
+        template_vars: TemplateVars = NO_VARIABLES,
         ids: Ids | None = None,
     ) -> None:
         self.models: set[str] = set()
@@ -68,6 +70,7 @@ class BatchReader:
         self._defaults = defaults
         self._jsonl = jsonl
         self._raw = raw
+        self._template_vars = template_vars
         self._ids = ids
 
     def __iter__(self) -> Iterator[BatchRequest | BadLine | None]:
@@ -83,8 +86,17 @@ class BatchReader:
             yield item
 
     def _parse_text(self, number: int, line: bytes) -> BatchRequest | BadLine:
+        variables = NO_VARIABLES if self._raw else self._template_vars
         try:
-            return BatchRequest(number, number, Style.SIMPLE, (checked(_utf8(line)),), self._defaults, self._raw)
+            return BatchRequest(
+                number,
+                number,
+                Style.SIMPLE,
+                (checked(_utf8(line)),),
+                self._defaults,
+                self._raw,
+                template_vars=variables,
+            )
         except InvalidRequest as error:
             return BadLine(number, number, Style.SIMPLE, str(error))
 
@@ -113,7 +125,7 @@ class BatchReader:
         if isinstance(body.get("model"), str):
             self.models.add(body["model"])
         prompts = prompts_of(said, style)
-        variables = variables_of(said, prompts, raw=raw)
+        variables = variables_of(said, prompts, self._template_vars, raw=raw)
         return BatchRequest(number, identity, style, prompts, params, raw, echo, body, variables)
 
 

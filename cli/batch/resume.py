@@ -19,6 +19,7 @@ from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, key_of
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.messages import TemplateVars
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.keep import KeepPolicy
 
@@ -39,6 +40,7 @@ class RunIdentity:
     kv_group_size: int | None = None
     keep: KeepPolicy | None = None
     errors: Path | None = None
+    template_vars: TemplateVars | None = None
     weights: str | None = None
 
     def as_json(self) -> dict[str, Any]:

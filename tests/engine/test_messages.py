@@ -29,6 +29,22 @@ def test_a_body_asks_for_variables_as_vllms_or_openais(body: dict[str, Any], wan
     assert body_vars(body) == wanted
 
 
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({}, {"enable_thinking": True, "a": 1}),
+        ({"chat_template_kwargs": {"a": None}}, {"enable_thinking": True, "a": 1}),
+        ({"chat_template_kwargs": {"a": 2}}, {"enable_thinking": True, "a": 2}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False, "a": 1}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "a": 1, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"a": 1, "reasoning_effort": "none"}),
+    ],
+)
+def test_what_a_body_says_goes_over_what_is_usual(body: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """No effort is a switch, too, which a usual one must not turn back."""
+    assert body_vars(body, {"enable_thinking": True, "a": 1}) == wanted
+
+
 def test_variables_are_a_map_from_names() -> None:
     given = {"a": 1}
     copied = checked_vars(given)

@@ -9,7 +9,7 @@ from typing import Any
 from cortexmlx.cli.batch.bodies.fields import ALIASES, SAMPLING
 from cortexmlx.cli.batch.bodies.request import Asked, Style
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars, body_vars, check_fields
+from cortexmlx.messages import NO_VARIABLES, TemplateVars, body_vars, check_fields
 from cortexmlx.request import SamplingParams
 
 LOGPROBS = "message.output_text.logprobs"
@@ -46,17 +46,20 @@ def echo_of(said: Mapping[str, Any]) -> bool:
     return echo
 
 
-def variables_of(said: Mapping[str, Any], prompts: Sequence[Asked], *, raw: bool) -> TemplateVars:
-    """The chat template's variables. A response has the degree of thinking in `reasoning`."""
+def variables_of(said: Mapping[str, Any], prompts: Sequence[Asked], usual: TemplateVars, *, raw: bool) -> TemplateVars:
+    """The chat template's variables: the `usual` ones with those that the body sets. A response has the degree of
+    thinking in `reasoning`.
+    """
     reasoning = said.get("reasoning", {})
     if not isinstance(reasoning, Mapping):
         raise InvalidRequest(f"reasoning is {reasoning!r}, but must be an object")
     check_fields([name for name in reasoning if reasoning[name] is not None], ("effort",), "`reasoning`")
-    variables = body_vars({"reasoning_effort": reasoning.get("effort"), **said})
+    body = {"reasoning_effort": reasoning.get("effort"), **said}
+    own = body_vars(body)
     templated = all(not raw if isinstance(asked, str) else isinstance(asked[0], dict) for asked in prompts)
-    if variables and not templated:
-        raise InvalidRequest(f"{', '.join(variables)}: set for a chat template, which this prompt does not go through")
-    return variables
+    if own and not templated:
+        raise InvalidRequest(f"{', '.join(own)}: set for a chat template, which this prompt does not go through")
+    return body_vars(body, usual) if templated else NO_VARIABLES
 
 
 def _alternatives(said: Mapping[str, Any], style: Style, defaults: SamplingParams) -> Any:

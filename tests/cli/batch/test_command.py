@@ -135,6 +135,39 @@ def test_plain_lines_from_stdin_to_stdout_through_the_template(
     assert fakes.engine.seen[1][0] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
 
 
+@pytest.mark.parametrize(
+    ("option", "variables"),
+    [
+        ("--no-think", {"enable_thinking": False}),
+        ("--template-var=reasoning_effort=low", {"reasoning_effort": "low"}),
+    ],
+)
+def test_the_chat_templates_variables_are_set_for_all_that_do_not_say_themselves(
+    option: str, variables: dict[str, Any], fakes: Fakes, source: Path, out: Path
+) -> None:
+    source.write_text('{"prompt": "a"}\n{"prompt": "b", "chat_template_kwargs": {"enable_thinking": true}}\n')
+    assert run(["batch", "fake", str(source), "-o", str(out), option]) == 0
+    own = {**variables, "enable_thinking": True}
+    assert [prompt.template_vars for prompt, _ in fakes.engine.seen] == [variables, own]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--template-var", "colour=red"], 1, "does not read colour, so that would change nothing"),
+        (["--no-think", "--raw"], 2, "--raw leaves out"),
+        (["--template-var", "x"], 2, "'x' is not NAME=VALUE"),
+    ],
+)
+def test_variables_that_change_nothing_end_the_run_before_a_record_is_written(
+    options: list[str], code: int, says: str, fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert run(["batch", "fake", str(source), "-o", str(out), *options]) == code
+    err = " ".join(capsys.readouterr().err.split())
+    assert says in err and not out.exists() and err.lower().count("error") == 1
+
+
 def test_a_huge_input_is_read_only_as_fast_as_it_is_answered(fakes: Fakes, out: Path, source: Path) -> None:
     source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(300)))
     assert run(["batch", "fake", str(source), "-o", str(out), "--max-rows", "3"]) == 0

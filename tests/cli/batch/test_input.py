@@ -254,6 +254,22 @@ def test_the_chat_templates_variables_are_vllms_and_openais() -> None:
         assert isinstance(request, BatchRequest) and request.template_vars == wanted
 
 
+def test_the_command_lines_variables_are_for_requests_that_go_through_the_template_and_do_not_say_themselves() -> None:
+    def variables(line: Any, raw: bool = False) -> Any:
+        encoded = line if isinstance(line, bytes) else json.dumps(line).encode()
+        usual = {"enable_thinking": False, "a": 1}
+        [request] = BatchReader([encoded], DEFAULTS, jsonl=None, raw=raw, template_vars=usual)
+        assert isinstance(request, BatchRequest)
+        return request.template_vars
+
+    usual = {"enable_thinking": False, "a": 1}
+    assert variables(b"plain") == variables({"prompt": "hi"}) == variables({"messages": HI}) == usual
+    assert variables({"url": "/v1/responses", "body": {"input": "hi"}}) == usual
+    assert variables({"messages": HI, "chat_template_kwargs": {"a": 2}}) == {**usual, "a": 2}
+    assert variables({"prompt": [1]}) == variables({"prompt": "hi"}, raw=True) == variables(b"plain", raw=True) == {}
+    assert variables({"url": "/v1/completions", "body": {"prompt": "hi"}}) == {}
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -182,6 +182,7 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
         (["--adapter", "tuned"], "adapter"),
         (["--kv-bits", "4"], "kv_bits"),
         (["--errors", "errors"], "errors"),
+        (["--no-think"], "template_vars"),
     ],
 )
 def test_another_kind_of_run_is_refused_with_what_differs(
