@@ -27,11 +27,15 @@ def summary(completion: Completion, ended: str) -> str:
 def figures(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
     """What `--verbose` prints, a line each."""
     usage, timings = completion.usage, completion.timings
-    said = sum(answer.usage.completion_tokens for answer in (completion, *completion.others))
+    answers = (completion, *completion.others)
+    said = sum(answer.usage.completion_tokens for answer in answers)
+    thought = sum(answer.usage.thinking_tokens for answer in answers)
+    thoughts = f" ({thought:,} of thoughts)" if thought else ""
+    rate = timings.decode_tokens_per_second
     lines = {
         "load": f"{load_seconds:.2f} s",
         "prompt": f"{usage.prompt_tokens:,} tokens{_cached(completion)}, {timings.prefill_tokens_per_second:.1f} tok/s",
-        "generation": f"{said:,} tokens, {timings.decode_tokens_per_second:.1f} tok/s, {ended or 'ended by itself'}",
+        "generation": f"{said:,} tokens{thoughts}, {rate:.1f} tok/s, {ended or 'ended by itself'}",
         "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
         "total": f"{timings.total:.2f} s",
         "peak memory": format_bytes(peak_memory),

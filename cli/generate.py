@@ -84,7 +84,7 @@ def generate(
         handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
         completion = collect(handle) if as_json else stream(handle, hide_thinking)
         if as_json:
-            print(to_json(record(engine, completion)))
+            print(to_json(record(engine, completion, hide_thinking)))
         elif logprobs is not None:
             show_logprobs(engine, completion)
         ended = ending(completion, params, engine)
@@ -141,16 +141,16 @@ def collect(handle: RequestHandle) -> Completion:
         return handle.result()
 
 
-def record(engine: Engine, completion: Completion) -> dict[str, object]:
+def record(engine: Engine, completion: Completion, hide_thinking: bool = False) -> dict[str, object]:
     """The completion for `--json`."""
-    others = [_answer(engine, other) for other in completion.others]
-    return {"model": engine.info.name, **_answer(engine, completion), **({"others": others} if others else {})}
+    first, *others = [_answer(engine, each, hide_thinking) for each in (completion, *completion.others)]
+    return {"model": engine.info.name, **first, **({"others": others} if others else {})}
 
 
-def _answer(engine: Engine, completion: Completion) -> dict[str, object]:
+def _answer(engine: Engine, completion: Completion, hide_thinking: bool) -> dict[str, object]:
     told: dict[str, object] = {
         "text": completion.text,
-        "reasoning_content": completion.thinking or None,
+        "reasoning_content": None if hide_thinking else completion.thinking or None,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason.value,
         "usage": {**asdict(completion.usage), "total_tokens": completion.usage.total_tokens},

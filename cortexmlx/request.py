@@ -261,12 +261,14 @@ class QueuedRequest:
 class Usage:
     """Token counts. `cached_tokens` of the prompt came from the prefix cache and were not computed again.
     `dropped_tokens` of prompt and answer the model did not see any more in the end (`keep_first`, `keep_last`).
+    `thinking_tokens` of the completion wrote its thoughts, or a part of them; tags are not counted.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     dropped_tokens: int = 0
+    thinking_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -196,6 +196,7 @@ class Answer:
                 0 if params.only_scores else self.job.generated,
                 self.job.cached,
                 len(self.job.dropped),
+                self._text.thinking_tokens,
             ),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),

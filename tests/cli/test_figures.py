@@ -27,3 +27,6 @@ def test_all_figures_count_the_tokens_of_all_answers() -> None:
     said = figures(replace(ANSWER, others=(ANSWER, ANSWER)), "", 1.5, 3 << 30)
     assert said[0] == "load:        1.50 s" and said[-1] == "peak memory: 3 GiB"
     assert said[2] == "generation:  3 tokens, 41.2 tok/s, ended by itself"
+    thought = replace(ANSWER, usage=Usage(5, 900, thinking_tokens=700))
+    said = figures(replace(thought, others=(thought,)), "stopped", 1.5, 3 << 30)
+    assert said[2] == "generation:  1,800 tokens (1,400 of thoughts), 41.2 tok/s, stopped"

@@ -44,6 +44,7 @@ def test_json_is_one_object_with_the_promised_keys(fakes: Fakes, capsys: pytest.
             "completion_tokens": 3,
             "cached_tokens": 2,
             "dropped_tokens": 0,
+            "thinking_tokens": 0,
             "total_tokens": 8,
         },
         "timings": {
@@ -141,7 +142,8 @@ def test_thoughts_go_to_stderr_and_can_be_hidden(
     assert capsys.readouterr() == ("It is.\n", err)
     assert run(["generate", "fake", THOUGHT, "--json", *options]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert (record["text"], record["reasoning_content"]) == ("It is.", "let me see")
+    assert (record["text"], record["reasoning_content"]) == ("It is.", None if options else "let me see")
+    assert record["usage"]["thinking_tokens"] == 3, "the words of the fake: <think>let, me, see</think>It"
 
 
 def test_a_raw_prompt_is_answered_with_all_that_was_written(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import ChatPrompt, Engine, FinishReason, SamplingParams
+from cortexmlx import ChatPrompt, Completion, Engine, FinishReason, SamplingParams
 from support.thinking import SWITCHED, dictated, write_thinking
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -114,6 +114,52 @@ def test_a_cancelled_answer_has_the_thoughts_so_far(engine: Engine, says: Any) -
     done = handle.result()
     assert done.thinking and done.raw_text.startswith("<think>\n")
     assert done == done.__class__(**{**vars(done), "raw_text": done.raw_text})
+
+
+def counted(engine: Engine, done: Completion) -> int:
+    """Tokens that have a byte of the thoughts, found by what each stands for by itself."""
+    pieces = [engine.token_bytes(token) for token in done.token_ids]
+    begin = b"".join(pieces).index(done.thinking.encode())
+    end, place, count = begin + len(done.thinking.encode()), 0, 0
+    for piece in pieces:
+        count += place < end and begin < place + len(piece)
+        place += len(piece)
+    return count if done.thinking else 0
+
+
+def test_the_tokens_of_thoughts_are_counted(engine: Engine, says: Any) -> None:
+    for text in (SAYS, "<think>\n\n</think>\n\nYes.", "Yes.", "<think>\n日本 \U0001f600.\n</think>\n日本"):
+        done = engine.generate(MESSAGES, says(text))
+        assert done.raw_text == text and done.usage.thinking_tokens == counted(engine, done)
+        assert bool(done.usage.thinking_tokens) is bool(done.thinking)
+    for params in ({"stop": ["Stop."]}, {"stop": ["</think>"]}, {"n": 2}):
+        done = engine.generate(MESSAGES, says(SAYS, **params))
+        for each in (done, *done.others):
+            assert each.usage.thinking_tokens == counted(engine, each) > 3
+    for prompt in ("hi", ChatPrompt(MESSAGES, {"enable_thinking": False})):
+        assert engine.generate(prompt, says("so\n</think>\n\nYes.")).usage.thinking_tokens == 0
+
+
+def test_thoughts_that_were_cut_off_are_counted_as_far_as_they_came(engine: Engine, says: Any) -> None:
+    whole = engine.generate(MESSAGES, says(SAYS))
+    counts = []
+    for most in range(1, len(whole.token_ids)):
+        done = engine.generate(MESSAGES, says(SAYS, max_tokens=most))
+        assert done.usage.thinking_tokens == counted(engine, done)
+        counts.append(done.usage.thinking_tokens)
+    assert counts[0] == 0 and counts[-1] == whole.usage.thinking_tokens > 3
+    handle = engine.submit(MESSAGES, says(SAYS + "x" * 200))
+    for event in handle:
+        if event.thinking:
+            handle.cancel()
+    assert (cancelled := handle.result()).usage.thinking_tokens == counted(engine, cancelled) > 0
+
+
+def test_tokens_with_a_part_of_a_tag_are_the_thoughts_if_they_have_a_part_of_those(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", OPENED, tokens=()) as engine:
+        for text in ("so it is</think>Yes.", "so\n</think>\n\nYes.", "</think>Yes.", "<think>so</think>"):
+            done = engine.generate(MESSAGES, dictated(engine, text))
+            assert done.usage.thinking_tokens == counted(engine, done)
 
 
 def test_sampling_is_not_touched(engine: Engine) -> None:

@@ -236,11 +236,12 @@ class FakeEngine:
                 Path(os.environ["FAKE_BEGUN"]).touch()
             piece = told.push(word)  # type: ignore[arg-type]
             handle.push(TokenEvent(piece.text, token_id=number, thinking=piece.thinking))
-        usage = Usage(len(text.split()) + 3, len(said), cached_tokens=0 if isinstance(prompt, str) else 2)
         timings = Timings(
             queued=0.0, ttft=0.012, total=0.5, prefill_tokens_per_second=500.0, decode_tokens_per_second=40.0
         )
         rest = told.finish()
+        cached = 0 if isinstance(prompt, str) else 2
+        usage = Usage(len(text.split()) + 3, len(said), cached, thinking_tokens=told.thinking_tokens)
         tokens = tuple(map(ord, "".join(said)))
         parts = {"thinking": told.thinking, "raw_text": told.raw_text}
         done = Completion(told.text, tokens, reason, usage, timings, **parts)

@@ -52,6 +52,7 @@ class Recorder:
             "prompt_tokens": used.prompt_tokens,
             "completion_tokens": used.completion_tokens,
             "dropped_tokens": used.dropped_tokens,
+            "thinking_tokens": used.thinking_tokens,
             "total_tokens": used.total_tokens,
         }
         reason = answer.finish_reason.value
@@ -67,13 +68,17 @@ class Recorder:
         each = [(prompt, answer) for prompt, own in enumerate(answers) for answer in own]
         asked = sum(own[0].usage.prompt_tokens for own in answers)
         written = sum(answer.usage.completion_tokens for _, answer in each)
+        usage: Record = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
+        if request.style is Style.CHAT:
+            thought = sum(answer.usage.thinking_tokens for _, answer in each)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
         return {
             "id": f"cmpl-{request.line}",
             "object": "chat.completion" if request.style is Style.CHAT else "text_completion",
             "created": self._created,
             "model": self._model,
             "choices": [self._choice(request, index, *one) for index, one in enumerate(each)],
-            "usage": {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written},
+            "usage": usage,
         }
 
     def _choice(self, request: BatchRequest, index: int, prompt: int, answer: Completion) -> Record:

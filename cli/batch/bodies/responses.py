@@ -46,14 +46,13 @@ def response_body(request: BatchRequest, answer: Completion, model: str, created
             "input_tokens": answer.usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": answer.usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.usage.thinking_tokens},
             "total_tokens": answer.usage.total_tokens,
         },
     }
 
 
 def _thoughts(request: BatchRequest, answer: Completion, status: str) -> list[Record]:
-    """They have no count of tokens: a tag may end within one."""
     if not answer.thinking:
         return []
     content = [{"type": "reasoning_text", "text": answer.thinking}]

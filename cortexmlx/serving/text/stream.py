@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from cortexmlx.request import Thoughts
 from cortexmlx.serving.text.stops import StopStrings
-from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
+from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
 
 
 class Detokenizer(Protocol):
@@ -47,6 +47,7 @@ class TextStream:
         self._everywhere = StopStrings(tagged)
         self._in_answer = StopStrings([s for s in stop if s not in tagged])
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
+        self._thought_tokens = ThoughtTokens()
         self._text = _Text()
         self._thinking = _Text()
         self._before = _Text()
@@ -67,6 +68,11 @@ class TextStream:
         return self._thinking.joined()
 
     @property
+    def thinking_tokens(self) -> int:
+        """How many tokens wrote the thoughts: see `ThoughtTokens`."""
+        return self._thought_tokens.count
+
+    @property
     def raw_text(self) -> str:
         """Both, with the tags and blanks that part them."""
         return self._before.joined() + self.text
@@ -76,7 +82,10 @@ class TextStream:
         if self.stopped:
             return Piece()
         self._detokenizer.add_token(token)
-        return self._take(self._everywhere.feed(self._detokenizer.last_segment))
+        new = self._detokenizer.last_segment
+        if self._splitter is not None and not self._splitter.over:
+            self._thought_tokens.add_token(new)
+        return self._take(self._everywhere.feed(new))
 
     def finish(self) -> Piece:
         """There are no more tokens: returns the rest of the text, held back until now."""
@@ -101,6 +110,7 @@ class TextStream:
     def _parted(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
         """What the answer and the thoughts have of a new text."""
         parts = [*splitter.feed(new), *(splitter.rest() if final else ())]
+        self._thought_tokens.add_parts(parts)
         self._before.add("".join(part.text for part in parts if part.kind is not Kind.ANSWER))
         thinking = "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
         self._thinking.add(thinking)

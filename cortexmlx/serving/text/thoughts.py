@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from cortexmlx.request import Thoughts
 
@@ -133,6 +134,34 @@ class ThoughtSplitter:
             return Part(self._held[:blanks], Kind.MARKUP)
         self._place = then
         return None
+
+
+class ThoughtTokens:
+    """Counts the tokens that wrote an answer's thoughts: those whose text is in them, if only in part. One that adds no
+    text yet, such as half a character, is where the next text comes. Tags, and the blanks around them, are no thoughts.
+    """
+
+    def __init__(self) -> None:
+        self._ends = [0]
+        self._thought = (0, 0)
+        self._parted = 0
+
+    def add_token(self, new: str) -> None:
+        """The next token has added this text."""
+        self._ends.append(self._ends[-1] + len(new))
+
+    def add_parts(self, parts: Iterable[Part]) -> None:
+        """So the text goes on."""
+        for part in parts:
+            begin, self._parted = self._parted, self._parted + len(part.text)
+            if part.kind is Kind.THOUGHT:
+                self._thought = self._thought[0] if self._thought[1] else begin, self._parted
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        first, last = self._thought
+        return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._ends))
 
 
 def _without_blanks(text: str) -> str:

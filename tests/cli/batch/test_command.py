@@ -48,6 +48,7 @@ def test_simple_records_in_input_order_with_a_summary_on_stderr(
             "prompt_tokens": 4,
             "completion_tokens": 2,
             "dropped_tokens": 0,
+            "thinking_tokens": 0,
             "total_tokens": 6,
         },
     }
@@ -87,6 +88,7 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
                     "prompt_tokens": 4,
                     "completion_tokens": 3,
                     "total_tokens": 7,
+                    "completion_tokens_details": {"reasoning_tokens": 0},
                 },
             },
         },

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cortexmlx.request import Thoughts
-from cortexmlx.serving.text.thoughts import WIDEST, Kind, Part, ThoughtSplitter
+from cortexmlx.serving.text.thoughts import WIDEST, Kind, Part, ThoughtSplitter, ThoughtTokens
 
 PLAIN = Thoughts("<think>", "</think>")
 HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skipped="<|a|>final<|m|>")
@@ -63,6 +63,24 @@ def test_any_cutting_gives_the_parts_of_the_definition_and_loses_nothing(
     assert "".join(part.text for part in parts) == text
     assert parts == split(text, thoughts, list(range(len(text))))
     assert (only(Kind.THOUGHT, parts), only(Kind.ANSWER, parts)) == defined(text, thoughts)
+
+
+@given(TEXTS, KINDS, st.lists(st.integers(0, 200), max_size=12))
+@example("<think>\nab </think>c", PLAIN, [7, 8, 8, 9, 9, 10, 11, 15])
+@example("ab</think>c", replace(PLAIN, begun=True), [0, 0, 1, 2])
+@example("<think>ab", PLAIN, [3, 8, 9, 9])
+def test_a_token_is_the_thoughts_that_has_a_part_of_them_or_none_yet_where_they_go_on(
+    text: str, thoughts: Thoughts, cuts: list[int]
+) -> None:
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    splitter, tokens = ThoughtSplitter(thoughts), ThoughtTokens()
+    for a, b in itertools.pairwise(places):
+        tokens.add_token(text[a:b])
+        tokens.add_parts(splitter.feed(text[a:b]))
+    tokens.add_parts(splitter.rest())
+    kinds = [part.kind for part in split(text, thoughts) for _ in part.text]
+    touched = [kinds[a : max(b, a + 1)] for a, b in itertools.pairwise(places)]
+    assert tokens.count == sum(Kind.THOUGHT in each for each in touched)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def body_of(asked: BatchRequest, *answers: list[Completion]) -> dict[str, Any]:
 
 def test_the_prompt_of_several_answers_is_counted_once() -> None:
     body = body_of(request(Style.CHAT), [answer("a", 3), answer("b", 4)])
-    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    counted = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    assert body["usage"] == {**counted, "completion_tokens_details": {"reasoning_tokens": 0}}
     assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
     simple = RECORDER.answer(request(Style.SIMPLE), [[answer("a", 3), answer("b", 4)]])
     assert (simple["id"], simple["text"], [other["text"] for other in simple["others"]]) == ("q", "a", ["b"])
@@ -140,3 +141,12 @@ def test_thoughts_are_apart_from_the_answer() -> None:
     simple = RECORDER.answer(request(Style.SIMPLE), [[thought]])
     assert (simple["text"], simple["reasoning_content"]) == ("b", "a")
     assert "reasoning_content" not in RECORDER.answer(request(Style.SIMPLE), [[answer("b", 1)]])
+
+
+def test_the_tokens_of_thoughts_are_counted_in_all_answers() -> None:
+    answers = [replace(answer("b", 9), usage=Usage(5, 9, thinking_tokens=count)) for count in (4, 3)]
+    chat = ChatCompletion.model_validate(body_of(request(Style.CHAT), answers), strict=True)
+    assert chat.usage is not None and chat.usage.completion_tokens_details is not None
+    assert (chat.usage.completion_tokens, chat.usage.completion_tokens_details.reasoning_tokens) == (18, 7)
+    simple = RECORDER.answer(request(Style.SIMPLE), [answers])
+    assert [each["usage"]["thinking_tokens"] for each in (simple, *simple["others"])] == [4, 3]

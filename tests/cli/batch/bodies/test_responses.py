@@ -47,8 +47,11 @@ def test_a_response_is_one_message_of_text_with_its_tokens() -> None:
 
 
 def test_thoughts_are_an_item_of_their_own_before_the_message() -> None:
-    answer = Completion("b", (97,), FinishReason.STOP, Usage(5, 1), Timings(0, 0, 0, 0, 0), thinking="a")
+    usage = Usage(5, 3, thinking_tokens=2)
+    answer = Completion("b", (97,), FinishReason.STOP, usage, Timings(0, 0, 0, 0, 0), thinking="a")
     thoughts, message = response(answer).output
     assert thoughts.type == "reasoning" and message.type == "message"
     assert thoughts.content is not None and [part.text for part in thoughts.content] == ["a"]
     assert response(answer).output_text == "b"
+    counted = response(answer).usage
+    assert counted is not None and counted.output_tokens_details.reasoning_tokens == 2
