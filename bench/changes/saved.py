@@ -13,6 +13,7 @@ from cortexmlx.bench.report.formats import as_object
 from cortexmlx.bench.report.part import Series
 from cortexmlx.bench.report.report import Report
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.host.files import in_place_of
 
 FORMAT = "cortexmlx bench 1"
 
@@ -48,7 +49,9 @@ def save(report: Report, path: Path) -> None:
     """Write the report, with what `read` needs, as JSON."""
     kept = of_report(report)
     compared = {"model": kept.model, "yardstick": kept.yardstick, "series": [asdict(s) for s in kept.series]}
-    path.write_text(json.dumps({"format": FORMAT, **as_object(report), "compared": compared}, indent=1) + "\n")
+    text = json.dumps({"format": FORMAT, **as_object(report), "compared": compared}, indent=1) + "\n"
+    with in_place_of(path) as file:
+        file.write(text.encode())
 
 
 def read(path: Path) -> Saved:

@@ -18,8 +18,14 @@ from cortexmlx.cli.batch.bodies.records import key_of_record
 from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.host.files import in_place_of
 
 _REST = "what it holds stays, and with --resume the rest is asked"
+
+
+def written_anew(path: Path) -> Path:
+    """Where a file of records is written again before that takes its place."""
+    return path.with_name(path.name + ".new")
 
 
 class Sink(Protocol):
@@ -157,21 +163,13 @@ class RecordFile:
 
     def _replace(self, records: Sequence[tuple[str, int, int]]) -> None:
         """Write the file again with these of its records: at every moment the old or the new one is there."""
-        new = self.path.with_name(self.path.name + ".new")
         placed, place = [], 0
-        try:
-            with self.path.open("rb") as old, new.open("wb") as file:
-                for key, start, length in records:
-                    old.seek(start)
-                    file.write(old.read(length))
-                    placed.append((key, place, length))
-                    place += length
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
+        with self.path.open("rb") as old, in_place_of(self.path, beside=written_anew(self.path)) as file:
+            for key, start, length in records:
+                old.seek(start)
+                file.write(old.read(length))
+                placed.append((key, place, length))
+                place += length
         self._records = placed
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, key_of
+from cortexmlx.cli.batch.output import written_anew
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.request import SamplingParams
@@ -55,8 +56,8 @@ class RunIdentity:
 
 def beside(output: Path) -> tuple[Path, Path]:
     """OUT.run, and where OUT is written anew; of a link beside its target, as the records are."""
-    target = output.resolve()
-    return target.with_name(target.name + ".run"), target.with_name(target.name + ".new")
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + ".run"), written_anew(target)
 
 
 class RunFile:

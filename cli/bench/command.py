@@ -20,6 +20,7 @@ from cortexmlx.cli.bench.sections import Section, Suite, check_options, given, s
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.host.files import in_place_of
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 from cortexmlx.serving.config import EngineConfig
@@ -207,7 +208,8 @@ def _finish(
     if drawn and output is Output.md and console.is_terminal(sys.stdout):
         print(f"\n{drawn}")
     if plot is not None:
-        plot.write_text(svg.picture(report))
+        with in_place_of(plot) as file:
+            file.write(svg.picture(report).encode())
     if report.interrupted:
         if save is not None:
             console.note(f"interrupted: {save} was not written")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.host.files import in_place_of
 from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.request import Message, SamplingParams
 from cortexmlx.sessions.transcript import Transcript
@@ -160,27 +158,11 @@ def write_private(path: Path, data: bytes) -> None:
     ConversationFileError.
     """
     try:
-        _write(path.resolve(), data)
+        Path(os.path.realpath(path)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with in_place_of(path, private=True) as file:
+            file.write(data)
     except OSError as error:
         raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Beside its place first, and then in it in one go."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink()
-        raise
 
 
 def _are_messages(messages: object) -> bool:

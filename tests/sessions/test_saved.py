@@ -59,7 +59,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     def full(number: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConversationFileError, match=r"talk\.json cannot be written: No space left"):
         replace(TALK, system="other").write(path)
     assert Saved.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]

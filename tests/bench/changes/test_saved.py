@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def test_a_saved_run_comes_back(tmp_path: Path) -> None:
         saved.check_new(file)
     with pytest.raises(InvalidRequest, match="no folder"):
         saved.check_new(tmp_path / "none" / "a.json")
+
+
+def test_a_full_disk_leaves_no_half_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        saved.save(report(speed.part([ROW], MODEL, "CPU")), tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "cortexmlx bench 0"}', '{"format": "cortexmlx bench 1"}'])

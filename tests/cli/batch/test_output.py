@@ -98,6 +98,17 @@ def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
     assert link.is_symlink() and lines_of(link) == [{"id": 3}, {"id": 1}]
 
 
+def test_a_file_that_is_put_into_order_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    file = RecordFile(path)
+    path.chmod(0o640)
+    for identity in (2, 1):
+        file.append({"id": identity})
+    file.arrange({"1": 1, "2": 2})
+    file.close()
+    assert path.stat().st_mode & 0o777 == 0o640 and lines_of(path) == [{"id": 1}, {"id": 2}]
+
+
 def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
