@@ -30,8 +30,22 @@ def test_a_slowed_model_computes_the_same_with_more_work(monkeypatch: pytest.Mon
 
 
 def test_the_table_counts_who_was_called_slower() -> None:
-    runs = [Outcome(0, 0, {"pp": 0.01}, {}), Outcome(0, 0, {"pp": -0.01}, {}), Outcome(6, 3, {"pp": -0.1}, {})]
-    assert table(runs).splitlines()[2:] == ["| of none | 2 | 0 | +0.0 |", "| every 6th | 1 | 1 | -10.0 |"]
+    slowed = [Outcome(6, 3, {"pp": -0.1}, {}), Outcome(2, 3, {"pp": -0.25}, {})]
+    runs = [Outcome(0, 0, {"pp": 0.01}, {}), Outcome(0, 0, {"pp": -0.01}, {}), *slowed]
+    lines = ["| of none | 2 | 0 | +0.0 |", "| every 6th | 1 | 1 | -10.0 |", "| every 2nd | 1 | 1 | -25.0 |"]
+    assert table(runs).splitlines()[2:] == lines
+
+
+def test_every_kind_of_engine_takes_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is, and with the MLP of every 12th, 6th and 2nd layer twice; what the log has is not run again."""
+    ran, saved = list[int](), list[int]()
+    monkeypatch.setattr(noticed, "run", lambda model, every, arguments: saved.append(every))
+    monkeypatch.setattr(noticed, "compare", lambda model, file, every: ran.append(every) or Outcome(every, 0, {}, {}))
+    log = tmp_path / "log.jsonl"
+    for runs in ("1", "2"):
+        monkeypatch.setattr("sys.argv", ["noticed", "a model", "--runs", runs, "--log", str(log)])
+        noticed.main()
+    assert saved == [0, 0] and ran == [0, 12, 6, 2] * 2
 
 
 @pytest.mark.slow
