@@ -245,6 +245,11 @@ def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]
     return expanded
 
 
+def given(ctx: typer.Context) -> list[str]:
+    """The parameters that stand on the command line."""
+    return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+
+
 def model_name(argument: str | None, option: str | None) -> str:
     """The model that was asked for, as argument or option; the starter model if neither."""
     if argument is not None and option is not None and argument != option:

@@ -16,7 +16,7 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.bench import lists
 from cortexmlx.cli.bench.progress import shown
-from cortexmlx.cli.bench.sections import Section, Suite, check_options, given, sections
+from cortexmlx.cli.bench.sections import Section, Suite, check_options, sections
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
 from cortexmlx.errors import InvalidRequest
@@ -95,7 +95,7 @@ def bench(
     paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
     """
     chosen = sections(suite, against is not None)
-    check_options(given(ctx), chosen, suite, against is not None)
+    check_options(options.given(ctx), chosen, suite, against is not None)
     if request_rate <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--request-rate")
     sizes, prompts = lists.block_sizes(block_size), lists.numbers("--prompt", prompt, 0)

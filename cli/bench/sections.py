@@ -70,11 +70,6 @@ def sections(suite: Suite, against: bool) -> list[Section]:
     return [chosen]
 
 
-def given(ctx: typer.Context) -> list[str]:
-    """The parameters that stand on the command line."""
-    return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-
-
 def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
     """Raise typer.BadParameter for an option that says nothing to what runs."""
     for name in names:

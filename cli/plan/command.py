@@ -11,6 +11,7 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.plan.text import kv_lines, line, page
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from cortexmlx.cli.plan.run import Run
 
 
+_OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last")
+"""Parameters that say nothing to a shape alone."""
+
+
 def plan(
+    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -43,6 +49,12 @@ def plan(
             min=1,
             help="Tokens per sequence, and what a run of those takes; may be repeated.",
             show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="SIZE", help="On a Mac with so much, like 64GB, instead of here.", show_default=False
         ),
     ] = None,
     kv_memory: options.KVMemory = None,
@@ -72,7 +84,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All figures as one JSON object, in bytes.")] = False,
 ) -> None:
-    """Say what fits: weights, KV bytes per token, and the tokens that this machine's memory holds.
+    """Say what fits: weights, KV bytes per token, and the tokens that the memory of this or another machine holds.
 
     KV bytes per token = layers x KV heads x (key + value numbers) x bytes. Nothing is loaded or downloaded but the
     model's configuration. For example, without any model: --layers 36 --kv-heads 8 --head-dim 128
@@ -93,6 +105,10 @@ def plan(
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
+        for name in options.given(ctx):
+            if name in _OF_A_MACHINE:
+                hint = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("says nothing to a shape: leave it out", param_hint=hint)
         spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
         (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
         plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
@@ -104,7 +120,17 @@ def plan(
         replace(config, kv_memory=options.memory_size(kv_memory)),
         itemsize,
         as_json,
+        _sold(memory),
     )
+
+
+def _sold(memory: str | None) -> int | None:
+    from cortexmlx.cli.plan.machine import sold_memory
+
+    try:
+        return None if memory is None else sold_memory(memory)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from None
 
 
 def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
@@ -127,9 +153,13 @@ def plan_model(
     config: EngineConfig,
     itemsize: int | None,
     as_json: bool,
+    memory: int | None = None,
 ) -> None:
-    """The plan of a model on this machine, in an engine of such a configuration, and of runs of so long sequences."""
-    from cortexmlx.cli.plan.figures import make_plan, this_machine
+    """The plan of a model on this machine, or on a Mac with so many bytes of `memory`, in an engine of such a
+    configuration, and of runs of so long sequences.
+    """
+    from cortexmlx.cli.plan.figures import make_plan
+    from cortexmlx.cli.plan.machine import mac, this_machine
     from cortexmlx.cli.plan.run import plan_runs
     from cortexmlx.cli.plan.skeleton import build
     from cortexmlx.cli.plan.source import find
@@ -139,7 +169,8 @@ def plan_model(
     if adapter is not None:
         source = replace(source, adapter=read_adapter(adapter).added_bytes)
     skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
-    machine, load = this_machine(), Load(config.max_rows, config.prefill_budget, config.block_size)
+    machine = this_machine() if memory is None else mac(memory)
+    load = Load(config.max_rows, config.prefill_budget, config.block_size)
     figures = make_plan(
         source,
         skeleton,
@@ -150,8 +181,14 @@ def plan_model(
         itemsize=itemsize,
         lengths=lengths,
     )
-    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if itemsize is None else ()
-    print(json.dumps(json_figures(figures, runs)) if as_json else page(figures, runs))
+    replayed = itemsize is None and machine.on_cpu == this_machine().on_cpu
+    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
+    if as_json:
+        print(json.dumps(json_figures(figures, runs)))
+        return
+    print(page(figures, runs))
+    if lengths and machine.on_cpu != this_machine().on_cpu:
+        print("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
 def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:

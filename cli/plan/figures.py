@@ -1,31 +1,21 @@
-"""The figures of a plan: what a model takes, what this machine has, what fits."""
+"""The figures of a plan: what a model takes, what a machine has, what fits."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
+from cortexmlx.cli.plan.machine import Machine, called
 from cortexmlx.cli.plan.skeleton import Skeleton
 from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.kv import sizing
 from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
-from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.scheduling.keep import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"
 """What `weights_as` says where packed weights are not packed in memory."""
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Memory in bytes: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 here."""
-
-    memory: int
-    working_set: int
-    on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +51,13 @@ class Length:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The model on this machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
+    """The model on a machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
     sequence (None: its length costs nothing), `row_tokens` what one has at most if it keeps only some (None: it keeps
     all). `limited`: the arena's bytes were asked for, and `lengths` are what it holds; else what `free_bytes` holds.
+    `assumed`: it is not this machine, but a Mac with so much memory.
     """
 
+    assumed: bool
     memory_bytes: int
     working_set_bytes: int
     weight_bytes: int
@@ -93,11 +85,6 @@ class Plan:
 
     model: ModelFigures
     here: MachineFigures
-
-
-def this_machine() -> Machine:
-    """The machine that runs this."""
-    return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
 
 
 def make_plan(
@@ -168,12 +155,13 @@ def _here(
     blocks = _blocks(arena, groups, load, itemsize) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
     if kv_memory is not None:
-        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set)
+        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, called(machine.here))
     if keep is not None:
         keep.check(context, tokens or context)
     asked = blocks if kv_memory is not None and per_token else None
     shown = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
+        assumed=not machine.here,
         memory_bytes=machine.memory,
         working_set_bytes=machine.working_set,
         weight_bytes=weights,

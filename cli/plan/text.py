@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.cli.plan.machine import called
 from cortexmlx.cli.plan.run import Run
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
@@ -37,7 +38,11 @@ def _model(model: ModelFigures) -> Iterator[str]:
 
 
 def _here(here: MachineFigures, context: int) -> Iterator[str]:
-    yield f"On this machine: {format_bytes(here.memory_bytes)}, {format_bytes(here.working_set_bytes)} of it for models"
+    room = f"{format_bytes(here.working_set_bytes)} of it for models"
+    if here.assumed:
+        yield f"On a Mac with {format_bytes(here.memory_bytes)}: {room}, as macOS gives its GPU at least"
+    else:
+        yield f"On this machine: {format_bytes(here.memory_bytes)}, {room}"
     yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
     yield line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
     yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
@@ -46,9 +51,11 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
         yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
     said = "" if here.limited else " (--kv-memory changes it)"
-    arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else "tokens take none"
+    none = "tokens take none" if not here.kv_bytes_per_token else "nothing is left for it"
+    arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else none
     yield line("arena", format_bytes(here.arena_bytes), arena)
-    for says in sizing.beyond_note(here.arena_bytes, here.free_bytes) if here.limited else ():
+    beyond = sizing.beyond_note(here.arena_bytes, here.free_bytes, called(not here.assumed))
+    for says in beyond if here.limited else ():
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if here.row_tokens is not None:
         kept = "tokens at most, whatever the length of its text"

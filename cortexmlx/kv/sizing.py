@@ -201,21 +201,21 @@ def sequences_that_fit(groups: Sequence[LayerGroup], blocks: Counts, block_size:
     return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
 
 
-def check_kv_memory(asked: int, memory: int, working_set: int) -> None:
+def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "this machine") -> None:
     """Raise InvalidRequest if more is asked for than the machine has."""
     if asked > memory:
         raise InvalidRequest(
-            f"a KV memory of {format_bytes(asked)} is more than this machine has: {format_bytes(memory)}, "
+            f"a KV memory of {format_bytes(asked)} is more than {machine} has: {format_bytes(memory)}, "
             f"{format_bytes(working_set)} of it for models. `cortexmlx plan` says what a model leaves of it."
         )
 
 
-def beyond_note(asked: int, left: int) -> tuple[str, ...]:
+def beyond_note(asked: int, left: int, machine: str = "this machine") -> tuple[str, ...]:
     """A word about a KV memory that the machine cannot give, if it is one."""
     if asked <= left:
         return ()
     return (
-        f"KV memory may grow to {format_bytes(asked)}, but beside the weights this machine has {format_bytes(left)} "
+        f"KV memory may grow to {format_bytes(asked)}, but beside the weights {machine} has {format_bytes(left)} "
         "for it: a full cache may be refused memory, or make the machine swap",
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.figures import make_plan, this_machine
+from cortexmlx.cli.plan.figures import make_plan
+from cortexmlx.cli.plan.machine import this_machine
 from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.cli.plan.source import find
 from cortexmlx.cli.plan.text import page

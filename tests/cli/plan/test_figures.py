@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.plan import figures
-from cortexmlx.cli.plan.figures import Machine, make_plan
+from cortexmlx.cli.plan.figures import make_plan
+from cortexmlx.cli.plan.machine import Machine
 from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.errors import InvalidRequest, ModelUnsupported

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.figures import Machine, make_plan
+from cortexmlx.cli.plan.figures import make_plan
+from cortexmlx.cli.plan.machine import Machine
 from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.cli.plan.text import page
@@ -47,6 +48,7 @@ def test_the_page_of_a_model_whose_figures_are_known() -> None:
         (MAMBA, "  KV per token    0 B         no layer keeps keys and values"),
         (MAMBA, "any length: what is kept does not grow with it"),
         (DEEPSEEK_V3, "the weights alone are too large"),
+        (DEEPSEEK_V3, "  arena           0 B         nothing is left for it"),
         (PLAMO3, "  cortexmlx does not run it yet: plamo3"),
         (MAMBA, "  arena           0 B         tokens take none"),
         (MAMBA, "the rows, in recurrent layers"),
