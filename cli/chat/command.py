@@ -97,6 +97,7 @@ def chat(
     )
     remember = not (no_history or no_save)
     with engines.OpenEngine(config) as host, counted_interrupts() as presses:
+        host.undisturbed = lambda: presses.calling(lambda: None)
         conversation = begin(host.engine, params, system, resumed)
         if variables := options.template_vars(template_var, think):
             conversation.template_vars = checked(host.engine, conversation.template_vars | variables)

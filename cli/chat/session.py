@@ -161,13 +161,21 @@ class ChatSession:
         return completion
 
     def move(self, config: EngineConfig) -> None:
-        """Go on with an engine of other options, or of another model, with all that was said. Raises CortexError; then
-        the chat goes on as it was.
+        """Go on with an engine of other options, or of another model, with all that was said. Raises CortexError, or
+        KeyboardInterrupt if it was given up; then the chat goes on as it was.
         """
         if self.host is None:
             raise InvalidRequest("this chat cannot change its engine")
         try:
             self.host.exchange(config)
+        except KeyboardInterrupt:
+            self.note(f"given up: {self.engine.info.name} goes on, and nothing has changed")
+            raise
+        except (CortexError, OSError):
+            raise
+        except Exception as error:  # whatever a model's files make others' code raise
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise CortexError(f"{config.model} cannot be loaded ({why}); {self.engine.info.name} goes on") from error
         finally:
             if self.host.engine is not self.engine:
                 self.engine = self.host.engine

@@ -69,12 +69,7 @@ def _slow_below_float32() -> bool:
 def _read(
     source: ModelSource, float32: bool, report: OnProgress
 ) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
-    path = source.path
-    if path is None:
-        from cortexmlx.models.folder import check_settings
-        from cortexmlx.models.hub.fetch import fetch
-
-        path = fetch(source.name, report, check_settings)
+    path = fetch_model(source, report)
     report(Progress("loading", 0, LOADING_STEPS))
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf
@@ -83,6 +78,16 @@ def _read(
     from cortexmlx.models.folder import load_folder
 
     return path, *load_folder(path)
+
+
+def fetch_model(source: ModelSource, report: OnProgress) -> Path:
+    """Where the files are, which are downloaded if they are not on this machine: see `fetch`."""
+    if source.path is not None:
+        return source.path
+    from cortexmlx.models.folder import check_settings
+    from cortexmlx.models.hub.fetch import fetch
+
+    return fetch(source.name, report, check_settings)
 
 
 def _adapted(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:

@@ -79,3 +79,34 @@ def test_ctrl_c_stops_a_download_at_once_and_keeps_what_came(code: str, ends: in
             assert process.stderr is not None and process.stderr.read().endswith(says)
         (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
         assert took < 10 and 0 < kept.stat().st_size < 6_000_000
+
+
+def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_is_there_again(tmp_path: Path) -> None:
+    """Both at once may be more than memory holds, and the engine's thread goes on to the next word of its progress."""
+    code = (
+        "import signal, sys, threading, time\n"
+        "from cortexmlx.cli.engine import OpenEngine\n"
+        "from cortexmlx.progress import Progress\n"
+        "from cortexmlx.serving import parts\n"
+        "from cortexmlx.serving.config import EngineConfig\n"
+        "load, said = parts.load_model, []\n"
+        "def slow(model, *, on_progress, **options):\n"
+        "    if model != sys.argv[1]:\n"
+        "        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n"
+        "        time.sleep(0.3)\n"
+        "        said.append('given up')\n"
+        "        on_progress(Progress('loading', 1, 2))\n"
+        "        said.append('loaded')\n"
+        "    said.append(f'loading {model == sys.argv[1]}')\n"
+        "    return load(model, on_progress=on_progress, **options)\n"
+        "parts.load_model = slow\n"
+        "with OpenEngine(EngineConfig(sys.argv[1], kv_memory=2**20)) as host:\n"
+        "    try:\n"
+        "        host.exchange(EngineConfig(sys.argv[2], kv_memory=2**20))\n"
+        "    except KeyboardInterrupt:\n"
+        "        said.append(host.engine.generate([1, 2]).finish_reason.value)\n"
+        "print(said)\n"
+    )
+    folders = [str(write_tiny(tmp_path / name)) for name in ("one", "two")]
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False)
+    assert done.stdout == "['loading True', 'given up', 'loading True', 'length']\n", done.stderr

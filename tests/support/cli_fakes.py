@@ -13,20 +13,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
+from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import readable
-from cortexmlx.progress import Progress
+from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Thoughts, Timings, TokenEvent, Usage
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
@@ -313,27 +313,43 @@ class Fakes:
     def engine(self) -> FakeEngine:
         return self.opened[-1]
 
-    @contextmanager
-    def open_engine(self, options: EngineConfig) -> Iterator[FakeEngine]:
-        """In the place of `cortexmlx.cli.engine.open_engine`."""
-        if "missing" in str(options.model):
-            raise ModelNotFound(
-                f"no model {options.model!r}: no such folder or .gguf file, and not a hub id (org/name)."
-            )
-        if "broken" in str(options.model):
+    def load(self, options: EngineConfig) -> FakeEngine:
+        """In the place of `cortexmlx.cli.engine.load`. What is called slow takes half a minute."""
+        name = str(options.model)
+        if "missing" in name:
+            raise ModelNotFound(f"no model {name!r}: no such folder or .gguf file, and not a hub id (org/name).")
+        if "broken" in name:
             raise RuntimeError("a bug")
-        if "closed" in str(options.model):
+        if "memory" in name:
+            raise MemoryError
+        if "closed" in name:
             raise EngineClosed("the engine's thread failed")
-        with FakeEngine(options, info=self.info, template_end=self.template_end) as engine:
-            self.opened.append(engine)
-            yield engine
+        if "slow" in name:
+            _take_long("loading", options.on_progress)
+        self.opened.append(FakeEngine(options, info=self.info, template_end=self.template_end))
+        return self.engine
+
+    @staticmethod
+    def bring(model: str | Path, on_progress: OnProgress) -> None:
+        """In the place of `cortexmlx.cli.engine.bring`. What is called large is not here, and takes half a minute."""
+        resolve(model)
+        if "large" in str(model):
+            _take_long("downloading", on_progress)
+
+
+def _take_long(what: Literal["downloading", "loading"], on_progress: OnProgress | None) -> None:
+    for piece in range(600):
+        if on_progress is not None:
+            on_progress(Progress(what, piece << 20, 600 << 20))
+        time.sleep(0.05)
 
 
 @pytest.fixture(name="fakes")
 def fake_engines(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Commands in this test open fake engines."""
     made = Fakes()
-    monkeypatch.setattr(engines, "open_engine", made.open_engine)
+    monkeypatch.setattr(engines, "load", made.load)
+    monkeypatch.setattr(engines, "bring", made.bring)
     return made
 
 
@@ -341,7 +357,8 @@ def main() -> None:
     """Run the command line on fake engines, for tests that need a process: `cli_fakes.py generate ...`."""
     from cortexmlx.cli import main as command
 
-    engines.open_engine = Fakes().open_engine  # type: ignore[assignment]
+    fakes = Fakes()
+    engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
     command()
 
 

@@ -1,0 +1,68 @@
+"""/model in a real terminal: another model that is given up or cannot be had leaves the chat as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from support.terminal import Terminal
+
+
+@pytest.mark.parametrize(
+    ("model", "doing", "far"),
+    [("org/large", "downloading org/large", "2 of 600 MiB"), ("org/slow", "loading org/slow", " 1%")],
+)
+def test_ctrl_c_gives_the_other_model_up_and_not_the_chat(model: str, doing: str, far: str) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("one\r")
+        terminal.wait_for_prompt()
+        terminal.type(f"/model {model}\r")
+        terminal.shows(doing)
+        terminal.shows(far)
+        terminal.type("\x03")
+        terminal.wait_for("given up: fake goes on, and nothing has changed")
+        terminal.wait_for_prompt()
+        assert not any("ing org/" in row for row in terminal.screen.rows()), "the bar is gone"
+        assert not terminal.screen.cursor.hidden
+        terminal.type("/show messages\r")
+        terminal.wait_for("You said: one")
+        terminal.wait_for_prompt()
+        terminal.type("two\r")
+        terminal.wait_for("You said: two")
+        terminal.wait_for_prompt()
+        terminal.type("/bye\r")
+        assert terminal.exit_code() == 0
+
+
+def test_an_error_of_any_kind_while_another_is_loaded_leaves_the_chat_as_it_was() -> None:
+    with Terminal("--no-history", columns=200) as terminal:
+        terminal.wait_for_prompt()
+        for model, says in (
+            ("org/missing", "error: no model 'org/missing'"),
+            ("org/broken", "error: org/broken cannot be loaded (RuntimeError: a bug); fake goes on"),
+            ("org/memory", "error: org/memory cannot be loaded (MemoryError); fake goes on"),
+        ):
+            terminal.type(f"/model {model}\r")
+            terminal.wait_for(says)
+            terminal.wait_for_prompt()
+        terminal.type("/set kv_memory 1GB\r")
+        terminal.wait_for("loaded again")
+        terminal.wait_for_prompt()
+        terminal.type("two\r")
+        terminal.wait_for("You said: two")
+        terminal.wait_for_prompt()
+
+
+def test_ctrl_c_twice_leaves_with_the_terminal_as_it_was(tmp_path: Path) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("/model org/slow\r")
+        terminal.shows(" 1%")
+        terminal.type("\x03")
+        time.sleep(0.2)
+        terminal.type("\x03")
+        assert terminal.exit_code() == 130
+        assert not terminal.screen.cursor.hidden
