@@ -154,6 +154,7 @@ def hold(
     folding = Folding()
     views = view_factory(host, screen, arena, folding)
     session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
+    presses.at_leave.insert(0, session.keep_so_far)
     if pretty:
         session.note = lambda text: screen.print(f"  {text}", style="dim", markup=False)
     talk = Talk(session, source, screen, presses, pretty=pretty)
@@ -205,7 +206,9 @@ def so_far(conversation: Conversation, keeper: Keeper | None) -> str:
     """What is there of a chat that was resumed; empty if it begins."""
     if not conversation.messages or keeper is None or keeper.path is None:
         return ""
-    return f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
+    said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
+    unanswered = conversation.messages[-1]["role"] == "user"
+    return said + "\nthe last question has no answer yet: /regen asks it again, /undo takes it back" * unanswered
 
 
 def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:

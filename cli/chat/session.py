@@ -102,6 +102,7 @@ class ChatSession:
     attached: list[Attached] = field(default_factory=list)
     typed: dict[str, str] = field(default_factory=dict)
     folding: Folding = field(default_factory=Folding)
+    _answering: Conversation | None = field(default=None, init=False)
 
     @property
     def params(self) -> SamplingParams:
@@ -152,12 +153,19 @@ class ChatSession:
     def _stream(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
         params = replace(self.params, n=question.answers) if question.answers > 1 else None
         with talk.stream(question.text, params) as reply, self.stoppable(reply.cancel):
-            completion = follow(reply)
-            answers = (completion, *completion.others)
-            if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
-                raise Stopped("stopped before the first word")
-            self.conversation = talk
-            self.keep()
+            self._answering = talk
+            try:
+                completion = follow(reply)
+                answers = (completion, *completion.others)
+                if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
+                    raise Stopped("stopped before the first word")
+                self.conversation = talk
+                self.keep()
+            except OSError:  # the terminal has gone
+                self.keep_so_far()
+                raise
+            finally:
+                self._answering = None
         return completion
 
     def move(self, config: EngineConfig) -> None:
@@ -191,6 +199,16 @@ class ChatSession:
         """Save the chat, if chats are kept."""
         if self.keeper is not None:
             self.keeper.keep(self.conversation, self.typed)
+
+    def keep_so_far(self) -> None:
+        """Save the chat with the turn that is being answered, if there is one: the program ends. An answer that is
+        written again stays what it was until the new one has begun.
+        """
+        if self.keeper is None or self._answering is None:
+            return
+        talk = self._answering.so_far()
+        if talk.messages[-1]["role"] == "assistant" or len(talk.messages) > len(self.conversation.messages):
+            self.keeper.keep(talk, self.typed)
 
     def begin_anew(self) -> None:
         """What is said from now on is another chat."""

@@ -27,6 +27,7 @@ from cortexmlx.sessions.turn import (
     read_by,
     said_by_model,
     thoughts_in,
+    with_so_far,
     without_answer,
 )
 
@@ -268,6 +269,13 @@ class Conversation:
             other.unread = self.unread
         return other
 
+    def so_far(self) -> Conversation:
+        """A fork with the turn that is being answered, as far as the answer was read, for a program that must end."""
+        other, reply = self.fork(), None if self._open is None else self._open()
+        if reply is not None and not reply.ended and (turn := reply._turn) is not None:
+            other._messages, other._transcript = with_so_far(turn, *reply._so_far, self._reader), turn.transcript
+        return other
+
     # -- in a file ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -284,9 +292,8 @@ class Conversation:
     def load(self, path: str | PathLike[str]) -> None:
         """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
         are the same and everything is computed anew, without the variables that its template does not read; `notes` and
-        the log say so. Or with messages as the OpenAI API has
-        them: a JSON list, an object with `messages`, or one message a line; the sampling parameters stay as they are.
-        Raises ConversationFileError; then nothing has changed.
+        the log say so. Or with messages as the OpenAI API has them: a JSON list, an object with `messages`, or one
+        message a line; the sampling parameters stay as they are. Raises ConversationFileError; then nothing changed.
         """
         self._check_quiet()
         path = Path(path)
@@ -303,7 +310,7 @@ class Conversation:
         self.template_vars, unknown = read_by(info, saved.template_vars)
         self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
-        self.notes = (*(() if same else (_other_model(path, saved.model, info),)), *unknown)
+        self.notes = (*(() if same else (saved.model.goes_on_with(info, path),)), *unknown)
         for note in self.notes:
             log.warning(note)
 
@@ -368,7 +375,7 @@ class Conversation:
     ) -> Begun:
         turn = self._begin(messages)
         handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
-        return Begun(handle, turn.prompt, turn.opened, partial(self._end, turn, params))
+        return Begun(handle, turn, partial(self._end, turn, params))
 
     def _encode(self, text: str) -> list[int]:
         return self._reader.encode(text, False)
@@ -390,9 +397,3 @@ class Conversation:
         self._messages = (*turn.messages, said_by_model(turn, answer, self._reader.takes_thoughts_apart))
         # What a stop string cut away is not said: the tokens of the rest are those of its text.
         self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)
-
-
-def _other_model(path: Path, saved: SavedModel, info: ModelInfo) -> str:
-    if saved.name == info.name:
-        return f"{path} was saved with another {saved.name} ({saved.path}): its texts are computed anew"
-    return f"{path} was saved with {saved.name} and goes on with {info.name}: its texts are computed anew"

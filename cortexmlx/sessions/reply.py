@@ -12,6 +12,7 @@ from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.serving.app.callbacks import tell_progress
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
+from cortexmlx.sessions.turn import Turn
 
 if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
@@ -21,13 +22,10 @@ Done = Callable[[Completion], None]
 
 
 class Begun(NamedTuple):
-    """A turn whose request was submitted: what the model reads, the tag that it finds opened for its thoughts, and who
-    keeps the turn.
-    """
+    """A turn whose request was submitted, and who keeps it when it has ended."""
 
     handle: RequestHandle
-    prompt: Sequence[int]
-    opened: str
+    turn: Turn
     done: Done
 
 
@@ -53,20 +51,33 @@ class _Answer:
 
     def __init__(self, coming: _Coming) -> None:
         self._coming = coming
+        self._pieces: list[tuple[str, str]] = []
         self.ended = False
+
+    @property
+    def _turn(self) -> Turn | None:
+        """The turn that this is the answer of; None if it has not begun."""
+        return self._coming.begun.turn if self._coming.begun is not None else None
 
     @property
     def prompt(self) -> Sequence[int]:
         """The tokens that the model reads."""
-        return self._coming.begun.prompt if self._coming.begun is not None else ()
+        return () if self._turn is None else self._turn.prompt
 
     @property
     def opened(self) -> str:
         """The tag that the chat template opened for the thoughts, if it did."""
-        return self._coming.begun.opened if self._coming.begun is not None else ""
+        return "" if self._turn is None else self._turn.opened
+
+    @property
+    def _so_far(self) -> tuple[str, str]:
+        """The text that was handed out, of the first answer if there are several, and its thoughts."""
+        return "".join(text for text, _ in self._pieces), "".join(thinking for _, thinking in self._pieces)
 
     def _taken(self, event: TokenEvent) -> TokenEvent:
         """An event that is handed out now: with the completion, the turn is the conversation's."""
+        if event.index == 0:
+            self._pieces.append((event.text, event.thinking))
         if event.completion is not None and not self.ended:
             self.ended = True
             assert self._coming.begun is not None

@@ -16,6 +16,7 @@ from cortexmlx.host.files import in_place_of
 from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.request import Message, SamplingParams
 from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.stats import ModelInfo
 
 VERSION = 1
 """Of the format. A file of a later one is refused."""
@@ -40,6 +41,12 @@ class SavedModel:
     def found_as(self) -> str:
         """How to ask for it again, from any folder: a file or a folder by its path, any other by its name."""
         return self.path if Path(self.path).name == Path(self.name).name else self.name
+
+    def goes_on_with(self, info: ModelInfo, path: Path) -> str:
+        """What to tell of a conversation in the file `path` that goes on with another model."""
+        if self.name == info.name:
+            return f"{path} was saved with another {self.name} ({self.path}): its texts are computed anew"
+        return f"{path} was saved with {self.name} and goes on with {info.name}: its texts are computed anew"
 
 
 @dataclass(frozen=True)

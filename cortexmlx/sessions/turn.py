@@ -10,6 +10,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.request import Completion, Message, SamplingParams, Thoughts
+from cortexmlx.serving.prompt import Reader
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
@@ -63,6 +64,20 @@ def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
         return {"role": "assistant", "content": turn.opened + answer.raw_text}
     thoughts = {"reasoning_content": answer.thinking} if answer.thinking else {}
     return {"role": "assistant", "content": answer.text, **thoughts}
+
+
+def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[Message, ...]:
+    """The messages of a turn with as much of the answer as there is. Of the tags around its thoughts those are written
+    that must have been there.
+    """
+    if not text and not thinking:
+        return turn.messages
+    thoughts = reader.thoughts
+    if reader.takes_thoughts_apart or thoughts is None or not thinking:
+        apart = {"reasoning_content": thinking} if thinking else {}
+        return (*turn.messages, {"role": "assistant", "content": text, **apart})
+    raw = (turn.opened or thoughts.open) + thinking + (thoughts.close + text if text else "")
+    return (*turn.messages, {"role": "assistant", "content": raw})
 
 
 def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:

@@ -145,6 +145,23 @@ def test_a_cancelled_answer_is_kept_as_far_as_it_came_and_goes_on_there(engine: 
     assert new_tokens(talk.ask("two", WORDS)) <= len("\n<s>user: two\n<s>assistant: ") + 16 + BLOCK
 
 
+def test_a_turn_that_goes_on_is_there_as_far_as_it_was_read_and_no_token_before_it_is_computed_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    talk = engine.conversation(params=SamplingParams(max_tokens=200, ignore_eos=True))
+    first = talk.ask("one", WORDS)
+    assert contents(talk.so_far()) == ["one", first.text], "nothing is being answered"
+    with talk.stream("two") as reply:
+        assert contents(talk.so_far()) == ["one", first.text, "two"]
+        text = "".join(next(reply).text for _ in range(30))
+        talk.so_far().save(tmp_path / "file")
+    assert contents(talk) == ["one", first.text], "the turn itself was dropped"
+    later = engine.conversation()
+    later.load(tmp_path / "file")
+    assert contents(later) == ["one", first.text, "two", text]
+    assert later.ask("three", WORDS).usage.cached_tokens >= len(first.token_ids)
+
+
 def test_half_a_character_is_a_question_mark(engine: Engine) -> None:
     """As in a text without a template: some terminals and files have such."""
     broken, whole = engine.conversation(params=WORDS), engine.conversation(params=WORDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from cortexmlx.errors import PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
+from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Turn
 
 DONE = Completion("ab", (1, 2), FinishReason.STOP, Usage(3, 2), timings=None)  # type: ignore[arg-type]
+TURN = Turn((), Transcript(), [3], "")
 
 
 class Asked:
@@ -32,7 +36,7 @@ class Asked:
 
 def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
+    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
     asked.finish()
     assert next(reply).text == "a" and not asked.kept and not reply.ended
     assert next(reply).completion is DONE and asked.kept == [DONE] and reply.ended
@@ -42,7 +46,7 @@ def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
 def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
     asked = Asked()
-    reply: Any = Reply(Begun(asked.handle, [3], "", asked.kept.append))
+    reply: Any = Reply(Begun(asked.handle, TURN, asked.kept.append))
     asked.handle.push(TokenEvent("a", 1))
     if how == "close":
         reply.close()
@@ -54,9 +58,25 @@ def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
     assert asked.cancelled == [7] and not asked.kept
 
 
+def test_it_knows_what_was_handed_out_of_the_first_of_its_answers() -> None:
+    asked = Asked()
+    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    for event in (
+        TokenEvent("", 1, thinking="so"),
+        TokenEvent("b", 2, index=1),
+        TokenEvent("a", 3),
+        TokenEvent("c", 4),
+    ):
+        asked.handle.push(event)
+    assert reply._so_far == ("", "")
+    for _ in range(3):
+        next(reply)
+    assert reply._so_far == ("a", "so") and reply._turn is TURN
+
+
 def test_cancelling_keeps_what_there_is() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
+    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
     reply.cancel()
     assert asked.cancelled == [7] and not reply.ended
     asked.finish()
@@ -65,7 +85,7 @@ def test_cancelling_keeps_what_there_is() -> None:
 
 def test_an_error_ends_it() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, [3], "", asked.kept.append))
+    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
     asked.handle.fail(PromptTooLong("too long"))
     with pytest.raises(PromptTooLong):
         reply.result()
@@ -78,7 +98,7 @@ def test_the_same_for_asyncio() -> None:
             assert threading.current_thread() is not threading.main_thread()
             asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
             asked.handle.push(TokenEvent("a", 1))
-            return Begun(asked.handle, [3], "<think>", asked.kept.append)
+            return Begun(asked.handle, replace(TURN, opened="<think>"), asked.kept.append)
 
         reply = AsyncReply(begin)
         assert not reply.prompt
@@ -104,7 +124,7 @@ def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how:
 
     def begin(listener: Any) -> Begun:
         may_go_on.wait(10)
-        return Begun(asked.handle, [3], "", asked.kept.append)
+        return Begun(asked.handle, TURN, asked.kept.append)
 
     async def cancel() -> None:
         task = asyncio.ensure_future(anext(reply := AsyncReply(begin)))

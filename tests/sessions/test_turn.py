@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.sessions.turn import place_that_leaves, without_answer
+from cortexmlx.request import Thoughts
+from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Turn, place_that_leaves, with_so_far, without_answer
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,25 @@ def test_it_is_what_trying_every_place_finds(roles: list[str], answer: int, long
 def test_an_answer_is_left_out_to_be_written_again() -> None:
     said = ({"role": "user"}, {"role": "assistant"})
     assert without_answer(said) == said[:1] == without_answer(said[:1]) and without_answer(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "opened", "apart", "content"),
+    [
+        ("", "", "", False, None),
+        ("Yes", "", "", False, "Yes"),
+        ("Yes", "", "", True, "Yes"),
+        ("", "hm", "", False, "<think>hm"),
+        ("Yes", "hm", "", False, "<think>hm</think>Yes"),
+        ("Yes", "hm", "<think>\n", False, "<think>\nhm</think>Yes"),
+        ("Yes", "hm", "", True, "Yes"),
+    ],
+)
+def test_a_turn_with_what_there_is_of_its_answer(
+    text: str, thinking: str, opened: str, apart: bool, content: str | None
+) -> None:
+    reader: Any = SimpleNamespace(thoughts=Thoughts("<think>", "</think>"), takes_thoughts_apart=apart)
+    question = {"role": "user", "content": "?"}
+    said = with_so_far(Turn((question,), Transcript(), [1], opened), text, thinking, reader)
+    assert said[0] == question and [m["content"] for m in said[1:]] == [content] * (content is not None)
+    assert [m.get("reasoning_content") for m in said[1:]] == ["hm" if apart and thinking else None] * (len(said) - 1)

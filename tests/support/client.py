@@ -160,7 +160,7 @@ def talks(engine: Engine, folder: Path) -> None:
     talk.choose(talk.ask("Which one?", several).others[0])
     talk.edit(0, "Hello!")
     talk.save(folder / "talk.json")
-    other = talk.fork()
+    other = talk.so_far().fork()
     other.clear()
     other.load(folder / "talk.json")
     print(other.notes)

@@ -102,11 +102,15 @@ class Terminal:
 
     def ask(self, steps: Sequence[str | None]) -> None:
         """Ask a question that the engine answers with these pieces."""
+        self.script(steps)
+        self.type("!script\r")
+
+    def script(self, steps: Sequence[str | None]) -> None:
+        """What the engine says to that question from now on."""
         self.stops = 0
         for path in self._folder.iterdir():
             path.unlink()
         (self._folder / "script").write_text(json.dumps(steps))
-        self.type("!script\r")
 
     def wait_for_stop(self) -> None:
         """Until the engine waits at the next STOP."""

@@ -1,0 +1,75 @@
+"""A chat that is ended in the middle of an answer: what was said is kept, and the terminal is as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.sessions.saved import Saved
+from support.terminal import STOP, Terminal
+
+FIGURES = "TTFT 12 ms · prompt"
+
+
+def kept(tmp_path: Path) -> list[tuple[str, str]]:
+    """Roles and texts of the only chat that was kept."""
+    (path,) = (tmp_path / "state" / "cortexmlx" / "chats").iterdir()
+    return [(str(m["role"])[0], str(m["content"])) for m in Saved.read(path).messages]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("one\r")
+        terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+        terminal.ask(["some words", STOP])
+        terminal.wait_for_stop()
+        terminal.shows("some words")
+        os.kill(terminal.pid, number)
+        assert terminal.exit_code() == 128 + number
+        left = terminal.raw.rpartition(b"some words")[2]
+        assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
+    assert kept(tmp_path) == [("u", "one"), ("a", "You said: one"), ("u", "!script"), ("a", "some words")]
+
+
+def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_can_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask([STOP, "never"])
+        terminal.wait_for_stop()
+        os.close(terminal.master)
+        _, status = os.waitpid(terminal.pid, 0)
+        terminal._exit = os.waitstatus_to_exitcode(status)
+        assert terminal._exit == 128 + signal.SIGHUP
+    assert kept(tmp_path) == [("u", "!script")]
+    with Terminal("--no-history", "--resume") as terminal:
+        terminal.wait_for("the last question has no answer yet: /regen asks it again")
+        terminal.wait_for_prompt()
+        terminal.type("/edit again\r")
+        terminal.wait_for(FIGURES)
+    assert kept(tmp_path) == [("u", "again"), ("a", "You said: again")]
+
+
+def test_an_answer_that_is_written_again_stays_until_the_new_one_has_begun(tmp_path: Path) -> None:
+    for steps, answer in (([STOP], "whole"), (["half", STOP], "half")):
+        with Terminal("--no-history", *(["--resume"] if answer == "half" else [])) as terminal:
+            terminal.wait_for_prompt()
+            if answer == "whole":
+                terminal.ask(["whole"])
+                terminal.wait_for(FIGURES)
+                terminal.wait_for_prompt()
+            terminal.script(steps)
+            terminal.type("/regen\r")
+            terminal.wait_for_stop()
+            os.kill(terminal.pid, signal.SIGTERM)
+            assert terminal.exit_code() == 143
+        assert kept(tmp_path) == [("u", "!script"), ("a", answer)]
