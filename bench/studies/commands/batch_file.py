@@ -1,4 +1,6 @@
-"""What a batch file costs beside its engine: `python -m cortexmlx.bench.studies.batch_file [MODEL] [--pairs N]`.
+"""What a batch file costs beside its engine:
+
+    python -m cortexmlx.bench.studies.commands.batch_file [MODEL] [--pairs N]
 
 `cortexmlx batch` reads the requests of a file, and writes, syncs and puts into order the records; the engine alone has
 the same prompts in memory, and drops the answers. Each runs in a process of its own, in pairs that take turns to go
@@ -26,7 +28,7 @@ from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS
 
 ROWS = 16
 _COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "batch"]
-_ALONE = [sys.executable, "-m", "cortexmlx.bench.studies.batch_file", "--alone"]
+_ALONE = [sys.executable, "-m", "cortexmlx.bench.studies.commands.batch_file", "--alone"]
 _REPORT = re.compile(r"(\d+) tokens in [\d.]+ s, ([\d.]+) tok/s")
 
 
@@ -99,7 +101,7 @@ def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[Rate,
 def main() -> None:
     """Print the median of the ratios."""
     parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.batch_file", description=(__doc__ or "").split("\n")[0]
+        prog="python -m cortexmlx.bench.studies.commands.batch_file", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("requests", nargs="?", type=Path, help=argparse.SUPPRESS)

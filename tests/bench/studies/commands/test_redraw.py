@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.cli.chat.redraw import KINDS, cost, pieces, table, text_of
+from cortexmlx.bench.studies.commands.redraw import KINDS, cost, pieces, table, text_of
 
 
 def test_the_texts_come_whole_and_are_drawn() -> None:

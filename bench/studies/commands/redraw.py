@@ -1,4 +1,4 @@
-"""What drawing an answer costs: `python -m cortexmlx.cli.chat.redraw`, 40 seconds for each kind of answer.
+"""What drawing an answer costs: `python -m cortexmlx.bench.studies.commands.redraw`, 40 seconds for each kind of it.
 
 A text of 16,000 characters comes in pieces of four, a hundred in a second, as from a model; the processor time of the
 process, less that of the same loop without a view, is what drawing takes of the time in which the model decodes.

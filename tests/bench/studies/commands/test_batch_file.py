@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.bench.studies.batch_file import alone, compare, rate, write_requests
+from cortexmlx.bench.studies.commands.batch_file import alone, compare, rate, write_requests
 
 
 def test_the_engine_alone_answers_every_request_whole(model: str, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What the commands themselves cost, beside the engine under them."""
