@@ -16,7 +16,7 @@ from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.interrupts import Interrupts, counted_interrupts
+from cortexmlx.cli.terminal.signals.interrupts import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import FinishReason, SamplingParams
@@ -152,7 +152,7 @@ def hold(
     screen = console.stdout()
     arena = Arena(lambda: host.engine.blocks()) if pretty else None
     folding = Folding()
-    views = view_factory(host, screen, arena, folding)
+    views = view_factory(host, screen, arena, folding, presses)
     session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
     presses.at_leave.insert(0, session.keep_so_far)
     if pretty:
@@ -171,7 +171,9 @@ def hold(
         screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
 
 
-def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None, folding: Folding) -> ViewFactory:
+def view_factory(
+    host: engines.OpenEngine, screen: Console, arena: Arena | None, folding: Folding, presses: Interrupts
+) -> ViewFactory:
     """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
     from cortexmlx.cli.chat.status import Status
     from cortexmlx.cli.chat.view import MarkdownView, RawView
@@ -183,6 +185,7 @@ def view_factory(host: engines.OpenEngine, screen: Console, arena: Arena | None,
         Status(reply, host.engine.info.context_length, arena),
         thinking=bool(reply.opened),
         folded=folding.folded,
+        away=presses.away.waiting_for,
     )
 
 

@@ -104,10 +104,11 @@ class TerminalInput:
             enable_open_in_editor=True,
             multiline=Condition(lambda: is_open(session.default_buffer.text)),
             prompt_continuation=CONTINUATION,
+            enable_suspend=True,
             interrupt_exception=LineCleared,
         )
         self._session = session
-        self._asides: PromptSession[str] = PromptSession(interrupt_exception=LineCleared)
+        self._asides: PromptSession[str] = PromptSession(enable_suspend=True, interrupt_exception=LineCleared)
         self._ahead = Ahead(session.input, session.output)
         self._ahead.silence()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from contextlib import ExitStack, redirect_stderr
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import Protocol, cast
 
@@ -17,8 +16,8 @@ from cortexmlx.cli.chat.status import Status
 from cortexmlx.cli.markdown.flows import folded
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
-from cortexmlx.cli.terminal.console import CONTROLS, is_terminal
-from cortexmlx.cli.terminal.region import Above, Region
+from cortexmlx.cli.terminal.console import CONTROLS
+from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import TokenEvent
 
@@ -26,10 +25,6 @@ WIDEST = 100
 """Cells of a row of words; code and what the terminal breaks itself may be wider."""
 MOST_PENDING = 12
 """Rows that may wait for what comes after them: in half the width they still fit on the screen."""
-SHARE = 60
-"""Drawing takes at most one sixtieth of the time: after d seconds of it, the next comes 60 d later."""
-SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
-TICK_SECONDS = 0.1
 
 
 class AnswerView(Protocol):
@@ -80,7 +75,9 @@ class RawView:
 class MarkdownView:
     """Rendered Markdown on a terminal, above its `status`. Thoughts are dim, or with `folded` one line."""
 
-    def __init__(self, console: Console, status: Status, *, thinking: bool, folded: bool = False) -> None:
+    def __init__(
+        self, console: Console, status: Status, *, thinking: bool, folded: bool = False, away: Away = nullcontext
+    ) -> None:
         self._console = console
         self._status = status
         self._stream = MarkdownStream()
@@ -89,63 +86,48 @@ class MarkdownView:
         self._spinner = Spinner("dots")
         self._pieces = 0
         self._started = time.monotonic()
-        self._due = 0.0
         self._drawn: tuple[int, int, int] | None = None
-        self._region = Region(console)
-        self._lock = threading.RLock()
-        self._ended = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="cortexmlx-view", daemon=True)
+        self._drawing = Drawing(console, self._news, self._rows, away)
+        self._region = self._drawing.region
         self._stack = ExitStack()
 
     def __enter__(self) -> MarkdownView:
         self._stack.enter_context(self._status)
-        self._stack.enter_context(self._region)
-        if is_terminal(sys.stderr):  # a warning goes above the status, not into it
-            self._stack.enter_context(redirect_stderr(Above(self._above)))
-        self._ticker.start()
+        self._stack.enter_context(self._drawing)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._ticker.join()
-        self._close()
+        self._drawing.end()
+        with self._drawing.lock:
+            self._close()
         self._stack.close()
 
     def feed(self, text: str, thought: bool = False) -> None:
         """One more piece; it is drawn now or a moment later."""
-        with self._lock:
+        with self._drawing.lock:
             self._pieces += 1
             if text:
                 self._take(text, thought)
-            self._draw_if_due()
+            self._drawing.soon()
 
     def note(self, event: TokenEvent) -> None:
         """The status says so."""
         self._status.note(event)
 
-    def _tick(self) -> None:
-        while not self._ended.wait(TICK_SECONDS):
-            with self._lock:
-                self._draw_if_due()
-
-    def _draw_if_due(self) -> None:
-        begun = time.monotonic()
-        if begun >= self._due:
-            self._draw()
-            now = time.monotonic()
-            self._due = now + min(max(SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
-
-    def _draw(self) -> None:
-        """Print what has become final, and show the rest of the answer and the figures below."""
+    def _news(self) -> tuple[list[Text], list[Text]]:
+        """What has become final; below it the rest of the answer and the figures."""
         columns, rows = self._console.size
         state = (self._pieces, columns, rows)
         lines: list[Text] = []
         if state != self._drawn:  # else only the figures have changed
             self._drawn = state
             lines = self._styled(self._stream.settle(self._width, self._room))
-        self._region.show(lines, [*self._pending(), *self._below()])
+        return lines, self._rows()
+
+    def _rows(self) -> list[Text]:
+        return [*self._pending(), *self._below()]
 
     def _pending(self) -> list[Text]:
         """The rows that may still change: of folded thoughts the last."""
@@ -187,11 +169,6 @@ class MarkdownView:
         for line in styled:
             line.stylize(THOUGHT)
         return styled
-
-    def _above(self, lines: list[Text]) -> None:
-        """Print lines that are not the answer's above what is pending."""
-        with self._lock:
-            self._region.show(lines, [*self._pending(), *self._below()])
 
     def _below(self) -> list[Text]:
         """How it goes, as far as the window is wide enough to say it, and what is wanted below that."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-BEGIN, END = "\x1b[?2026h", "\x1b[?2026l"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+BEGIN, END = "\x1b[?2026h" + HIDE, "\x1b[?2026l"  # each frame hides the cursor: a shell may have shown it
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 ERASE_BELOW, ERASE_REST = "\x1b[J", "\x1b[K"
 
@@ -32,7 +32,6 @@ class Region:
         self._shown = ""
 
     def __enter__(self) -> Region:
-        self._write(HIDE)
         return self
 
     def __exit__(

@@ -114,7 +114,7 @@ def test_what_is_pending_the_figures_and_the_arena_stand_below_as_far_as_there_i
         for _ in range(6):
             view.note(TokenEvent("and so ", 1))
             view.feed("and so ")
-        view._draw()
+        view._region.show(*view._news())
         assert [line.plain for line in view._pending()] == ["and so and so and so and so and so and so"]
         assert len(below()) == 1 and below()[0].endswith("6 tokens · TTFT 0.0 s · context 12%")
         assert status.arena is not None

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from cortexmlx.cli.terminal import interrupts
-from cortexmlx.cli.terminal.interrupts import counted_interrupts
+from cortexmlx.cli.terminal.signals import interrupts
+from cortexmlx.cli.terminal.signals.interrupts import counted_interrupts
 
 
 def test_the_first_stops_what_goes_on_and_elsewhere_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,19 @@ from types import FrameType
 from typing import NoReturn
 
 from cortexmlx.cli.terminal.exits import INTERRUPTED, leave_now
+from cortexmlx.cli.terminal.signals.away import Away
 
 TWICE_SECONDS = 1.0
 
 
 class Interrupts:
-    """Counts Ctrl-C. `at_leave` are called before the program ends at once: what must not stay as it is."""
+    """Counts Ctrl-C. `at_leave` are called before the program ends at once: what must not stay as it is. `away` is for
+    the time in which Ctrl-Z has stopped it.
+    """
 
     def __init__(self) -> None:
         self.at_leave: list[Callable[[], None]] = []
+        self.away = Away()
         self._last = float("-inf")
         self._stop: Callable[[], None] | None = None
 
@@ -58,14 +62,15 @@ class Interrupts:
 
 @contextmanager
 def counted_interrupts() -> Iterator[Interrupts]:
-    """In this context Ctrl-C is counted, and a signal that ends the program leaves the terminal as it was."""
+    """In this context Ctrl-C is counted, and a signal that ends or stops the program leaves the terminal as it was."""
     presses = Interrupts()
     before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is signal.SIG_DFL:  # with nohup it is ignored
-            before[ending] = signal.signal(ending, presses.end)
+    handlers = {signal.SIGTERM: presses.end, signal.SIGHUP: presses.end, signal.SIGTSTP: presses.away.handle}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_DFL:  # with nohup, or no job control, it is ignored
+            before[number] = signal.signal(number, handler)
     try:
         yield presses
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, usual in before.items():
+            signal.signal(number, usual)

@@ -1,0 +1,86 @@
+"""What is drawn while an answer is written: what stays once, and below it what comes and goes, a few times a second."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stderr
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli.terminal.console import is_terminal
+from cortexmlx.cli.terminal.region import Above, Region
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+SHARE = 60
+"""Drawing takes at most one sixtieth of the time: after d seconds of it, the next comes 60 d later."""
+SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
+TICK_SECONDS = 0.1
+
+Away = Callable[[AbstractContextManager[object]], AbstractContextManager[object]]
+"""A context in which the program is not stopped while the lock is held by another thread: see `signals/away.py`."""
+
+
+class Drawing:
+    """A region that `draw` fills: it returns the lines that stay from now on, and the rows below them. `lock` is held
+    meanwhile, and is for what it draws. In a `with`; `end` draws no more.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        draw: Callable[[], tuple[Sequence[Text], Sequence[Text]]],
+        below: Callable[[], Sequence[Text]],
+        away: Away = nullcontext,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.region = Region(console)
+        self._draw = draw
+        self._below = below
+        self._away = away
+        self._due = 0.0
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="cortexmlx-view", daemon=True)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Drawing:
+        self._stack.enter_context(self.region)
+        if is_terminal(sys.stderr):  # a warning goes above what comes and goes, not into it
+            self._stack.enter_context(redirect_stderr(Above(self._above)))
+        self._stack.enter_context(self._away(self.lock))
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._stack.close()
+
+    def end(self) -> None:
+        """Draw no more. Safe to call again."""
+        self._ended.set()
+        self._ticker.join()
+
+    def soon(self) -> None:
+        """Something has changed: it is drawn now or a moment later."""
+        with self.lock:
+            begun = time.monotonic()
+            if begun >= self._due:
+                self.region.show(*self._draw())
+                now = time.monotonic()
+                self._due = now + min(max(SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.soon()
+
+    def _above(self, lines: list[Text]) -> None:
+        """Print lines of others above what comes and goes."""
+        with self.lock:
+            self.region.show(lines, self._below())
