@@ -22,7 +22,7 @@ from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLo
 from cortexmlx.request import Completion
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.terminal.interrupts import Interrupts
+    from cortexmlx.cli.terminal.signals.interrupts import Interrupts
     from cortexmlx.sessions.conversation import Conversation
 
 ARENA_KEY = "c-t"
@@ -90,7 +90,8 @@ class Talk:
         keys = {} if session.arena is None else {ARENA_KEY: session.arena.toggle}
         with self._source.busy(keys):
             if question.answers > 1:
-                completion = session.ask(question, SideBySide(self._screen, question.answers).follow)
+                together = SideBySide(self._screen, question.answers, self._presses.away.waiting_for)
+                completion = session.ask(question, together.follow)
             else:
                 completion = session.ask(question)
         if self._pretty and session.figures is not Figures.QUIET:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from cortexmlx.cli.chat.view import WIDEST
+from cortexmlx.cli.markdown.flows import folded, wrapped
 from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.terminal.console import CONTROLS
+from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.request import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ _GAP = 3
 
 
 class SideBySide:
-    """Reads a reply with `count` answers and shows them, while they grow by their last lines and in the end whole."""
+    """Reads a reply with `count` answers and shows them, while they grow by their last rows and in the end whole."""
 
-    def __init__(self, console: Console, count: int) -> None:
+    def __init__(self, console: Console, count: int, away: Away = nullcontext) -> None:
         self._console = console
+        self._away = away
         self._texts = [""] * count
         self._pieces = 0
 
@@ -38,37 +40,31 @@ class SideBySide:
             for _ in reply:
                 pass
         else:
-            with Live(get_renderable=self._growing, console=self._console, transient=True, refresh_per_second=8):
+            with Drawing(self._console, lambda: ((), self._growing()), self._growing, self._away) as drawing:
                 for event in reply:
-                    self._texts[event.index] += event.text
-                    self._pieces += event.token_id is not None
+                    with drawing.lock:
+                        self._texts[event.index] += event.text
+                        self._pieces += event.token_id is not None
+                    drawing.soon()
         completion = reply.result()
         answers = (completion, *completion.others)
-        self._console.print(self._laid_out([_whole(each, self._width()) for each in answers], [*map(_title, answers)]))
+        width = self._width()
+        for line in self._laid_out([*map(_title, answers)], [_whole(each, width) for each in answers]):
+            self._console.print(line, soft_wrap=True)
         return completion
 
-    def _growing(self) -> RenderableType:
-        width, lines = self._width(), max(self._console.height - 6, 3)
-        wide = self._fits()
-        lines = lines if wide else max(lines // len(self._texts) - 1, 1)
-        ends = [self._end(text, width, lines) for text in self._texts]
-        shown = self._laid_out(ends, [str(i) for i in range(1, len(ends) + 1)])
-        return Group(shown, Text(f"{len(ends)} answers · {self._pieces:,} tokens", style="dim"))
+    def _growing(self) -> list[Text]:
+        width, rows = self._width(), max(self._console.height - 6, 3)
+        rows = rows if self._fits() else max(rows // len(self._texts) - 1, 1)
+        count = len(self._texts)
+        ends = [_end(text, width, rows) for text in self._texts]
+        shown = self._laid_out([str(number) for number in range(1, count + 1)], ends)
+        return [*shown, Text(f"{count} answers · {self._pieces:,} tokens", style="dim")]
 
-    def _end(self, text: str, width: int, lines: int) -> Text:
-        """The last lines of a text, wrapped; only so much of it is looked at."""
-        wrapped = Text(text[-width * lines :].translate(CONTROLS)).wrap(self._console, width)
-        return Text("\n").join(wrapped[-lines:])
-
-    def _laid_out(self, cells: Sequence[RenderableType], titles: Sequence[str]) -> RenderableType:
-        if not self._fits():
-            return Group(*(part for title, cell in zip(titles, cells, strict=True) for part in (_bar(title), cell)))
-        table = Table.grid(padding=(0, _GAP, 0, 0), expand=True)
-        for _ in cells:
-            table.add_column(ratio=1, overflow="fold")
-        table.add_row(*map(_bar, titles))
-        table.add_row(*cells)
-        return table
+    def _laid_out(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
+        """The rows of all answers below their titles."""
+        titled = [[_bar(title), *rows] for title, rows in zip(titles, columns, strict=True)]
+        return beside(titled, self._width()) if self._fits() else [row for rows in titled for row in rows]
 
     def _fits(self) -> bool:
         return self._width_of(len(self._texts)) >= NARROWEST
@@ -80,6 +76,28 @@ class SideBySide:
         return (self._console.width - _GAP * (count - 1)) // count
 
 
+def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """Rows of columns of `width` cells, with a gap between two."""
+    made = []
+    for number in range(max(map(len, columns))):
+        row = Text()
+        for column in columns[:-1]:
+            cell = column[number] if number < len(column) else Text()
+            row += cell + Text(" " * (width + _GAP - cell.cell_len))
+        row += columns[-1][number] if number < len(columns[-1]) else Text()
+        row.rstrip()
+        made.append(row)
+    return made
+
+
+def _end(text: str, width: int, rows: int) -> list[Text]:
+    """The last rows of a text; only so much of it is looked at."""
+    made = []
+    for line in text[-width * rows :].translate(CONTROLS).split("\n"):
+        made += [Text(line[begin:end]) for begin, end, _ in wrapped(line, 0, width)] or [Text()]
+    return made[-rows:]
+
+
 def _bar(title: str) -> Text:
     return Text(title, style="bold reverse" if len(title) == 1 else "bold")
 
@@ -89,8 +107,9 @@ def _title(answer: Completion) -> str:
     return f"{answer.index + 1} · {answer.usage.completion_tokens} tokens{ends.get(answer.finish_reason, '')}"
 
 
-def _whole(answer: Completion, width: int) -> RenderableType:
-    return Text("\n").join(printed(answer.text.strip() or "(nothing)", min(width, WIDEST)))
+def _whole(answer: Completion, width: int) -> list[Text]:
+    lines = printed(answer.text.strip() or "(nothing)", min(width, WIDEST))
+    return [row for line in lines for row in folded(line, width)]
 
 
 def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console) -> Completion | None:

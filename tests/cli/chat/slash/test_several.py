@@ -32,10 +32,8 @@ def test_they_grow_on_a_terminal_and_leave_no_trace_but_the_whole(session: ChatS
     screen = Console(file=io.StringIO(), width=100, height=20, force_terminal=True, color_system=None)
     view = SideBySide(screen, 3)
     view._texts = ["word " * 400, "one\ntwo", ""]
-    with screen.capture() as capture:
-        screen.print(view._growing())
-    shown = capture.get().splitlines()
-    assert len(shown) <= 16 and "two" in capture.get() and shown[-1].startswith("3 answers")
+    shown = [row.plain for row in view._growing()]
+    assert len(shown) <= 16 and shown[2].endswith("two") and shown[-1].startswith("3 answers")
     completion = session.ask(Question("!say what", answers=3), SideBySide(screen, 3).follow)
     assert printed(screen).rstrip().endswith("what") and len(completion.others) == 2
 
