@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.reply import Reply
 
 
+NOT_BEGUN = "stopped before the first word"
+
+
 class Stopped(CortexError):
     """The user stopped a turn before there was anything to keep."""
 
@@ -158,7 +161,7 @@ class ChatSession:
                 completion = follow(reply)
                 answers = (completion, *completion.others)
                 if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
-                    raise Stopped("stopped before the first word")
+                    raise Stopped(NOT_BEGUN)
                 self.conversation = talk
                 self.keep()
             except OSError:  # the terminal has gone

@@ -10,7 +10,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.commands import BY_NAME, Leave
 from cortexmlx.cli.chat.full import advice
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
-from cortexmlx.cli.chat.session import ChatSession, Draft, Figures, Question, Stopped
+from cortexmlx.cli.chat.session import NOT_BEGUN, ChatSession, Draft, Figures, Question, Stopped
 from cortexmlx.cli.chat.slash.files import tell
 from cortexmlx.cli.chat.slash.several import SideBySide, choose
 from cortexmlx.cli.chat.typed.attached import mentioned, with_files
@@ -146,6 +146,10 @@ class Talk:
             raise
         except Stopped as stopped:
             self._screen.print(f"  {stopped}", style="dim")
+            return
+        except KeyboardInterrupt:  # before there was an answer to stop, or behind it; the signal handler counted it
+            answered = self._session.conversation.messages != before.messages
+            self._screen.print(f"  {'stopped' if answered else NOT_BEGUN}", style="dim")
             return
         except CortexError as error:
             console.error(str(error))

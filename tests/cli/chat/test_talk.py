@@ -5,12 +5,13 @@ from __future__ import annotations
 import resource
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
-from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.session import ChatSession, Follow, Question
 from cortexmlx.cli.chat.talk import Talk
 from cortexmlx.cli.terminal.signals.interrupts import Interrupts
 from cortexmlx.sessions.saved import Saved
@@ -103,6 +104,27 @@ def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("late", "said", "kept"),
+    [(False, "stopped before the first word", []), (True, "stopped", ["one", "You said: one"])],
+)
+def test_ctrl_c_beside_an_answer_is_acknowledged_too(
+    session: ChatSession, screen: Console, monkeypatch: pytest.MonkeyPatch, late: bool, said: str, kept: list[str]
+) -> None:
+    ask = session.ask
+
+    def interrupted(question: Question, follow: Follow | None = None) -> NoReturn:
+        if late:
+            ask(question, follow)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "ask", interrupted)
+    with screen.capture() as printed:
+        Talk(session, Lines("one"), screen, Interrupts(), pretty=False).go_on("")
+    assert printed.get().splitlines()[-1] == f"  {said}"
+    assert [message["content"] for message in session.conversation.messages] == kept
+
+
 def test_the_last_question_is_changed_in_the_input_line(tmp_path: Path) -> None:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
