@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain, count
@@ -25,6 +29,7 @@ _WORDS = 40
 """Characters of the first words that a name has at most."""
 
 _SHOWN = 5
+_PATIENCE_SECONDS = 1.0
 
 
 def state_folder() -> Path:
@@ -89,25 +94,54 @@ class Keeper:
         messages = conversation.messages
         if self.path is None and not messages:
             return
-        if self.path is None:
-            first = next((m.get("content") for m in messages if m["role"] == "user"), "")
-            words = first if isinstance(first, str) else ""
-            name = name_for((typed or {}).get(words, words), date.today())
-            self.path = _free(state_folder() / "chats" / f"{name}.json")
-        elif _written(self.path) not in ((), self._known):
-            other, self.path = self.path, _free(self.path)
-            console.note(f"another chat has gone on in {other.stem}: this one is kept as {self.path.stem}")
-        try:
-            conversation.save(self.path)
-            self._known = _written(self.path)
-        except ConversationFileError as error:
-            if not self._warned:
-                console.error(f"{error}; the chat is not kept (--no-save says so)")
-            self._warned = True
+        with _alone():
+            if self.path is None:
+                first = next((m.get("content") for m in messages if m["role"] == "user"), "")
+                words = first if isinstance(first, str) else ""
+                name = name_for((typed or {}).get(words, words), date.today())
+                self.path = _free(state_folder() / "chats" / f"{name}.json")
+            elif why := self._not_ours(self.path):
+                self.path = _free(self.path)
+                console.note(f"{why}: this one is kept as {self.path.stem}")
+            try:
+                conversation.save(self.path)
+                self._known = _written(self.path)
+                self._warned = False
+            except ConversationFileError as error:
+                if not self._warned:
+                    console.error(f"{error}; the chat is not kept (--no-save says so)")
+                self._warned = True
+
+    def _not_ours(self, path: Path) -> str:
+        """Why the chat cannot go on in its file; empty if it can."""
+        written = _written(path)
+        if written not in ((), self._known):
+            return f"another chat has gone on in {path.stem}"
+        return f"{path.stem} may not be written to" if written and not path.stat().st_mode & stat.S_IWUSR else ""
 
     def begin_anew(self) -> None:
         """What comes is another chat, in a file of its own."""
         self.path = None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """No two chats choose and write their files at the same time, which could be the same. Where nothing can be locked,
+    or somebody does not let go, that is as it is: a chat does not wait for another.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    with ExitStack() as opened:
+        with suppress(OSError):
+            state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(state_folder() / "chats.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, lock)
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.005)
+        yield
 
 
 def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:

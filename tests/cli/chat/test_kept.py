@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from cortexmlx.cli.chat import kept
 from cortexmlx.cli.chat.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.sessions.conversation import Conversation
 
 DAY = date(2026, 11, 22)
 
@@ -105,6 +110,61 @@ def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
     path.unlink()
     session.ask(Question("six"))
     assert path.exists(), "who removes a chat while it goes on gets it again"
+
+
+def test_chats_that_are_kept_at_the_same_moment_have_a_file_each(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """New ones with the same first question, and then all of them resumed from one file."""
+    talks = [session.engine.conversation(messages=[{"role": "user", "content": "one"}]) for _ in range(6)]
+    save = type(talks[0]).save
+
+    def slowly(self: Conversation, path: Path) -> None:
+        time.sleep(0.01)
+        save(self, path)
+
+    monkeypatch.setattr(type(talks[0]), "save", slowly)
+
+    def at_once(keepers: list[Keeper]) -> None:
+        threads = [Thread(target=k.keep, args=(t,)) for k, t in zip(keepers, talks, strict=True)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+
+    at_once(new := [Keeper() for _ in talks])
+    assert len({keeper.path for keeper in new}) == 6 == len(list((state_folder() / "chats").iterdir()))
+    at_once(resumed := [Keeper(new[0].path) for _ in talks])
+    assert len({keeper.path for keeper in resumed}) == 6 and resumed[0].path is not None
+    assert capsys.readouterr().err.count("another chat has gone on in") >= 5
+
+
+def test_a_lock_that_somebody_keeps_holds_nobody_up_for_long(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_PATIENCE_SECONDS", 0.02)
+    state_folder().mkdir(parents=True)
+    with (state_folder() / "chats.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        session.keeper = Keeper()
+        session.ask(Question("one"))
+    assert session.keeper.path is not None and session.keeper.path.exists()
+
+
+def test_a_file_that_may_not_be_written_to_stays_as_it_is(
+    session: ChatSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    path = session.keeper.path
+    assert path is not None
+    path.chmod(0o400)
+    before = path.read_bytes()
+    session.ask(Question("two"))
+    session.ask(Question("three"))
+    assert path.read_bytes() == before
+    assert session.keeper.path is not None and session.keeper.path.stem == f"{path.stem}-2"
+    assert capsys.readouterr().err.count(f"{path.stem} may not be written to: this one is kept as {path.stem}-2") == 1
 
 
 def test_what_is_no_file_any_more_is_no_chat() -> None:
