@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-metal compile-metal check bench pictures clean distclean
+.PHONY: chat test test-slow test-all test-metal compile-metal check bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -53,6 +53,10 @@ bench: .venv/.starter
 # The pictures in the documentation, of the program at work: ARGS="chat batch" makes these only. Takes some minutes.
 pictures: .venv/.starter .venv/.dev
 	$(BIN)/python -m tests.pictures $(ARGS)
+
+# What a whole chat looks like in the tests, written anew: look at what git diff says of it.
+screens: .venv/.dev
+	$(BIN)/python -m tests.screens
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,8 @@ What it says depends only on the prompt: `hello there` is answered by `You said:
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
 words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
 appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
-null it waits (`support/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters.
+null it waits (`support/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters. With FAKE_MACHINE it
+says nothing of the machine and the version.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any, Literal
 
 import pytest
 
+from cortexmlx.cli import device
 from cortexmlx.cli import engine as engines
+from cortexmlx.cli.chat import command as chat
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -357,6 +360,8 @@ def main() -> None:
     """Run the command line on fake engines, for tests that need a process: `cli_fakes.py generate ...`."""
     from cortexmlx.cli import main as command
 
+    if "FAKE_MACHINE" in os.environ:  # what the chat says of this one would be another everywhere
+        device.device_line, chat.__version__ = lambda: "a CPU", "1.2.3"  # type: ignore[attr-defined]
     fakes = Fakes()
     engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
     command()

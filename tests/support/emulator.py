@@ -93,6 +93,10 @@ class Emulator(pyte.Screen):
         """What is on the screen, without the spaces at the ends of rows."""
         return [self._text(self.buffer[y]).rstrip() for y in range(self.lines)]
 
+    def all_rows(self) -> list[str]:
+        """Those of the scrollback and of the screen, without the spaces at their ends."""
+        return [*(self._text(row).rstrip() for row in self.scrollback), *self.rows()]
+
     def text_lines(self) -> list[str]:
         """Everything from the beginning of the scrollback, as it is copied: without the terminal's breaks."""
         rows = [*self.scrollback, *(self.buffer[y] for y in range(self._used()))]

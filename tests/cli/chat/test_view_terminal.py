@@ -11,32 +11,6 @@ from support.answers import Answer, answer
 from support.terminal import STOP, Terminal, pieces
 
 SIZES = [(80, 24), (40, 10), (200, 50)]
-COLOURS = """\
-# Colours
-
-The sky is **blue**, and the `grass` is green; what is neither of them is a matter of taste.
-
-1. Violet
-   - rare
-2. Blue
-
-```python
-def scattered(wavelength: float) -> float:
-    return 1 / wavelength**4 if wavelength else float("inf")  # by the fourth power
-```
-
-| colour | nm  |
-|:-------|----:|
-| blue   | 450 |
-
-> 天空是蓝色的。 👩‍💻
-"""
-
-
-def unchanging(rows: list[str]) -> list[str]:
-    """Rows of the screen, without what is different each time: the spinner, the speed, and the banner."""
-    rows = [re.sub(r"^[⠀-⣿] ([\d,]+ tokens) · .*", r"~ \1", row) for row in rows]
-    return rows[max([n for n, row in enumerate(rows) if row.startswith(">>> !script")], default=0) :]
 
 
 def ask(terminal: Terminal, made: Answer, seed: int, sizes: list[tuple[int, int]]) -> None:
@@ -51,47 +25,6 @@ def ask(terminal: Terminal, made: Answer, seed: int, sizes: list[tuple[int, int]
         terminal.go_on()
     terminal.wait_for_prompt()
     made.check(terminal.answer())
-
-
-def test_an_answer_while_it_is_written_and_when_it_is() -> None:
-    with Terminal("--no-save", columns=40, lines=16) as terminal:
-        terminal.wait_for_prompt()
-        at = COLOURS.index("aste.")
-        terminal.ask([*pieces(COLOURS[:at]), STOP, *pieces(COLOURS[at:])])
-        terminal.wait_for_stop()
-        terminal.shows("a matter of t")
-        terminal.shows("tok/s · TTFT")
-        assert [row for row in unchanging(terminal.screen.rows()) if row] == [
-            ">>> !script",
-            "Colours",
-            "The sky is blue, and the grass is green;",
-            "what is neither of them is a matter of t",
-            "~ 23 tokens",
-        ]
-        terminal.go_on()
-        terminal.wait_for_prompt()
-        assert terminal.answer() == [
-            "Colours",
-            "",
-            "The sky is blue, and the grass is green;",
-            "what is neither of them is a matter of",
-            "taste.",
-            "",
-            "1. Violet",
-            "   • rare",
-            "2. Blue",
-            "",
-            "def scattered(wavelength: float) -> float:",
-            '    return 1 / wavelength**4 if wavelength else float("inf")  # by the fourth power',
-            "",
-            "colour │  nm",
-            "───────┼────",
-            "blue   │ 450",
-            "",
-            "▌ 天空是蓝色的。 👩💻",
-        ]
-        terminal.type("/exit\r")
-        assert terminal.exit_code() == 0
 
 
 @pytest.mark.parametrize("size", SIZES)
