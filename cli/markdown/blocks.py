@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.parser_block import RuleFuncBlockType
+from markdown_it.parser_inline import RuleFuncInlineType
 from markdown_it.rules_block import blockquote, list_block
 from markdown_it.rules_block.table import escapedSplit
 from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import image, link
 from markdown_it.token import Token
 
 _BEGUN = re.compile(
@@ -48,6 +50,17 @@ def _bounded(rule: RuleFuncBlockType) -> RuleFuncBlockType:
     return lambda state, begin, end, silent: state.level < DEEPEST and rule(state, begin, end, silent)
 
 
+@lru_cache(maxsize=8)
+def _last_link(text: str) -> int:
+    """Where the last `](` stands that has a `)` behind it; -1 if there is none."""
+    return text.rfind("](", 0, max(text.rfind(")"), 0))
+
+
+def _ending(rule: RuleFuncInlineType) -> RuleFuncInlineType:
+    """A rule for links, asked only where one can end: behind each of a thousand [ it would read all that follows."""
+    return lambda state, silent: state.pos < _last_link(state.src) and rule(state, silent)
+
+
 def _surplus(state: StateCore) -> None:
     """What stands behind the last column of a table, as after a | in code, goes into it: the parser leaves it out."""
     lines = state.src.split("\n")
@@ -77,6 +90,8 @@ def parser() -> MarkdownIt:
     ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
     dialect.block.ruler.at("blockquote", _bounded(blockquote), {"alt": [*ends, "list"]})
     dialect.block.ruler.at("list", _bounded(list_block), {"alt": ends})
+    dialect.inline.ruler.at("link", _ending(link))
+    dialect.inline.ruler.at("image", _ending(image))
     dialect.core.ruler.after("block", "surplus", _surplus)
     return dialect.disable(["lheading", "reference", "text_join"])
 

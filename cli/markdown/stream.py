@@ -21,13 +21,19 @@ from cortexmlx.cli.markdown.render import flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
 from cortexmlx.cli.terminal.console import CONTROLS
 
-ITEM, FENCE, TABLE = "list_item_open", "fence", "table_open"
+ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
 OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
 """What may still turn into emphasis, code, a link or a character once more text is there."""
 MARKS = ("*", "_", "~", "`")
 """Signs of inline markup: how many there are in a row decides what they mean."""
+LETTER = re.compile(r"(?<!\\)(?=[^\W\d_])")
+"""Where a paragraph can be parted: what begins with a letter is a paragraph."""
 SIGN = re.compile(r"(?<!\\)[*_~`\[<&|]")
 MOST_SIGNS = 50
+LONG = 2000
+"""Characters from which on a paragraph is rid of what has been printed of it."""
+TRIES = 3
+"""Places where that is tried."""
 
 Place = tuple[int, int]
 """A flow of a block, and a place in it."""
@@ -66,6 +72,7 @@ class MarkdownStream:
         self._begun = False
         self._printed: Place = (0, 0)
         self._table: Printed | None = None
+        self._long = LONG
 
     def feed(self, text: str) -> None:
         """More of the answer."""
@@ -149,7 +156,7 @@ class MarkdownStream:
     def _end(self, kind: str) -> None:
         """A block is printed as a whole."""
         self._last = kind if self._begun else self._last
-        self._begun, self._printed, self._table = False, (0, 0), None
+        self._begun, self._printed, self._table, self._long = False, (0, 0), None, LONG
 
     def _gap(self, kind: str) -> Iterator[Text]:
         """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
@@ -170,6 +177,30 @@ class MarkdownStream:
             if block.kind == TABLE and self._table is not None and self._printed[0] > 1:
                 lines, text = self._without_printed(self._table, block, lines, text)
             self.pending = self._left(block, lines, text, width)
+        if block.kind == PARAGRAPH and len(self._open) > self._long:
+            self._open = self._open[self._printed_words(lines, certain(self._open)) :]
+
+    def _printed_words(self, lines: Sequence[Flow], text: str) -> int:
+        """How much of a long paragraph is forgotten, since it has been printed, and what is left is read as it was: the
+        work for a word does not grow with the paragraph. `_printed` is a place in what is left then.
+        """
+        number, place = self._printed
+        whole = _plain(lines)
+        printed = len("\n".join([*whole[:number], ""])) + place
+        joined = "\n".join(whole)
+        for cut in [*LETTER.finditer(text, LONG // 2, first_lines(text, number) + place)][: -TRIES - 1 : -1]:
+            before, after = "\n".join(_words(text[: cut.start()])), _words(text[cut.start() :])
+            behind = len(joined) - len("\n".join(after))
+            if (
+                after
+                and joined[:behind].rstrip() == before
+                and joined[behind:] == "\n".join(after)
+                and behind <= printed
+            ):
+                self._long, self._printed = LONG, _place(after, printed - behind)
+                return cut.start()
+        self._long = len(text) + LONG // 2
+        return 0
 
     def _without_printed(self, table: Printed, block: Block, lines: list[Flow], text: str) -> tuple[list[Flow], str]:
         """Forget the rows of a table that have been printed: the work for a row does not grow with the table."""
@@ -199,6 +230,13 @@ class MarkdownStream:
             lines = flows(block.tokens, self._table)
             return lines, _end_of(lines)
         before, whole = _plain(lines), self._open
+        if block.kind == PARAGRAPH:  # all of them at once, if none of them means anything
+            end = first_lines(text, block.begin + wanted[0]) + wanted[1]
+            end += whole.count("\\", 0, 2 * end)
+            escaped = SIGN.sub(r"\\\g<0>", whole[:end]) + whole[end:]
+            found = blocks(certain(escaped))
+            if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == before:
+                self._open, text, lines, whole = escaped, certain(escaped), changed, escaped
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
             if (mark := _mark(lines, text)) >= wanted:
                 break
@@ -260,6 +298,21 @@ def _mark(lines: Sequence[Flow], text: str) -> Place:
 
 def _end_of(lines: Sequence[Flow]) -> Place:
     return len(lines) - 1, lines[-1].size
+
+
+def _place(lines: Sequence[str], at: int) -> Place:
+    """The place that is `at` characters behind the beginning of the first line."""
+    number = 0
+    while at > len(lines[number]):
+        at, number = at - len(lines[number]) - 1, number + 1
+    return number, at
+
+
+def _words(text: str) -> list[str]:
+    """The lines of a text that is one paragraph; none if it is not."""
+    found = blocks(text)
+    alone = len(found) == 1 and found[0].kind == PARAGRAPH and certain(text) == text
+    return _plain(flows(found[0].tokens)) if alone else []
 
 
 def _plain(lines: Sequence[Flow]) -> list[str]:

@@ -28,6 +28,8 @@ KINDS = {
     f"| a | b | c |\n|---|---|---|\n{ROW * 3}\n1. {PROSE}\n   - {PROSE}\n\n> {PROSE}\n\n",
     "paragraphs": PROSE * 5 + "\n\n",
     "one paragraph": PROSE,
+    "one word": "a",
+    "one word with signs": "a_b_",
     "one block of code": CODE,
     "one table": ROW,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -277,3 +278,41 @@ def test_what_stands_behind_the_last_column_is_there(row: str, shown: str) -> No
     sign = "> " * row.startswith(">")
     lines = streamed([*f"{sign}| x | y |\n{sign}|---|---|\n{row}\n"])
     assert " ".join(lines[-1].replace("▌", "").split()) == " ".join(shown.split())
+
+
+SAID = "word |*so* |**bold|** |snake_case_ |_it_ |`code` |`|[a](http://b) |[|](|) |~~s~~ |- |1. |# |&amp; |\\|<b>|👩‍💻 "
+WORDS = st.sampled_from(
+    [*SAID.split("|"), "long" * 9, "天空是蓝色的。", "\n", "\n", "| a | b |\n", "|---|---|\n", "\n\n"]
+)
+
+
+@given(st.lists(WORDS, min_size=20, max_size=100), st.sampled_from([20, 34, 80]), st.sampled_from([1, 3, 12]))
+@settings(max_examples=20)
+def test_what_is_forgotten_of_a_long_paragraph_changes_nothing(pieces: list[str], width: int, room: int) -> None:
+    """Not a letter; and where there is room enough to hold back what may still change, nothing at all."""
+    found = []
+    for long in (60, 10**9):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(streaming, "LONG", long)
+            found.append(streamed(["so it ", *pieces], width, room))
+    letters, without = (sorted(re.findall(r"[^\W_]", " ".join(rows).replace("amp;", ""))) for rows in found)
+    assert letters == without
+    assert room < 12 or found[0] == found[1]
+
+
+@pytest.mark.parametrize("unit", ["a", "a_b_", "[a](", "a\n", "word word "])
+def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that are read for each of 20,000 that came, however degenerate they are."""
+    read = [0]
+    parsed = streaming.blocks
+
+    def counted(text: str) -> list[streaming.Block]:
+        read[0] += len(text)
+        return parsed(text)
+
+    monkeypatch.setattr(streaming, "blocks", counted)
+    stream, text = MarkdownStream(), unit * (20_000 // len(unit))
+    for at in range(0, len(text), 401):
+        stream.feed(text[at : at + 401])
+        stream.settle(80, 12)
+    assert read[0] / len(text) < 20
