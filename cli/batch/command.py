@@ -12,13 +12,13 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.batch.bodies.records import Recorder
-from cortexmlx.cli.batch.files import BatchFiles, Mode
+from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, named
 from cortexmlx.cli.batch.input import BatchReader, Ids
 from cortexmlx.cli.batch.prepare import prepared
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.batch.source import STDIN, Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
@@ -77,11 +77,12 @@ def batch(
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = options.template_vars(template_var, think, raw=raw)
-    output = None if output == Path(STDIN) else output  # its other end
-    mode = mode_of(output, resume=resume, retry_errors=retry_errors, force=force)
+    out = named(output)
+    errors = None if errors is None or named(errors) == out == STDOUT else named(errors)
+    mode = mode_of(out, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
     identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors, variables or None)
-    with opened(source, input_format) as lines, BatchFiles(output, errors, mode, source) as files:
+    with opened(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
         known = ids_of(source, input_format)
         ids = known or Ids()
         reader = BatchReader(
@@ -92,12 +93,15 @@ def batch(
             template_vars=variables,
             ids=ids if known is None else None,
         )
-        files.check(identity)
+        files.check(identity, ids.digests)
+        if known is not None and not known.lines:
+            files.open(identity, ids.digests)
+            console.note(f"{source} has no requests")
+            return
         with engines.open_engine(replace(config, model=model)) as engine:
             engines.tell(engine)
             checked(engine, variables)
-            writer = files.open(replace(identity, weights=engine.info.identity))
-            files.remember(ids.digests)
+            writer = files.open(replace(identity, weights=engine.info.identity), ids.digests)
             run = BatchRun(
                 engine,
                 remaining(reader, files.done),
@@ -109,7 +113,7 @@ def batch(
             )
             total = None if known is None else len(known.lines)
             try:
-                with Progress(engine, run, before=len(files.done), total=total, live=output is not None):
+                with Progress(engine, run, before=len(files.done), total=total, live=out != STDOUT):
                     run.run()
             finally:
                 try:
@@ -121,9 +125,9 @@ def batch(
         raise typer.Exit(FAILED)
 
 
-def mode_of(output: Path | None, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
+def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
     """What becomes of an OUT that is there. Raises typer.BadParameter for options that do not go together."""
-    if (resume or retry_errors) and (output is None or not resume):
+    if (resume or retry_errors) and (output == STDOUT or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
     if resume and force:
         raise typer.BadParameter("--resume goes on with OUT, and --force begins it again: give one of them")

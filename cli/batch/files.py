@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -12,6 +14,11 @@ from types import TracebackType
 from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
 from cortexmlx.errors import InvalidRequest
+
+STDOUT = Path("-")
+
+_OF_THIS_PROCESS = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+"""Names of what is open already: whoever opened it reads it, or goes on with it."""
 
 
 class Mode(Enum):
@@ -30,15 +37,15 @@ class BatchFiles:
     the keys of all records that are there, `failed` is how many of them are errors.
     """
 
-    def __init__(self, output: Path | None, errors: Path | None, mode: Mode, source: str) -> None:
-        for path in (output, errors):
-            if path is not None:
-                _check(path, source, mode)
-        if output is not None and errors is not None and output.resolve() == errors.resolve():
+    def __init__(self, output: Path, errors: Path | None, mode: Mode, source: str) -> None:
+        for path, option in ((output, "-o"), (errors, "--errors")):
+            if path is not None and path != STDOUT:
+                _check(path, option, source, mode)
+        if errors is not None and _are_one(output, errors):
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
-        if output is not None:
+        if output != STDOUT:
             _check_own(output, errors, source)
-        self.kept = output is not None and is_regular(output)
+        self.kept = is_regular(output)
         if mode in (Mode.RESUME, Mode.RETRY) and not self.kept:
             raise InvalidRequest(f"{output} is no file, so there is nothing to go on with: leave out --resume")
         self.done: set[str] = set()
@@ -47,8 +54,9 @@ class BatchFiles:
         self._output = output
         self._errors = errors
         self._mode = mode
+        self._read: dict[Path, RecordFile] = {}
         self._opened: list[RecordFile | RecordStream] = []
-        self._run = RunFile(output) if output is not None and self.kept else None
+        self._run = RunFile(output) if self.kept else None
 
     def __enter__(self) -> BatchFiles:
         return self
@@ -61,28 +69,31 @@ class BatchFiles:
         if self._run is not None:
             self._run.close()
 
-    def check(self, identity: RunIdentity) -> None:
-        """Raises InvalidRequest if the run that is to go on was another one."""
+    def check(self, identity: RunIdentity, digests: Mapping[str, str]) -> None:
+        """Read what is there of a run that goes on. Raises InvalidRequest if that was another one, or if a line of the
+        input, by the `digests` of them all, said something else when its record was written.
+        """
         if self._run is not None and self._goes_on:
             self.created = self._run.check(identity)
+            for path in (self._output, self._errors):
+                if path is not None and is_regular(path):
+                    self._records(path)
+            self._run.check_lines(digests, self.done)
 
-    def open(self, identity: RunIdentity) -> BatchWriter:
-        """Begin, or go on."""
-        self.check(identity)
-        if self._run is not None and not self._goes_on:
+    def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
+        """Begin, or go on, and keep what the lines of the input say."""
+        if self._run is not None and self._goes_on:
+            self.created = self._run.check(identity)
+        elif self._run is not None:
             for path in (self._output, self._errors):
                 if path is not None and path.exists() and is_regular(path):
                     os.truncate(path, 0)
             self.created = self._run.start(identity)
         out = self._open(self._output)
-        return BatchWriter(out, out if self._errors is None else self._open(self._errors))
-
-    def remember(self, digests: Mapping[str, str]) -> None:
-        """Keep what the lines of the input said. Raises InvalidRequest if one says something else than when its record
-        was written.
-        """
+        writer = BatchWriter(out, out if self._errors is None else self._open(self._errors))
         if self._run is not None:
-            self._run.remember(digests, self.done)
+            self._run.remember(digests)
+        return writer
 
     def arrange(self, lines: Mapping[str, int]) -> None:
         """Put the records of files into the order of the input's `lines`."""
@@ -95,44 +106,73 @@ class BatchFiles:
         going = self._mode in (Mode.RESUME, Mode.RETRY)
         return going and any(path is not None and _size(path) > 0 for path in (self._output, self._errors))
 
-    def _open(self, path: Path | None) -> RecordFile | RecordStream:
-        if path is None or not is_regular(path):
-            stream = RecordStream(path)
-            self._opened.append(stream)
-            return stream
-        file = RecordFile(path, (lambda record: not record.get("error")) if self._mode is Mode.RETRY else None)
+    def _records(self, path: Path) -> RecordFile:
+        """Those of a file, which is read once."""
+        if path not in self._read:
+            keep = (lambda record: not record.get("error")) if self._mode is Mode.RETRY else None
+            file = self._read[path] = RecordFile(path, keep)
+            self.done.update(file.keys)
+            self.failed += file.failed
+        return self._read[path]
+
+    def _open(self, path: Path) -> RecordFile | RecordStream:
+        if not is_regular(path):
+            self._opened.append(RecordStream(None if path == STDOUT else path))
+            return self._opened[-1]
+        file = self._records(path)
+        file.open()
         self._opened.append(file)
-        self.done.update(file.keys)
-        self.failed += file.failed
         return file
 
 
+def named(path: Path | None) -> Path:
+    """Where OUT goes: to stdout if it has no name, or one of those of stdout."""
+    return STDOUT if path is None or path in (STDOUT, Path("/dev/stdout")) else path
+
+
 def is_regular(path: Path) -> bool:
-    """A file, or none yet."""
+    """A file, or none yet; not stdout, and nothing that this process was given open."""
+    if path == STDOUT or _OF_THIS_PROCESS.fullmatch(str(path.absolute())):
+        return False
     return path.is_file() or not path.exists()
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    return path.stat().st_size if is_regular(path) and path.is_file() else 0
+
+
+def _are_one(output: Path, errors: Path) -> bool:
+    if STDOUT in (output, errors):
+        return output == errors
+    if output.exists() and errors.exists():
+        return output.samefile(errors)
+    return os.path.realpath(output) == os.path.realpath(errors)
 
 
 def _check_own(output: Path, errors: Path | None, source: str) -> None:
     """What lies beside OUT is written as well."""
     for own in beside(output):
         for other in (Path(source), errors):
-            if other is not None and other.resolve() == own:
+            if other is not None and os.path.realpath(other) == str(own):
                 raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
 
 
-def _check(path: Path, source: str, mode: Mode) -> None:
-    if path.is_dir():
-        raise InvalidRequest(f"{path} is a folder: give -o a file")
-    if not path.absolute().parent.is_dir():
-        raise InvalidRequest(f"no folder {path.absolute().parent} to write {path.name} into")
-    if path.exists() and Path(source).exists() and path.samefile(source):
-        raise InvalidRequest(f"{source} is both input and output: give -o another name")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise InvalidRequest(f"{path} may not be written: give -o another name")
+def _check(path: Path, option: str, source: str, mode: Mode) -> None:
+    target = Path(os.path.realpath(path))
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        there = None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}: give {option} another name") from None
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        raise InvalidRequest(f"{path} is a folder: give {option} a file")
+    if there is None and not target.parent.is_dir():
+        raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
+    if there is not None and Path(source).exists() and path.samefile(source):
+        raise InvalidRequest(f"{source} is both input and output: give {option} another name")
+    if not os.access(path if there is not None else target.parent, os.W_OK):
+        raise InvalidRequest(f"{path} may not be written: give {option} another name")
     if mode is Mode.NEW and _size(path):
         raise InvalidRequest(
             f"{path} is there already: --resume goes on with it, --force begins it again and loses what it holds"

@@ -42,8 +42,8 @@ class Ids:
             self.digests[key] = blake2b(text, digest_size=8).hexdigest()
         if first != line:
             raise InvalidRequest(
-                f"lines {first} and {line} both have the id {identity!r}: their answers could not be told apart, so "
-                "every request needs an id of its own (one without has the number of its line)"
+                f"lines {first} and {line} both have the id {identity!r:.80}: their answers could not be told apart, "
+                "so every request needs an id of its own (one without has the number of its line)"
             )
 
 

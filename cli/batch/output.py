@@ -7,15 +7,17 @@ in the order of the input is put into it when the run ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TextIO
 
 from cortexmlx.cli.batch.bodies.records import key_of_record
 from cortexmlx.cli.batch.bodies.tokens import Record
+from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.files import in_place_of
@@ -39,11 +41,13 @@ class Sink(Protocol):
 
 
 class RecordStream:
-    """Stdout, a pipe or a device: each record goes out at once."""
+    """Stdout (None), a pipe or a device: each record goes out at once. What is behind a descriptor of this process is
+    not begun again.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file = sys.stdout if path is None else path.open("w", encoding="utf-8")
+        self._file = sys.stdout if path is None else _stream(path)
 
     def append(self, record: Record) -> None:
         """Raises CortexError if it takes no more, BrokenPipeError if nobody reads."""
@@ -67,25 +71,30 @@ class RecordStream:
 
 class RecordFile:
     """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` how many
-    of those that it held when it was opened are errors.
+    of those that it held when it was read are errors.
 
-    It is made if there is none. A last line that was cut in half is cut off, and what `keep` refuses is left out.
-    Raises InvalidRequest for a file that holds something else, CortexError if it cannot be written.
+    It is read at once and not touched before `open`. A last line that was cut in half does not count, nor what `keep`
+    refuses. Raises InvalidRequest for a file that holds something else.
     """
 
     def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None) -> None:
-        self.path = path.resolve()  # behind a link is what is replaced
+        self.path = Path(os.path.realpath(path))  # behind a link is what is replaced
         self.failed = 0
         self._name = path
         self._records: list[tuple[str, int, int]] = []
-        left_out = self._read(keep) if self.path.exists() else False
+        self._left_out = self._read(keep) if self.path.exists() else False
+
+    def open(self) -> None:
+        """Begin to write. It is made if there is none, and what does not count is gone. Raises CortexError if it cannot
+        be written.
+        """
         try:
-            if left_out:
+            if self._left_out:
                 self._replace(self._records)
             self._file = self.path.open("ab", buffering=0)
             self._file.truncate(self._size)
         except OSError as error:
-            raise _unwritten(str(path), error, "it is as it was") from error
+            raise _unwritten(str(self._name), error, "it is as it was") from error
 
     @property
     def keys(self) -> list[str]:
@@ -189,6 +198,20 @@ class BatchWriter:
         self._out.sync()
         if self._errors is not self._out:
             self._errors.sync()
+
+
+def _stream(path: Path) -> TextIO:
+    """A pipe or a device to write. Until somebody reads the pipe nothing happens, which is said."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        console.note(f"waiting for somebody to read {path} ...")
+        descriptor = os.open(path, flags)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "w", encoding="utf-8")
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Record | None]]:

@@ -19,10 +19,13 @@ from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, key_of
 from cortexmlx.cli.batch.output import written_anew
+from cortexmlx.cli.terminal.text import fitted
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.keep import KeepPolicy
+
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -104,18 +107,23 @@ class RunFile:
         self._append({**run.as_json(), "created": created})
         return created
 
-    def remember(self, digests: Mapping[str, str], done: Collection[str]) -> None:
-        """Keep what the input's lines said, by their keys, when they were asked. Raises InvalidRequest if one whose
-        record is there says something else now.
+    def check_lines(self, digests: Mapping[str, str], done: Collection[str]) -> None:
+        """Raises InvalidRequest if a line of the input, by its key, whose record is there says something else than when
+        it was asked.
         """
         known = self._digests()
         changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
         if changed:
-            which = f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else changed[0]
+            first = fitted(changed[0], _LONGEST_NAME)
+            which = f"{first} and {len(changed) - 1} more" if len(changed) > 1 else first
             raise InvalidRequest(
                 f"the input has changed: {self._output.name} holds answers to what the requests named {which} said "
                 "before. Give changed requests ids of their own, or use --force to begin again"
             )
+
+    def remember(self, digests: Mapping[str, str]) -> None:
+        """Keep what the input's lines said, by their keys, when they were asked."""
+        known = self._digests()
         new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
         if new:
             self._append({"lines": new}, b"\n")  # what is there may have been cut in half
@@ -124,7 +132,7 @@ class RunFile:
         """What is known of the lines, the latest last. A list that was cut in half is as good as none."""
         self._file.seek(0)
         known: dict[str, str] = {}
-        for line in self._file.readlines()[1:]:
+        for line in self._file.read().split(b"\n")[1:]:  # nothing is buffered: `readlines` asks for each byte
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 known.update(json.loads(line)["lines"])
         return known

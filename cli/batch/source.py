@@ -30,6 +30,12 @@ _OTHERS = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".rtf"), "a text of another form"),
 }
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
+_WIDE = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 _BINARY = (b"PK\x03\x04", b"PAR1", b"%PDF")
 _HEAD_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05
@@ -42,25 +48,28 @@ def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]
     list of requests, OSError for none.
     """
     if source == STDIN:
-        yield _coming(sys.stdin.buffer)
+        yield _coming(sys.stdin.buffer, source, input_format)
         return
     with Path(source).open("rb") as file:
         if Path(source).is_file():
-            _check(Path(source), file.read(_HEAD_BYTES), input_format)
+            _check(source, file.read(_HEAD_BYTES), input_format)
             file.seek(0)
             yield file
         else:
-            yield _coming(file)
+            yield _coming(file, source, input_format)
 
 
-def _coming(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines of a pipe as they come. Nothing else may have read of it."""
+def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes | None]:
+    """The lines of a pipe as they come. Nothing else may have read of it. Raises InvalidRequest if what comes first is
+    no list of requests.
+    """
     try:
         descriptor = file.fileno()
     except OSError:  # an object in the place of stdin
         yield from file
         return
     begun: list[bytes] = []
+    first = True
     while True:
         if not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
             yield None
@@ -68,6 +77,9 @@ def _coming(file: BinaryIO) -> Iterator[bytes | None]:
         data = os.read(descriptor, _HEAD_BYTES)
         if not data:
             break
+        if first:
+            _check(source, data, input_format)
+            first = False
         *lines, rest = data.split(b"\n")
         for line in lines:
             yield b"".join([*begun, line])
@@ -94,23 +106,31 @@ def ids_of(source: str, input_format: Format) -> Ids | None:
         return survey(file, is_jsonl(source, input_format))
 
 
-def _check(path: Path, head: bytes, input_format: Format) -> None:
+def _check(source: str, head: bytes, input_format: Format) -> None:
+    """Raises InvalidRequest if what a file or a pipe begins with is no list of requests, with what makes one of it."""
+    name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
     for magic, unpack in _PACKED.items():
         if head.startswith(magic):
-            raise InvalidRequest(f"{path} is compressed: {unpack} {path} | cortexmlx batch ... -")
+            raise InvalidRequest(f"{name} is compressed: {unpack}{file} | cortexmlx batch ... -")
+    for mark, encoding in _WIDE.items():
+        if head.startswith(mark):
+            convert = f"iconv -f {encoding} -t UTF-8{file}"
+            raise InvalidRequest(f"{name} is {encoding}, and batch reads UTF-8: {convert} | cortexmlx batch ... -")
     if head.startswith(_BINARY) or b"\0" in head:
-        raise InvalidRequest(f"{path} is no text: batch reads JSONL or plain lines, in UTF-8")
+        raise InvalidRequest(f"{name} is no text: batch reads JSONL or plain lines, in UTF-8")
     if input_format is not Format.auto:
         return
-    if (kind := _OTHERS.get(path.suffix.lower())) is not None:
+    suffix = Path(source).suffix.lower()
+    if (kind := _OTHERS.get(suffix)) is not None:
         raise InvalidRequest(
-            f"{path} is {kind}: batch reads JSONL, a request a line, or plain lines, a prompt a line. With --format "
+            f"{name} is {kind}: batch reads JSONL, a request a line, or plain lines, a prompt a line. With --format "
             "lines every line of it is a prompt, the first one too"
         )
-    first = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].strip()
-    if first == b"{" or (first.startswith(b"[") and path.suffix.lower() in _JSON):
+    first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
+    first = first.strip()
+    if (first == b"{" and newline) or (first.startswith(b"[") and suffix in _JSON):
         what = ".[]" if first != b"{" else "."
         raise InvalidRequest(
-            f"{path} is one JSON value over several lines, but must have a request on each line: "
-            f"jq -c '{what}' {path} | cortexmlx batch ... -"
+            f"{name} is one JSON value over several lines, but must have a request on each line: "
+            f"jq -c '{what}'{file} | cortexmlx batch ... -"
         )

@@ -270,6 +270,62 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_message_and_nothing_is_lost(
     assert [record["id"] for record in records(out)] == list(range(60))
 
 
+@pytest.mark.parametrize("content", [b"", b"\n \n\r\n"])
+def test_an_input_without_requests_is_said_and_loads_nothing(
+    content: bytes, fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_bytes(content)
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    assert capsys.readouterr() == ("", f"cortexmlx: {source} has no requests\n")
+    assert out.read_bytes() == b"" and fakes.opened == []
+    source.write_text('{"prompt": "a"}')
+    assert run(["batch", "fake", str(source), "-o", str(out), "--resume"]) == 0
+    assert [record["text"] for record in records(out)] == ["You said: a"]
+
+
+def test_what_editors_do_to_a_file_does_not_matter(fakes: Fakes, source: Path, out: Path) -> None:
+    """A byte order mark, the ends of lines of Windows, and none at the end."""
+    source.write_bytes(b'\xef\xbb\xbf{"id": "a", "prompt": "one"}\r\n\r\n{"id": "", "prompt": "two"}')
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    assert [(record["id"], record["text"]) for record in records(out)] == [
+        ("a", "You said: one"),
+        ("", "You said: two"),
+    ]
+
+
+def test_ids_of_any_kind_are_told_apart_and_a_huge_one_makes_no_huge_message(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids: list[Any] = ["", 2**70, -1, "-1", "x" * 1_000_000]
+    source.write_text("".join(json.dumps({"id": each, "prompt": "a"}) + "\n" for each in ids))
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 0
+    assert [record["id"] for record in records(out)] == ids
+    source.write_text(source.read_text().replace('"a"', '"b"').replace("-1,", "-2,", 1))
+    capsys.readouterr()
+    assert run(["batch", "fake", str(source), "-o", str(out), "--resume"]) == 1
+    source.write_text(2 * (json.dumps({"id": ids[-1], "prompt": "a"}) + "\n"))
+    assert run(["batch", "fake", str(source), "--force", "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 2 and "lines 1 and 2 both have the id 'xxx" in said and len(said) < 1000
+    source.write_text('{"id": 1.5, "prompt": "a"}\n{"id": [1], "prompt": "a"}\n{"id": true, "prompt": "a"}\n')
+    assert run(["batch", "fake", str(source), "--force", "-o", str(out)]) == 1
+    for record, shown in zip(records(out), ("1.5", "[1]", "True"), strict=True):
+        assert record["error"]["message"] == f"id is {shown}, but must be a text or an integer"
+
+
+def test_stdout_is_stdout_under_each_of_its_names(
+    fakes: Fakes, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text('{"prompt": "a"}\n{oops\n')
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["-o", "-"], ["-o", "/dev/stdout"], ["--errors", "-"], ["--errors", "/dev/stdout", "-o", "-"]):
+        assert run(["batch", "fake", str(source), *options]) == 1
+        assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, None]
+    assert run(["batch", "fake", str(source), "-o", "out", "--errors", "-"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["line"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out", "out.run"]
+
+
 def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> None:
     source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(20_000)))
     process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source)], stdout=-1, stderr=-1, stdin=-3)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.batch.files import BatchFiles, Mode
+from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, is_regular, named
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
@@ -15,22 +16,22 @@ from cortexmlx.request import SamplingParams
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
 
 
-def files(output: Path | None, errors: Path | None = None, mode: Mode = Mode.NEW) -> BatchFiles:
+def files(output: Path, errors: Path | None = None, mode: Mode = Mode.NEW) -> BatchFiles:
     return BatchFiles(output, errors, mode, "-")
 
 
 def test_a_file_without_records_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with files(tmp_path / "out") as made:
-        made.open(IDENTITY).write({"id": 1})
+        made.open(IDENTITY, {}).write({"id": 1})
     with pytest.raises(InvalidRequest, match=r"out is there already: --resume goes on with it, --force"):
         files(tmp_path / "out")
     with files(tmp_path / "out", mode=Mode.RESUME) as again:
-        again.check(IDENTITY)
-        again.open(IDENTITY)
+        again.check(IDENTITY, {})
+        again.open(IDENTITY, {})
         assert again.done == {"1"}
     with files(tmp_path / "out", mode=Mode.FORCE) as anew:
-        anew.open(IDENTITY)
+        anew.open(IDENTITY, {})
         assert anew.done == set()
     assert (tmp_path / "out").read_bytes() == b""
 
@@ -62,10 +63,76 @@ def test_what_a_run_keeps_beside_its_output_is_neither_its_input_nor_for_errors(
 
 def test_a_device_is_only_written(tmp_path: Path) -> None:
     with files(Path("/dev/null")) as made:
-        made.open(IDENTITY).write({"id": 1})
+        made.open(IDENTITY, {}).write({"id": 1})
         assert not made.kept
         made.arrange({})
     assert not Path("/dev/null.run").exists()
+
+
+def test_what_cannot_take_records_is_refused_with_the_options_name(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "out")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    for name, says in {
+        "": "is a folder: give {} a file",
+        "nowhere": "no folder .*/missing to write out into",
+        "loop": "cannot be written: Too many levels of symbolic links: give {} another name",
+        "file/out": "cannot be written: Not a directory: give {} another name",
+        "x" * 300: "cannot be written: File name too long: give {} another name",
+    }.items():
+        with pytest.raises(InvalidRequest, match=says.format("-o")):
+            files(tmp_path / name)
+        with pytest.raises(InvalidRequest, match=says.format("--errors")):
+            files(tmp_path / "out", tmp_path / name)
+    assert not (tmp_path / "out.run").exists()
+
+
+def test_one_file_under_two_names_is_not_input_answers_or_errors_at_once(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("hello\n")
+    (tmp_path / "out").touch()
+    for name, target in (("hard in", "in"), ("hard out", "out")):
+        os.link(tmp_path / target, tmp_path / name)
+    (tmp_path / "link in").symlink_to(tmp_path / "in")
+    (tmp_path / "link new").symlink_to(tmp_path / "new")
+    for output, errors, says in (
+        ("hard in", None, "both input and output: give -o"),
+        ("link in", None, "both input and output: give -o"),
+        ("out", "hard in", "both input and output: give --errors"),
+        ("out", "hard out", "for answers and for errors"),
+        ("new", "link new", "for answers and for errors"),
+    ):
+        with pytest.raises(InvalidRequest, match=says):
+            BatchFiles(tmp_path / output, errors and tmp_path / errors, Mode.FORCE, str(tmp_path / "in"))  # type: ignore[arg-type]
+    assert (tmp_path / "in").read_text() == "hello\n"
+
+
+def test_what_this_process_was_given_open_is_gone_on_with_not_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before\n")
+    with (tmp_path / "log").open("a") as log:
+        name = Path(f"/dev/fd/{log.fileno()}")
+        with files(name, tmp_path / "errors") as made:
+            assert not made.kept
+            made.open(IDENTITY, {}).write({"id": 1})
+    assert (tmp_path / "log").read_text() == 'before\n{"id": 1}\n'
+    assert sorted(os.listdir(tmp_path)) == ["errors", "log"]
+
+
+def test_stdout_has_several_names() -> None:
+    assert named(None) == named(Path("-")) == named(Path("/dev/stdout")) == STDOUT
+    assert named(Path("out")) == Path("out") and not is_regular(STDOUT)
+    with pytest.raises(InvalidRequest, match="is for answers and for errors"):
+        files(STDOUT, STDOUT)
+
+
+def test_a_pipe_that_nobody_reads_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    threading.Timer(0.2, reader.start).start()
+    with files(pipe) as made:
+        made.open(IDENTITY, {}).write({"id": 1})
+    reader.join(10)
+    assert read == ['{"id": 1}\n'] and f"waiting for somebody to read {pipe} ..." in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="who may do everything is refused nothing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from cortexmlx.errors import CortexError, InvalidRequest
 ERROR = {"id": 2, "error": {"code": "x", "line": 2}}
 
 
+def opened(path: Path, keep: Callable[[dict[str, Any]], bool] | None = None) -> RecordFile:
+    file = RecordFile(path, keep)
+    file.open()
+    return file
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -28,7 +35,7 @@ def test_a_record_is_in_the_file_at_once_and_on_the_disk_when_it_is_synced(
     path = tmp_path / "out.jsonl"
     synced: list[int] = []
     monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
-    file = RecordFile(path)
+    file = opened(path)
     for count, record in enumerate([{"id": 1, "text": "né"}, ERROR, {"id": 3}], 1):
         file.append(record)
         lines = lines_of(path)
@@ -37,7 +44,7 @@ def test_a_record_is_in_the_file_at_once_and_on_the_disk_when_it_is_synced(
         assert synced[count - 1 :] == [path.stat().st_size]
     assert "né" in path.read_text(encoding="utf-8")
     file.close()
-    again = RecordFile(path)
+    again = opened(path)
     assert (again.keys, again.failed) == (["1", "2", "3"], 1)
     again.append({"id": 4})
     again.close()
@@ -51,7 +58,7 @@ def test_wherever_a_file_is_torn_whole_records_stay(
     path = tmp_path_factory.mktemp("torn") / "out"
     lines = [json.dumps({"id": i, "text": "é" * i}, ensure_ascii=False).encode() + b"\n" for i in range(6)]
     path.write_bytes(b"".join(lines)[:at] + b"\0" * (40 * zeros))
-    file = RecordFile(path)
+    file = opened(path)
     whole = [n for n in range(6) if sum(map(len, lines[: n + 1])) <= at]
     assert file.keys == list(map(str, whole)) and path.read_bytes() == b"".join(lines[n] for n in whole)
     file.close()
@@ -61,7 +68,7 @@ def test_what_is_no_record_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text('{"id": 1}\nmy notes\n{"id": 2}\n')
     with pytest.raises(InvalidRequest, match=r"line 2 of .*notes is no record of a batch: --force begins it again"):
-        RecordFile(path)
+        opened(path)
     assert path.read_text() == '{"id": 1}\nmy notes\n{"id": 2}\n'
 
 
@@ -73,7 +80,7 @@ def test_records_come_into_the_order_of_the_input(
     path = tmp_path_factory.mktemp("order") / "out"
     place = {str(n): n for n in range(5)}
     for part in (finished[:before], finished[before:]):
-        file = RecordFile(path)
+        file = opened(path)
         for n in part:
             file.append({"id": n, "text": "é" * n})
             file.append({"id": n, "text": "é" * n})  # an interrupt came after it was taken
@@ -87,11 +94,11 @@ def test_records_come_into_the_order_of_the_input(
 def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     link.symlink_to(real)
-    file = RecordFile(link)
+    file = opened(link)
     for record in ({"id": 1}, ERROR, {"id": 3}):
         file.append(record)
     file.close()
-    kept = RecordFile(link, lambda record: not record.get("error"))
+    kept = opened(link, lambda record: not record.get("error"))
     assert kept.keys == ["1", "3"] and kept.failed == 0 and lines_of(real) == [{"id": 1}, {"id": 3}]
     kept.arrange({"3": 1, "1": 2})
     kept.close()
@@ -100,7 +107,7 @@ def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_file_that_is_put_into_order_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    file = RecordFile(path)
+    file = opened(path)
     path.chmod(0o640)
     for identity in (2, 1):
         file.append({"id": identity})
@@ -113,7 +120,7 @@ def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit on the size of files stands for the disk: it takes the beginning of a record."""
-    file = RecordFile(tmp_path / "out")
+    file = opened(tmp_path / "out")
     file.append({"id": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
@@ -140,7 +147,7 @@ def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
 def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = RecordFile(tmp_path / "out")
+    file = opened(tmp_path / "out")
     real = file._file
 
     class Interrupted:
@@ -177,7 +184,7 @@ def test_stdout_stays_open(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_go_to_their_own_file(tmp_path: Path) -> None:
-    out, errors = RecordFile(tmp_path / "out"), RecordFile(tmp_path / "errors")
+    out, errors = opened(tmp_path / "out"), opened(tmp_path / "errors")
     writer = BatchWriter(out, errors)
     for record in ({"id": 1}, ERROR, {"id": 3}):
         writer.write(record)

@@ -54,9 +54,32 @@ def test_a_line_that_has_changed_since_its_answer_was_written_is_refused(
     batch(files)
     before, requests = files[1].read_bytes(), files[0].read_text()
     files[0].write_text(requests.replace('"a"', '"c"').replace('"b"', '"c"'))
-    assert batch(files, "--resume") == 1 and files[1].read_bytes() == before and asked(fakes) == []
-    assert 'the requests named "q0" and 1 more said before' in capsys.readouterr().err
+    for options in (["--resume"], ["--resume", "--retry-errors"]):
+        assert batch(files, *options) == 1 and files[1].read_bytes() == before
+        assert 'the requests named "q0" and 1 more said before' in capsys.readouterr().err
+        assert len(fakes.opened) == 1, "before anything is loaded"
     assert batch(files, "--force") == 1 and [r["text"] for r in records(files[1])[:2]] == ["You said: c"] * 2
+
+
+def test_what_is_no_record_is_refused_before_anything_is_loaded(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    with files[1].open("a") as out:
+        out.write("my notes\n{}\n")
+    assert batch(files, "--resume") == 1 and len(fakes.opened) == 1
+    assert "line 5 of " in capsys.readouterr().err
+
+
+def test_errors_stay_when_a_run_that_asks_them_again_does_not_get_that_far(
+    files: tuple[Path, Path], fakes: Fakes
+) -> None:
+    batch(files)
+    with files[1].open("a") as out:
+        out.write('{"id": "torn')
+    before = files[1].read_bytes()
+    fakes.info = replace(fakes.info, identity="other")  # found out when the model is loaded
+    assert batch(files, "--resume", "--retry-errors") == 1 and files[1].read_bytes() == before
 
 
 def test_lines_that_were_not_answered_may_change_and_new_ones_come(files: tuple[Path, Path], fakes: Fakes) -> None:

@@ -23,7 +23,10 @@ from cortexmlx.errors import InvalidRequest
         ("t.txt", b'{\n "prompt": "hi"\n}\n', "jq -c '.' "),
         ("t.jsonl.gz", gzip.compress(b"{}", mtime=0), "is compressed: gzip -dc "),
         ("t.bin", b"PK\x03\x04zip", "is no text"),
-        ("t.txt", "hi".encode("utf-16"), "is no text"),
+        ("t.txt", b"a\0b", "is no text"),
+        ("t.txt", "hi".encode("utf-16"), "is UTF-16, and batch reads UTF-8: iconv -f UTF-16 -t UTF-8 "),
+        ("t.txt", b"\xfe\xff" + "hi".encode("utf-16-be"), "is UTF-16"),
+        ("t.txt", "hi".encode("utf-32"), "is UTF-32"),
     ],
 )
 def test_a_file_that_is_no_list_of_requests_is_refused_with_what_to_do(
@@ -67,10 +70,37 @@ def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
     assert ids_of("-", Format.auto) is None
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(b"{}", mtime=0), "stdin is compressed: gzip -dc | cortexmlx batch ... -"),
+        ("hi\n".encode("utf-16"), "stdin is UTF-16, and batch reads UTF-8: iconv -f UTF-16 -t UTF-8 | cortexmlx"),
+        (b"a\0b\n", "stdin is no text"),
+        (b'{\n "prompt": "hi"\n}\n', "stdin is one JSON value over several lines, .* jq -c '.' | cortexmlx batch"),
+    ],
+)
+def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
+    read, write = os.pipe()
+    os.write(write, content)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe, pytest.raises(InvalidRequest, match=says):
+        list(_coming(pipe, "-", Format.auto))
+
+
+def test_the_beginning_of_a_line_that_has_come_is_not_taken_for_a_value_over_several_lines() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as pipe, os.fdopen(write, "wb", buffering=0) as end:
+        lines = _coming(pipe, "-", Format.auto)
+        end.write(b"{")
+        assert next(lines) is None
+        end.write(b'"prompt": "a"}\n')
+        assert next(lines) == b'{"prompt": "a"}'
+
+
 def test_a_pipe_says_that_it_has_nothing_yet_and_cuts_no_line() -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as pipe, os.fdopen(write, "wb", buffering=0) as end:
-        lines = _coming(pipe)
+        lines = _coming(pipe, "-", Format.auto)
         assert next(lines) is None
         end.write(b"one\ntw")
         assert (next(lines), next(lines)) == (b"one", None)
