@@ -158,13 +158,24 @@ class SamplingParams:
         return self.max_tokens == 0
 
     def _check_tokens(self, top: int) -> None:
-        ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(t, 0, top) for t in self.stop_token_ids)
+        ids = isinstance(self.stop_token_ids, tuple) and all(
+            _is_int(t, -_INT_MAX, _INT_MAX) for t in self.stop_token_ids
+        )
         self._check("stop_token_ids", ids, f"a list of token ids in 0..{top}")
+        self._check_ids("stop_token_ids", f"a list of token ids in 0..{top}", top)
         biases = isinstance(self.logit_bias, Mapping) and all(
-            _is_int(t, 0, top) and _is_number(b, -_BIAS_MAX, _BIAS_MAX) for t, b in self.logit_bias.items()
+            _is_int(t, -_INT_MAX, _INT_MAX) and _is_number(b, -_BIAS_MAX, _BIAS_MAX) for t, b in self.logit_bias.items()
         )
         wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
         self._check("logit_bias", biases, wanted)
+        self._check_ids("logit_bias", wanted, top)
+
+    def _check_ids(self, name: str, wanted: str, top: int) -> None:
+        """Of many, those that are no tokens are named."""
+        wrong = [token for token in getattr(self, name) if not 0 <= token <= top]
+        if wrong:
+            more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
+            raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}")
 
     def _check_int(self, name: str, low: int, high: int, *, optional: bool = False, note: str = "") -> None:
         value = getattr(self, name)

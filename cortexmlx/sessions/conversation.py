@@ -19,12 +19,12 @@ from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.exchange import as_markdown, messages_in
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
 from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
+from cortexmlx.sessions.settings import moved, of_file
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
     Offered,
     Turn,
     place_that_leaves,
-    read_by,
     said_by_model,
     thoughts_in,
     with_so_far,
@@ -251,18 +251,18 @@ class Conversation:
     def fork(self, engine: Host | None = None) -> Conversation:
         """Another conversation that begins with this one. What both share is computed and kept once. It may go on with
         another `engine`, and then reads all of it; if that has another model, everything is computed anew, and `notes`
-        say what its chat template does not read.
+        say what does not hold with that: what its chat template does not read, and ids of tokens.
         """
         host = self._host if engine is None else engine
-        variables, unknown = read_by(host.info, self.template_vars)
+        held = moved(self._host.info, host.info, self.params, self.template_vars)
         other = host.conversation(
             system=self.system,
             messages=self._messages,
-            params=self.params,
-            template_vars=variables,
+            params=held.params,
+            template_vars=held.template_vars,
             client=self._client,
         )
-        other.notes = unknown
+        other.notes = held.notes
         if host.info.identity == self._host.info.identity:
             other._transcript = self._transcript
         if host is self._host:
@@ -291,9 +291,10 @@ class Conversation:
 
     def load(self, path: str | PathLike[str]) -> None:
         """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
-        are the same and everything is computed anew, without the variables that its template does not read; `notes` and
-        the log say so. Or with messages as the OpenAI API has them: a JSON list, an object with `messages`, or one
-        message a line; the sampling parameters stay as they are. Raises ConversationFileError; then nothing changed.
+        are the same and everything is computed anew, without the variables that its template does not read and without
+        ids of tokens; `notes` and the log say so. Or with messages as the OpenAI API has them: a JSON list, an object
+        with `messages`, or one message a line; the sampling parameters stay as they are. Raises ConversationFileError;
+        then nothing changed.
         """
         self._check_quiet()
         path = Path(path)
@@ -306,11 +307,11 @@ class Conversation:
         saved, info = Saved.read(path), self._host.info
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
-        self.system, self.params = saved.system, saved.params
-        self.template_vars, unknown = read_by(info, saved.template_vars)
+        held = of_file(path, saved, info)
+        self.system, self.params = saved.system, held.params
+        self.template_vars, self.notes = held.template_vars, held.notes
         self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
-        self.notes = (*(() if same else (saved.model.goes_on_with(info, path),)), *unknown)
         for note in self.notes:
             log.warning(note)
 

@@ -6,14 +6,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars
-from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.request import Completion, Message, SamplingParams, Thoughts
 from cortexmlx.serving.prompt import Reader
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.stats import ModelInfo
 
 
 @dataclass(frozen=True)
@@ -88,18 +84,3 @@ def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:
     splitter = ThoughtSplitter(thoughts)
     parts = [*splitter.feed(content), *splitter.rest()]
     return "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
-
-
-def read_by(info: ModelInfo, variables: TemplateVars) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Those of the chat template's variables that a model's template reads, and a note on the others, which would have
-    every turn refused.
-    """
-    known, read = frozenset(info.template_vars), dict(variables)
-    for name, value in variables.items():
-        try:
-            readable({name: value}, known)
-        except InvalidRequest:
-            del read[name]
-    gone = [name for name in variables if name not in read]
-    note = f"the chat template of {info.name} does not read {', '.join(gone)}: not set any more"
-    return read, (note,) if gone else ()

@@ -187,7 +187,7 @@ class FakeEngine:
 
     def _checked(self, prompt: Prompt, params: SamplingParams | None, listener: Any) -> Any:
         params = params or SamplingParams()
-        params.validate()
+        params.validate(self.info.vocab_size)
         if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
         if isinstance(prompt, ChatPrompt):

@@ -313,6 +313,24 @@ def test_ids_of_any_kind_are_told_apart_and_a_huge_one_makes_no_huge_message(
         assert record["error"]["message"] == f"id is {shown}, but must be a text or an integer"
 
 
+def test_token_ids_that_the_model_does_not_have_are_an_error_of_their_record(
+    fakes: Fakes, source: Path, out: Path
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "logit_bias": {"70000": -100, "5": 1, "1000": 1}}
+    lines = [
+        {"id": 1, "prompt": "a", "stop_token_ids": [999, 1000]},
+        {"custom_id": "c", "url": "/v1/chat/completions", "body": body},
+        {"id": 3, "prompt": "b", "stop_token_ids": [999]},
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
+    stops, biases, answered = records(out)
+    says = "stop_token_ids names the token id 1000, but must be a list of token ids in 0..999"
+    assert stops["error"] == {"code": "invalid_request", "message": says, "line": 1}
+    assert biases["error"]["message"].startswith("logit_bias names the token id 70000 and 1 more like it, but must be")
+    assert answered["text"] == "You said: b"
+
+
 def test_stdout_is_stdout_under_each_of_its_names(
     fakes: Fakes, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,65 @@
+"""What of a conversation's settings holds with the model that it goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.messages import TemplateVars
+from cortexmlx.models.tokenizers.templates import readable
+from cortexmlx.request import SamplingParams
+from cortexmlx.sessions.saved import Saved
+from cortexmlx.stats import ModelInfo
+
+_OF_TOKENS = ("logit_bias", "stop_token_ids")
+"""Sampling parameters that name tokens by their ids, which are other tokens in another model."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Those that hold, and `notes` on what is left out: every turn would be refused for it, or be another one."""
+
+    params: SamplingParams
+    template_vars: dict[str, object]
+    notes: tuple[str, ...]
+
+
+def of_file(path: Path, saved: Saved, info: ModelInfo) -> Settings:
+    """Those that a saved conversation has with this model. Raises ConversationFileError if it names tokens of this very
+    model that it does not have.
+    """
+    if saved.model.identity == info.identity:
+        try:
+            saved.params.validate(info.vocab_size)
+        except InvalidRequest as error:
+            raise ConversationFileError(f"{path} is not a conversation with {info.name}: its {error}") from error
+        return _held(info, saved.params, saved.template_vars, ())
+    return _of_another(info, saved.params, saved.template_vars, saved.model.goes_on_with(info, path))
+
+
+def moved(before: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars) -> Settings:
+    """Those of a conversation with the model of `before` that goes on with this one."""
+    same = before.identity == info.identity
+    return _held(info, params, variables, ()) if same else _of_another(info, params, variables)
+
+
+def _of_another(info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str) -> Settings:
+    gone = [name for name in _OF_TOKENS if getattr(params, name)]
+    if gone:
+        params = replace(params, logit_bias={}, stop_token_ids=())
+        notes += (f"{' and '.join(gone)} named tokens of another model than {info.name}: not set any more",)
+    return _held(info, params, variables, notes)
+
+
+def _held(info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]) -> Settings:
+    """With those of the chat template's variables that the model's template reads."""
+    known, read = frozenset(info.template_vars), dict(variables)
+    for name, value in variables.items():
+        try:
+            readable({name: value}, known)
+        except InvalidRequest:
+            del read[name]
+    if unread := [name for name in variables if name not in read]:
+        notes += (f"the chat template of {info.name} does not read {', '.join(unread)}: not set any more",)
+    return Settings(params, read, notes)
