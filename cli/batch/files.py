@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from collections.abc import Mapping
@@ -11,14 +10,11 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream, open_descriptor
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
 from cortexmlx.errors import InvalidRequest
 
 STDOUT = Path("-")
-
-_OF_THIS_PROCESS = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
-"""Names of what is open already: whoever opened it reads it, or goes on with it."""
 
 
 class Mode(Enum):
@@ -132,7 +128,7 @@ def named(path: Path | None) -> Path:
 
 def is_regular(path: Path) -> bool:
     """A file, or none yet; not stdout, and nothing that this process was given open."""
-    if path == STDOUT or _OF_THIS_PROCESS.fullmatch(str(path.absolute())):
+    if path == STDOUT or open_descriptor(path) is not None:
         return False
     return path.is_file() or not path.exists()
 

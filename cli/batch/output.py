@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.files import in_place_of
 
+_STANDARD = ("stdin", "stdout", "stderr")
+_DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")
 _REST = "what it holds stays, and with --resume the rest is asked"
 
 
@@ -41,9 +44,7 @@ class Sink(Protocol):
 
 
 class RecordStream:
-    """Stdout (None), a pipe or a device: each record goes out at once. What is behind a descriptor of this process is
-    not begun again.
-    """
+    """Stdout (None), a pipe or a device: each record goes out at once."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -200,8 +201,18 @@ class BatchWriter:
             self._errors.sync()
 
 
+def open_descriptor(path: Path) -> int | None:
+    """The descriptor of this process that a path is a name of."""
+    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
+    return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
+
+
 def _stream(path: Path) -> TextIO:
-    """A pipe or a device to write. Until somebody reads the pipe nothing happens, which is said."""
+    """A pipe or a device to write. Until somebody reads the pipe nothing happens, which is said. What is open already,
+    whatever it is, goes on where it is.
+    """
+    if (known := open_descriptor(path)) is not None:
+        return os.fdopen(os.dup(known), "w", encoding="utf-8")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK)

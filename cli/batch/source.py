@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cortexmlx.cli.batch.input import Ids, survey
+from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
 
 
@@ -40,6 +42,8 @@ _BINARY = (b"PK\x03\x04", b"PAR1", b"%PDF")
 _HEAD_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05
 """How long a pipe may say nothing before what has finished is looked for."""
+_SILENCE_SECONDS = 1.0
+"""How long one that nobody writes to is waited for in silence: it looks like a hang."""
 
 
 @contextmanager
@@ -50,13 +54,26 @@ def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]
     if source == STDIN:
         yield _coming(sys.stdin.buffer, source, input_format)
         return
-    with Path(source).open("rb") as file:
+    with _open(Path(source)) as file:
         if Path(source).is_file():
             _check(source, file.read(_HEAD_BYTES), input_format)
             file.seek(0)
             yield file
         else:
             yield _coming(file, source, input_format)
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file or a pipe to read. Until somebody writes to the pipe nothing happens, which is said."""
+    if not path.is_fifo():
+        return path.open("rb")
+    note = threading.Timer(_SILENCE_SECONDS, console.note, [f"waiting for somebody to write to {path} ..."])
+    note.daemon = True
+    note.start()
+    try:
+        return path.open("rb")
+    finally:
+        note.cancel()
 
 
 def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes | None]:

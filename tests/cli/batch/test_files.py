@@ -107,13 +107,14 @@ def test_one_file_under_two_names_is_not_input_answers_or_errors_at_once(tmp_pat
 
 
 def test_what_this_process_was_given_open_is_gone_on_with_not_begun_again(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("before\n")
-    with (tmp_path / "log").open("a") as log:
-        name = Path(f"/dev/fd/{log.fileno()}")
-        with files(name, tmp_path / "errors") as made:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before\n")
+        log.flush()
+        with files(Path(f"/dev/fd/{log.fileno()}"), tmp_path / "errors") as made:
             assert not made.kept
             made.open(IDENTITY, {}).write({"id": 1})
-    assert (tmp_path / "log").read_text() == 'before\n{"id": 1}\n'
+        log.write("after\n")
+    assert (tmp_path / "log").read_text() == 'before\n{"id": 1}\nafter\n'
     assert sorted(os.listdir(tmp_path)) == ["errors", "log"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
     os.close(write)
     with os.fdopen(read, "rb") as pipe, pytest.raises(InvalidRequest, match=says):
         list(_coming(pipe, "-", Format.auto))
+
+
+@pytest.mark.parametrize(("silent", "patience"), [(0.4, 0.1), (0.0, 30.0)])
+def test_a_pipe_that_nobody_writes_to_is_waited_for_and_that_is_said(
+    silent: float, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cortexmlx.cli.batch.source._SILENCE_SECONDS", patience)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Timer(silent, pipe.write_bytes, [b"one\n"]).start()
+    with opened(str(pipe), Format.auto) as lines:
+        assert [line for line in lines if line] == [b"one"]
+    assert (f"waiting for somebody to write to {pipe} ..." in capsys.readouterr().err) is (silent > patience)
 
 
 def test_the_beginning_of_a_line_that_has_come_is_not_taken_for_a_value_over_several_lines() -> None:
