@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,12 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     def __getattr__(name: str) -> object:
         """Import the engine only when somebody asks for it: `import cortexmlx` does no work."""
         if name in _HOMES:
+            if importlib.util.find_spec("cortexmlx.metal") is None:
+                source = __path__[0]
+                raise ImportError(
+                    f"{source} is the source of cortexmlx and not all of it, and hides what is installed: run the program "
+                    "in another folder, or install with `pip install -e .`"
+                )
             return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
 
