@@ -155,8 +155,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
             if importlib.util.find_spec("cortexmlx.metal") is None:
                 source = __path__[0]
                 raise ImportError(
-                    f"{source} is the source of cortexmlx and not all of it, and hides what is installed: run the program "
-                    "in another folder, or install with `pip install -e .`"
+                    f"{source} is the source of cortexmlx and not all of it, and hides what is installed: run the "
+                    "program in another folder, or install with `pip install -e .`"
                 )
             return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")

@@ -93,7 +93,9 @@ def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
     """OpenBLAS from the scipy-openblas32 package, through the shim."""
     shim = _shim_path()
     if shim is None:
-        missing.append("the shim was not built: install a C compiler, then cortexmlx again: `pip install -e .` in the clone")
+        missing.append(
+            "the shim was not built: install a C compiler, then cortexmlx again: `pip install -e .` in the clone"
+        )
         return None
     package = importlib.util.find_spec("scipy_openblas32")
     folders = (package.submodule_search_locations or []) if package else []

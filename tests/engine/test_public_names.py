@@ -33,7 +33,7 @@ def test_importing_the_package_imports_neither_mlx_nor_numpy() -> None:
 
 
 def test_a_program_beside_the_sources_of_another_installation_is_told_what_to_do() -> None:
-    """`pip install .`, and a program in the clone: Python finds the clone's folder first, which is not the whole package."""
+    """`pip install .`, and a program in the clone: Python finds the clone's folder first, which is not all of it."""
     program = "from cortexmlx import PromptTooLong, Engine"
     command = [sys.executable, "-S", "-c", program]  # -S: without the import hook of an editable installation
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={})
