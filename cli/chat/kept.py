@@ -48,6 +48,8 @@ def find(name: str) -> Path:
             return fits[0]
     if (path := Path(os.path.expanduser(name))).is_file():
         return path
+    if name and path.exists():
+        raise InvalidRequest(f"{path} is {'a folder' if path.is_dir() else 'no file'}, and a chat is kept in a file")
     names = ", ".join(path.stem for path in kept[:_SHOWN])
     raise InvalidRequest(f"no chat {name!r} is kept: " + (f"the newest are {names}" if kept else "there are none yet"))
 
@@ -105,6 +107,7 @@ class Keeper:
                 console.note(f"{why}: this one is kept as {self.path.stem}")
             try:
                 conversation.save(self.path)
+                _make_newest(self.path)
                 self._known = _written(self.path)
                 self._warned = False
             except ConversationFileError as error:
@@ -122,6 +125,14 @@ class Keeper:
     def begin_anew(self) -> None:
         """What comes is another chat, in a file of its own."""
         self.path = None
+
+
+def _make_newest(path: Path) -> None:
+    """The chat that was kept last is the last, also if the clock was put back since others were."""
+    latest = max((written[0] for other in _kept() if other != path and (written := _written(other))), default=0)
+    if path.stat().st_mtime_ns <= latest:
+        with suppress(OSError):
+            os.utime(path, ns=(latest + 1_000_000, latest + 1_000_000))
 
 
 @contextmanager

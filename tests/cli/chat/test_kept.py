@@ -167,6 +167,25 @@ def test_a_file_that_may_not_be_written_to_stays_as_it_is(
     assert capsys.readouterr().err.count(f"{path.stem} may not be written to: this one is kept as {path.stem}-2") == 1
 
 
+def test_the_last_chat_is_the_last_after_the_clock_was_put_back(session: ChatSession) -> None:
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True)
+    (folder / "tomorrow.json").touch()
+    os.utime(folder / "tomorrow.json", (time.time() + 86400, time.time() + 86400))
+    session.keeper = Keeper()
+    for text in ("one", "two"):
+        session.ask(Question(text))
+        assert find(LAST) == session.keeper.path
+    assert len([*folder.iterdir()]) == 2
+
+
+def test_a_folder_or_a_pipe_is_no_chat(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "no file")):
+        with pytest.raises(InvalidRequest, match=f"{path} is {what}, and a chat is kept in a file"):
+            find(str(path))
+
+
 def test_what_is_no_file_any_more_is_no_chat() -> None:
     folder = state_folder() / "chats"
     folder.mkdir(parents=True)

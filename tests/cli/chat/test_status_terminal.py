@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -72,3 +73,19 @@ def test_the_arena_is_drawn_below_an_answer_until_it_is_asked_again(columns: int
         terminal.go_on()
         terminal.wait_for_prompt()
         assert terminal.raw.count("▒".encode()) == before
+
+
+@pytest.mark.slow
+def test_a_window_that_changes_all_the_time_while_a_prompt_is_read_keeps_nothing_of_it() -> None:
+    with Terminal("--no-history", "--no-save", columns=100, lines=30) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("!read 4\r")
+        terminal.shows("reading")
+        chance = random.Random(1)
+        for _ in range(300):
+            terminal.resize(chance.randrange(20, 160), chance.randrange(5, 50))
+            time.sleep(0.005)
+        terminal.resize(80, 24)
+        terminal.wait_for_prompt()
+        said = terminal.lines()
+        assert [line for line in said if "reading" in line] == [] and said.count("That was long.") == 1

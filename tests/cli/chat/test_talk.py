@@ -217,6 +217,23 @@ def test_a_paste_that_the_end_of_an_answer_cuts_in_two_is_one_turn(tmp_path: Pat
         assert kept(tmp_path) == ["!script", "one\ntwo\nthree"]
 
 
+@pytest.mark.slow
+def test_two_hundred_pastes_are_what_was_pasted(tmp_path: Path) -> None:
+    pasted = [f"one {number}\ntwo " for number in range(200)]
+    with Terminal("--no-history") as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask(["so ", STOP, "it is"])
+        terminal.wait_for_stop()
+        for each in pasted:
+            terminal.paste(each)
+        terminal.type("\r")
+        terminal.go_on()
+        for _ in range(2):
+            terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+    assert kept(tmp_path) == ["!script", "".join(pasted)]
+
+
 def test_ctrl_c_while_the_prompt_is_read_and_twice_loses_nothing_that_was_kept(tmp_path: Path) -> None:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
