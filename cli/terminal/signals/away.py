@@ -15,6 +15,7 @@ from typing import Any
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.region import END, ERASE_BELOW, SHOW, WRAP
 
+GONE = "\r" + END + WRAP + ERASE_BELOW
 PASTE_MARKED, PASTE_PLAIN = "\x1b[?2004h", "\x1b[?2004l"
 
 
@@ -48,13 +49,18 @@ class Away:
                 held.enter_context(lock)
             own = self._modes()
             self._set(self._usual)
-            self._write("\r" + END + WRAP + ERASE_BELOW + SHOW + PASTE_PLAIN)
+            self._write(GONE + SHOW + PASTE_PLAIN)
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_kill(threading.get_ident(), number)
             signal.signal(number, self.handle)
             self._set(own)
             self._write(PASTE_MARKED)
         signal.raise_signal(signal.SIGWINCH)  # the window may be another, and a prompt is drawn anew by it
+
+    def clear(self) -> None:
+        """The program ends at once: nothing stays of what comes and goes."""
+        if self._drawing:
+            self._write(GONE)
 
     def _write(self, controls: str) -> None:
         if self._pretty:

@@ -54,7 +54,7 @@ class Interrupts:
         self._leave(128 + number)
 
     def _leave(self, code: int) -> NoReturn:
-        for undo in self.at_leave:
+        for undo in (*self.at_leave, self.away.clear):
             with suppress(Exception):  # the terminal may have gone
                 undo()
         leave_now(code)

@@ -32,9 +32,12 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
         terminal.ask(["some words", STOP])
         terminal.wait_for_stop()
         terminal.shows("some words")
+        terminal.shows("context 1%")
         os.kill(terminal.pid, number)
         assert terminal.exit_code() == 128 + number
         left = terminal.raw.rpartition(b"some words")[2]
+        said = [row for row in terminal.screen.rows() if "TTFT" in row]
+        assert len(said) == 1, "those of the first answer, and nothing of what came and went"
         assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
     assert kept(tmp_path) == [("u", "one"), ("a", "You said: one"), ("u", "!script"), ("a", "some words")]
 
