@@ -99,6 +99,8 @@ class MarkdownStream:
                     self._begun = begun
                     return out
             text = certain(self._open)
+            if len(text) > self._long:  # signs at its end that may mean anything cannot hold all of it back
+                text = text.rstrip("".join(MARKS))
             found = blocks(text)
             for block in found[:-1]:
                 out += self._finish(block, width)
@@ -172,13 +174,13 @@ class MarkdownStream:
         self.pending = self._left(block, lines, text, width)
         if len(self.pending) > room and not text.endswith(MARKS) and (rows := self._rows(lines, width)):
             number, row = rows[min(len(self.pending) - room, len(rows) - 1)]
-            lines, mark = self._decide(block, lines, text, (number, row.end))
+            lines, text, mark = self._decide(block, lines, text, (number, row.end))
             yield from self._settled(block, lines, min(mark, (number, row.end)), width)
             if block.kind == TABLE and self._table is not None and self._printed[0] > 1:
                 lines, text = self._without_printed(self._table, block, lines, text)
             self.pending = self._left(block, lines, text, width)
-        if block.kind == PARAGRAPH and len(self._open) > self._long:
-            self._open = self._open[self._printed_words(lines, certain(self._open)) :]
+        if block.kind == PARAGRAPH and len(text) > self._long:
+            self._open = self._open[self._printed_words(lines, text) :]
 
     def _printed_words(self, lines: Sequence[Flow], text: str) -> int:
         """How much of a long paragraph is forgotten, since it has been printed, and what is left is read as it was: the
@@ -222,32 +224,26 @@ class MarkdownStream:
             yield row.text
             self._printed = (following, 0) if following != number else (number, row.end)
 
-    def _decide(self, block: Block, lines: list[Flow], text: str, wanted: Place) -> tuple[list[Flow], Place]:
+    def _decide(self, block: Block, lines: list[Flow], text: str, wanted: Place) -> tuple[list[Flow], str, Place]:
         """Nothing before `wanted` may be held back any more: columns are as wide as they are, and a sign of emphasis
-        that has not found its end is a sign."""
+        that has not found its end is a sign. The text is another then."""
         if isinstance(lines[-1], TableRow):
             self._table = Printed(lines[-1].widths, self._table.gone if self._table else 0)
             lines = flows(block.tokens, self._table)
-            return lines, _end_of(lines)
-        before, whole = _plain(lines), self._open
+            return lines, text, _end_of(lines)
+        before, behind = _plain(lines), self._open[len(text) :]
         if block.kind == PARAGRAPH:  # all of them at once, if none of them means anything
             end = first_lines(text, block.begin + wanted[0]) + wanted[1]
-            end += whole.count("\\", 0, 2 * end)
-            escaped = SIGN.sub(r"\\\g<0>", whole[:end]) + whole[end:]
-            found = blocks(certain(escaped))
-            if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == before:
-                self._open, text, lines, whole = escaped, certain(escaped), changed, escaped
+            end += text.count("\\", 0, 2 * end)
+            lines, text = _signs(lines, text, before, SIGN.sub(r"\\\g<0>", text[:end]) + text[end:])
+        whole = text
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
-            if (mark := _mark(lines, text)) >= wanted:
+            if _mark(lines, text) >= wanted:
                 break
-            at = sign.start() + len(self._open) - len(whole)
-            escaped = f"{self._open[:at]}\\{self._open[at:]}"
-            found = blocks(certain(escaped))
-            if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == before:
-                self._open, text, lines = escaped, certain(escaped), changed
-        else:
-            mark = _mark(lines, text)
-        return lines, mark
+            at = sign.start() + len(text) - len(whole)
+            lines, text = _signs(lines, text, before, f"{text[:at]}\\{text[at:]}")
+        self._open = text + behind
+        return lines, text, _mark(lines, text)
 
     def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, Row]]:
         """The rows that have not been printed, each with the number of its flow."""
@@ -298,6 +294,14 @@ def _mark(lines: Sequence[Flow], text: str) -> Place:
 
 def _end_of(lines: Sequence[Flow]) -> Place:
     return len(lines) - 1, lines[-1].size
+
+
+def _signs(lines: list[Flow], text: str, words: Sequence[str], escaped: str) -> tuple[list[Flow], str]:
+    """The text with more signs `escaped`, and its lines, if it has the same words as before."""
+    found = blocks(escaped)
+    if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == words:
+        return changed, escaped
+    return lines, text
 
 
 def _place(lines: Sequence[str], at: int) -> Place:

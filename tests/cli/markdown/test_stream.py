@@ -312,7 +312,7 @@ def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.
 
     monkeypatch.setattr(streaming, "blocks", counted)
     stream, text = MarkdownStream(), unit * (20_000 // len(unit))
-    for at in range(0, len(text), 401):
-        stream.feed(text[at : at + 401])
+    for at in range(0, len(text), 400):  # so that some end with the same sign each time
+        stream.feed(text[at : at + 400])
         stream.settle(80, 12)
     assert read[0] / len(text) < 20
