@@ -94,9 +94,8 @@ def batch(
             ids=ids if known is None else None,
         )
         files.check(identity, ids.digests)
-        if known is not None and not known.lines:
-            files.open(identity, ids.digests)
-            console.note(f"{source} has no requests")
+        if known is not None and known.lines.keys() <= files.done:
+            finish(files, ids, source, ordered=ordered, identity=identity)
             return
         with engines.open_engine(replace(config, model=model)) as engine:
             engines.tell(engine)
@@ -125,6 +124,18 @@ def batch(
         raise typer.Exit(FAILED)
 
 
+def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity: RunIdentity) -> None:
+    """Nothing is left to ask, so no model is loaded."""
+    files.open(identity, ids.digests)
+    if ordered:
+        files.arrange(ids.lines)
+    if not ids.lines:
+        console.note(f"{source} has no requests")
+    tell_before(files)
+    if files.failed:
+        raise typer.Exit(FAILED)
+
+
 def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
     """What becomes of an OUT that is there. Raises typer.BadParameter for options that do not go together."""
     if (resume or retry_errors) and (output == STDOUT or not resume):
@@ -136,14 +147,19 @@ def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> M
     return Mode.FORCE if force else Mode.NEW
 
 
+def tell_before(files: BatchFiles) -> None:
+    """What was there before this run."""
+    if files.done:
+        failed = f", {files.failed} of them errors: --retry-errors asks them again" if files.failed else ""
+        console.note(f"{len(files.done)} were there already{failed}")
+
+
 def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
     """The last lines on stderr: what was done, what was there before, and what is left."""
     others = sorted(reader.models - {engine.info.name})
     if others:
         console.note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")
-    if files.done:
-        failed = f", {files.failed} of them errors: --retry-errors asks them again" if files.failed else ""
-        console.note(f"{len(files.done)} were there already{failed}")
+    tell_before(files)
     seconds = run.seconds
     rate = f", {run.tokens / seconds:.1f} tok/s" if run.tokens else ""
     cached = f", {run.cached} prompt tokens from the cache" if run.cached else ""
