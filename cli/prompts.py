@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal.text import clean
@@ -40,3 +41,15 @@ def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
     if variables:
         engine.encode(as_prompt(engine, "?", None, raw=False, variables=variables))
     return variables
+
+
+def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
+    """What to say of calls of tools that the model's template leaves out of these messages; empty if there are none.
+    Raises InvalidRequest if it refuses them.
+    """
+    if not any("tool_calls" in message for message in messages):
+        return ""
+    without = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
+    if engine.encode(messages) != engine.encode(without):
+        return ""
+    return f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model does not see them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli.batch.bodies.request import Asked, BatchRequest
-from cortexmlx.cli.prompts import as_prompt
+from cortexmlx.cli.prompts import as_prompt, calls_left_out
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
@@ -27,11 +27,6 @@ def prepared(engine: Engine, system: str | None, request: BatchRequest, asked: A
         return messages
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": clean(system, "--system")})
-    if any("tool_calls" in message for message in messages):
-        without = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
-        if engine.encode(messages) == engine.encode(without):
-            raise InvalidRequest(
-                f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model would not see them: "
-                "write into `content` what was called"
-            )
+    if left_out := calls_left_out(engine, messages):
+        raise InvalidRequest(f"{left_out}: write into `content` what was called")
     return ChatPrompt(messages, request.template_vars) if request.template_vars else messages

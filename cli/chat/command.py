@@ -13,6 +13,7 @@ from cortexmlx import __version__
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
+from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
@@ -122,7 +123,7 @@ def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: P
     conversation = engine.conversation(system=system, params=params)
     if resumed is not None:
         conversation.load(resumed)
-        for remark in conversation.notes:
+        for remark in remarks(engine, conversation):
             console.note(remark)
         usual = vars(SamplingParams(**SAMPLING))
         asked = {name: value for name, value in vars(params).items() if value != usual[name]}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.kept import Keeper
+from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.view import AnswerView
@@ -195,7 +196,7 @@ class ChatSession:
 
     def tell_notes(self) -> None:
         """What is to be known of a conversation that was loaded, or goes on with another model."""
-        for remark in self.conversation.notes:
+        for remark in remarks(self.engine, self.conversation):
             self.note(remark)
 
     def keep(self) -> None:

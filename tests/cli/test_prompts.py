@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.prompts import as_prompt, checked
+from cortexmlx.cli.prompts import as_prompt, calls_left_out, checked
 from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
@@ -45,6 +45,17 @@ def test_variables_are_looked_at_before_anything_depends_on_them() -> None:
     with pytest.raises(InvalidRequest, match="has no chat template, so there is nothing to set: colour"):
         checked(engine(chat_template=False), {"colour": "red"})
     assert checked(engine(chat_template=False), {}) == {}
+
+
+def test_calls_of_tools_are_left_out_if_the_tokens_are_the_same_without_them() -> None:
+    """The template of the fake writes roles and contents only."""
+    said = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]
+    assert calls_left_out(engine(), said) == (
+        "the chat template of fake leaves out `tool_calls`, so the model does not see them"
+    )
+    seeing = engine()
+    seeing.encode = lambda messages: [len(message) for message in messages]
+    assert calls_left_out(seeing, said) == calls_left_out(engine(), [USER]) == ""
 
 
 @pytest.mark.parametrize(("option", "code"), [("enable_thinking=false", 0), ("colour=red", 1)])
