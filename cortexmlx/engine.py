@@ -21,7 +21,7 @@ from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.app.asynchronous import AsyncCalls
-from cortexmlx.serving.app.callbacks import tell, tell_progress
+from cortexmlx.serving.app.callbacks import Tellers, tell_progress
 from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
 from cortexmlx.serving.app.texts import Texts
@@ -119,6 +119,7 @@ class Engine(Looks, Texts, AsyncCalls):
         blas.preload()
         enter_mlx_lm()
         self._max_rows = max_rows
+        self._tellers = Tellers()
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)
         self._finalizer.atexit = False
@@ -144,7 +145,7 @@ class Engine(Looks, Texts, AsyncCalls):
         timeout: float | None = None,
     ) -> RequestHandle:
         """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
-        is called for every event, on a thread of its own, `listener` on the engine's, which waits for it; the last
+        is called for every event, on other threads, `listener` on the engine's, which waits for it; the last
         event has a `completion` or an `error`. Requests of one `client` share what `client_tokens` allows, and the
         beginnings of their prompts. Nobody watches the tokens of a `background` one come: others' prompts are computed
         in large pieces beside it, others go first for up to a minute, and of the background ones those with the longest
@@ -156,7 +157,11 @@ class Engine(Looks, Texts, AsyncCalls):
         """
         handle = self._submit(self._checked(prompt, params, listener, client, background, cache, timeout))
         if on_event is not None:
-            tell(handle, on_event)
+            try:
+                self._tellers.tell(handle, on_event)
+            except BaseException:  # nobody else has the handle
+                handle.cancel()
+                raise
         return handle
 
     def generate(

@@ -55,6 +55,8 @@ class RequestHandle:
         self._completion: Completion | None = None
         self._error: CortexError | None = None
         self._end: TokenEvent | None = None
+        self._announce: Callable[[], None] | None = None
+        self._failure_taken = False
 
     @property
     def state(self) -> RequestState:
@@ -113,6 +115,26 @@ class RequestHandle:
             else:
                 return
 
+    def announce(self, announce: Callable[[], None] | None) -> None:
+        """Have `announce` called once for each event that is there and that comes, its error included, on whatever
+        thread: who takes them need not wait for them.
+        """
+        with self._lock:
+            self._announce = announce
+            there = len(self._events) + (self._error is not None)
+        if announce is not None:
+            for _ in range(there):
+                announce()
+
+    def take(self) -> TokenEvent | None:
+        """The next event, if there is one. The last of all has a completion, or the error of a request that failed."""
+        with self._lock:
+            if self._events:
+                return self._events.popleft()
+            failed = self._error is not None and not self._failure_taken
+            self._failure_taken = self._failure_taken or failed
+            return self._end if failed else None
+
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def advance(self, state: RequestState) -> None:
@@ -133,6 +155,9 @@ class RequestHandle:
                 self.prompt_logprobs = event.completion.prompt_logprobs
                 self._state = RequestState.CANCELLED if cancelled else RequestState.FINISHED
             self._changed.notify_all()
+            announce = self._announce
+        if announce is not None:
+            announce()
         self._tell(event)
 
     def fail(self, error: CortexError) -> None:
@@ -140,8 +165,10 @@ class RequestHandle:
         with self._lock:
             self._fail(error)
             self._changed.notify_all()
-            end = self._end
+            end, announce = self._end, self._announce
         assert end is not None
+        if announce is not None:
+            announce()
         self._tell(end)
 
     def abandon(self, error: CortexError) -> None:
@@ -150,7 +177,7 @@ class RequestHandle:
         """
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._listener = None
+        self._listener = self._announce = None
         self._fail(error)
 
     def _fail(self, error: CortexError) -> None:

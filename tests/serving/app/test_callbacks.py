@@ -1,14 +1,24 @@
-"""`on_event` is told of everything, in a thread of its own: of failures, of a close, and of the end of the program."""
+"""`on_event` is told of everything, in order: of failures, of a close, and of the end of the program. However many
+requests there are, a few threads do it, and a function that takes its time holds up no other.
+"""
 
 from __future__ import annotations
 
+import queue
+import random
 import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from cortexmlx import Engine, TokenEvent
-from support.asked import PROMPT, SHORT
+from cortexmlx import Completion, CortexError, Engine, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.serving.app import callbacks
+from cortexmlx.serving.app.callbacks import Tellers
+from cortexmlx.serving.handle import RequestHandle
+from support.asked import LONG, PROMPT, SHORT
+from support.core_driver import finally_nothing_lost
 from support.programs import outcome
 
 
@@ -73,3 +83,189 @@ with engine() as e:
 print(len(answer.token_ids))
 """
     assert outcome(program, tiny("llama")) == (0, "4\n", "")
+
+
+# -- the threads alone ------------------------------------------------------------------------------------------------
+
+END = TokenEvent("", completion=Completion("t", (1,), FinishReason.LENGTH, Usage(1, 1), Timings(0, 0, 0, 0, 0)))
+
+
+def telling() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "cortexmlx-events"]
+
+
+def soon(condition: Callable[[], Any], seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+@pytest.fixture
+def tellers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tellers]:
+    """Threads that lose their patience quickly: three at most tell, but for those that take 0.1 s for a call."""
+    for name, value in {"MOST": 3, "SLOW": 0.1, "PATIENCE": 0.02}.items():
+        monkeypatch.setattr(callbacks, name, value)
+    assert soon(lambda: not telling())
+    tellers = Tellers()
+    yield tellers
+    tellers.join(30)
+    assert soon(lambda: not telling()), "all end with the last request"
+
+
+class Ear:
+    """What was heard of one request, by a function that waits for `may` before it returns."""
+
+    def __init__(self, may: threading.Event | None = None) -> None:
+        self.handle = RequestHandle(1, lambda request: None)
+        self.heard: list[TokenEvent] = []
+        self._may = may
+
+    def __call__(self, event: TokenEvent) -> None:
+        self.heard.append(event)
+        if self._may is not None:
+            self._may.wait(30)
+
+
+def test_thousands_that_wait_take_two_threads(engine: Engine) -> None:
+    ended = threading.Semaphore(0)
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None:
+            ended.release()
+
+    most = 0
+    handles = []
+    for _ in range(300):
+        handles.append(engine.submit([1, 2, 3], SHORT, on_event=listen))
+        most = max(most, len(telling()))
+    for handle in handles:
+        handle.cancel()
+    assert all(ended.acquire(timeout=30) for _ in handles)
+    assert most == 2, "one that tells, one that looks whether somebody waits for it"
+    assert soon(lambda: not telling())
+
+
+def test_a_function_that_never_returns_holds_up_nobody(tellers: Tellers) -> None:
+    """More of them than may be told at once. Threads go when they are not needed any more."""
+    may = threading.Event()
+    stuck, quick = [Ear(may) for _ in range(8)], [Ear() for _ in range(8)]
+    for ear in [*stuck, *quick]:
+        tellers.tell(ear.handle, ear)
+    for ear in [*stuck, *quick]:
+        ear.handle.push(TokenEvent("a", 1))
+        ear.handle.push(TokenEvent("b", 2))
+    assert soon(lambda: all(len(ear.heard) == 2 for ear in quick)), "they hear nothing while others do not return"
+    assert all(len(ear.heard) == 1 for ear in stuck) and len(telling()) >= 1 + 8
+    may.set()
+    assert soon(lambda: all(len(ear.heard) == 2 for ear in stuck))
+    assert soon(lambda: len(telling()) == 2)
+    for ear in [*stuck, *quick]:
+        ear.handle.push(END)
+    assert soon(lambda: all(len(ear.heard) == 3 for ear in [*stuck, *quick]))
+
+
+def test_a_function_may_wait_for_what_another_requests_does(tellers: Tellers) -> None:
+    may = threading.Event()
+    waits, lets_go = Ear(may), RequestHandle(2, lambda request: None)
+    tellers.tell(waits.handle, waits)
+    tellers.tell(lets_go, lambda event: may.set())
+    waits.handle.push(END)
+    assert soon(lambda: waits.heard)
+    lets_go.push(END)
+    assert may.wait(10)
+
+
+def test_slow_functions_are_called_by_several_threads_but_not_by_more_than_allowed(
+    tellers: Tellers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "SLOW", 30)
+    may = threading.Event()
+    ears = [Ear(may) for _ in range(8)]
+    for ear in ears:
+        tellers.tell(ear.handle, ear)
+        ear.handle.push(END)
+    assert soon(lambda: sum(len(ear.heard) for ear in ears) == callbacks.MOST)
+    time.sleep(0.2)
+    assert sum(len(ear.heard) for ear in ears) == callbacks.MOST and len(telling()) == callbacks.MOST + 1
+    may.set()
+    assert soon(lambda: all(len(ear.heard) == 1 for ear in ears))
+
+
+def test_each_hears_its_events_in_order_and_one_at_a_time(tellers: Tellers) -> None:
+    """Some while they are told already, some of requests that fail, on more than one thread."""
+    dice = random.Random(1)
+    busy = [threading.Lock() for _ in range(12)]
+    heard: list[list[TokenEvent]] = [[] for _ in busy]
+    handles = [RequestHandle(i, lambda request: None) for i in range(12)]
+
+    def listener(number: int) -> Callable[[TokenEvent], None]:
+        def listen(event: TokenEvent) -> None:
+            assert busy[number].acquire(blocking=False), "two threads tell one request"
+            time.sleep(dice.random() * 0.01)
+            heard[number].append(event)
+            busy[number].release()
+
+        return listen
+
+    events = [TokenEvent(str(i), i) for i in range(20)]
+    for event in events[:3]:
+        handles[0].push(event)
+    for number, handle in enumerate(handles):
+        tellers.tell(handle, listener(number))
+    for event in events:
+        for handle in handles[1:] if event in events[:3] else handles:
+            handle.push(event)
+    for handle in handles[:6]:
+        handle.push(END)
+    for handle in handles[6:]:
+        handle.fail(CortexError("it broke"))
+    assert soon(lambda: all(len(each) == 21 for each in heard))
+    assert all(each[:20] == events for each in heard)
+    assert all(each[20] is END for each in heard[:6])
+    assert all(isinstance(each[20].error, CortexError) for each in heard[6:])
+
+
+@pytest.mark.parametrize("put", [False, True])
+def test_an_interrupt_at_the_engines_thread_while_it_pushes_loses_no_event(tellers: Tellers, put: bool) -> None:
+    """It lands before an event is announced, or right behind that; whoever is interrupted fails its requests."""
+
+    class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
+        """Its third item interrupts whoever puts it."""
+
+        count = 0
+
+        def put(self, item: Any) -> None:  # type: ignore[override]
+            self.count += 1
+            if self.count != 3 or put:
+                super().put(item)
+            if self.count == 3:
+                raise KeyboardInterrupt
+
+    tellers._ready = Interrupted()
+    ear = Ear()
+    tellers.tell(ear.handle, ear)
+    assert len(telling()) == 1, "a request that is alone holds up nobody"
+    for index in range(3):
+        try:
+            ear.handle.push(TokenEvent(str(index), index))
+        except KeyboardInterrupt:
+            ear.handle.fail(CortexError("interrupted"))
+    assert soon(lambda: len(ear.heard) == 4)
+    assert [event.token_id for event in ear.heard] == [0, 1, 2, None] and ear.heard[3].error is not None
+
+
+def test_where_no_thread_is_to_be_had_nothing_is_asked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert soon(lambda: not telling())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="thread"):
+            engine.submit(PROMPT, LONG, on_event=print)
+    finally_nothing_lost(engine)
+    assert engine.stats().generated_tokens < 400
+    ear = Ear()
+    engine.submit(PROMPT, SHORT, on_event=ear)
+    assert soon(lambda: ear.heard and ear.heard[-1].completion)
