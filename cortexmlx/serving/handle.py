@@ -102,18 +102,20 @@ class RequestHandle:
         """The request's events as they come; the last one carries the completion. Raises the request's error at its
         end.
         """
-        while True:
-            if not self._events:
-                self.check_waiting()
-            with self._lock:
-                self._changed.wait_for(lambda: self._events or self.ended)
-                event = self._events.popleft() if self._events else None
-            if event is not None:
-                yield event
-            elif self._error is not None:
-                raise self._error
-            else:
-                return
+        while (event := self.wait()) is not None:
+            yield event
+
+    def wait(self) -> TokenEvent | None:
+        """The next event, once it is there; None if the last one has been read. Raises the request's error then."""
+        if not self._events:
+            self.check_waiting()
+        with self._lock:
+            self._changed.wait_for(lambda: self._events or self.ended)
+            if self._events:
+                return self._events.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
     def announce(self, announce: Callable[[], None] | None) -> None:
         """Have `announce` called once for each event that is there and that comes, its error included, on whatever

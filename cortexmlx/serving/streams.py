@@ -25,7 +25,6 @@ class TokenStream(Iterator[TokenEvent]):
 
     def __init__(self, handle: RequestHandle) -> None:
         self._handle = handle
-        self._events = iter(handle)
         self._closed = False
 
     def __next__(self) -> TokenEvent:
@@ -33,7 +32,10 @@ class TokenStream(Iterator[TokenEvent]):
         if self._closed:
             raise StopIteration
         try:
-            return next(self._events)
+            event = self._handle.wait()
+            if event is None:
+                raise StopIteration
+            return event
         except BaseException:
             self.close()
             raise
@@ -56,6 +58,10 @@ class TokenStream(Iterator[TokenEvent]):
         self.close()
 
 
+class BeingRead(InvalidRequest):
+    """Somebody else waits for the next event. It is no end of the stream."""
+
+
 class AsyncTokenStream(AsyncIterator[TokenEvent]):
     """The events of a request for asyncio. It is submitted with the first `anext`, and belongs to the event loop of
     that. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping it, whether the
@@ -65,16 +71,21 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
     def __init__(self, submit: Callable[[Listener], Awaitable[RequestHandle]]) -> None:
         self._submit = submit
         self._handle: RequestHandle | None = None
-        self._closed = False
+        self._reading = self._closed = False
         self._process = os.getpid()
 
     def __aiter__(self) -> AsyncTokenStream:
         return self
 
     async def __anext__(self) -> TokenEvent:
-        """The next event. Raises the request's error, and with the first event what `submit` raises."""
+        """The next event. Raises the request's error, and with the first event what `submit` raises; and InvalidRequest
+        while another task waits for one, whose stream goes on.
+        """
         if self._closed:
             raise StopAsyncIteration
+        if self._reading:
+            raise BeingRead("another task waits for the next event of this stream: one task reads it")
+        self._reading = True
         try:
             if self._handle is None:
                 await self._begin()
@@ -82,6 +93,8 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
         except BaseException:
             self._close()
             raise
+        finally:
+            self._reading = False
         if event.error is not None:
             self._close()
             raise event.error

@@ -11,7 +11,7 @@ from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.serving.app.callbacks import tell_progress
 from cortexmlx.serving.app.opening import on_a_thread
-from cortexmlx.serving.streams import AsyncTokenStream, Listener, TokenStream
+from cortexmlx.serving.streams import AsyncTokenStream, BeingRead, Listener, TokenStream
 from cortexmlx.sessions.turn import Turn
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         """The next event. Raises the request's error."""
         try:
             event = await anext(self._events)
+        except BeingRead:
+            raise
         except BaseException:
             self.ended = True
             raise

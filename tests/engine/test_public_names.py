@@ -73,7 +73,17 @@ def test_that_program_uses_every_name_and_every_method() -> None:
     assert imported == set(cortexmlx.__all__) - {"__version__"}
     used = {n.attr for n in ast.walk(CLIENT) if isinstance(n, ast.Attribute)}
     methods = {f"{c.__name__}.{m}" for c in CLASSES for m in dir(c) if not m.startswith("_")}
-    engines = {"push", "fail", "advance", "abandon", "owner", "check_waiting", "announce", "take"}  # with a handle
+    engines = {
+        "push",
+        "fail",
+        "advance",
+        "abandon",
+        "owner",
+        "check_waiting",
+        "announce",
+        "take",
+        "wait",
+    }  # with a handle
     missing = {m for m in methods if m.partition(".")[2] not in used | engines}
     assert {m for m in missing if not m.startswith(("KVBlockAllocator.", "KVHandle."))} == set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -124,3 +125,36 @@ def test_an_astream_raises_that_the_engine_was_closed(tiny: Any) -> None:
 def test_a_stream_keeps_its_engine(tiny: Any) -> None:
     *_, last = Engine(tiny("llama"), kv_memory="256KB", block_size=8).stream(PROMPT, SHORT)
     assert len(last.completion.token_ids) == 12
+
+
+def test_threads_may_share_a_stream(engine: Engine) -> None:
+    """Each event is one thread's, and all of them see the end."""
+    stream, read = engine.stream(PROMPT, LONG), list[TokenEvent]()
+    threads = [threading.Thread(target=lambda: read.extend(stream), daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    (last,) = [event.completion for event in read if event.completion]
+    assert len(last.token_ids) == 400
+    assert sorted(last.token_ids) == sorted(event.token_id for event in read if event.token_id is not None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_second_task_that_reads_an_astream_is_refused_and_asks_for_nothing(engine: Engine, first: bool) -> None:
+    """While the first event is waited for, for which the request is submitted, and later."""
+
+    async def read() -> list[TokenEvent]:
+        stream = engine.astream(PROMPT, SHORT)
+        begun = [] if first else [await anext(stream)]
+        tasks = [asyncio.ensure_future(anext(stream)) for _ in range(3)]
+        one, *others = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(other, InvalidRequest) and "another task" in str(other) for other in others)
+        assert isinstance(one, TokenEvent)
+        return [*begun, one, *[event async for event in stream]]
+
+    events = asyncio.run(read())
+    assert events[-1].completion is not None and len(events) == 13
+    finally_nothing_lost(engine)
+    assert engine.stats().prompt_tokens == len(PROMPT)

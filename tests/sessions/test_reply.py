@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import PromptTooLong
+from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
@@ -138,3 +138,27 @@ def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how:
 
     asyncio.run(cancel())
     assert asked.cancelled == [7]
+
+
+def test_a_second_reader_is_refused_and_the_turn_is_kept() -> None:
+    asked, begun = Asked(), []
+
+    def begin(listener: Any) -> Begun:
+        begun.append(listener)
+        asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
+        return Begun(asked.handle, TURN, asked.kept.append)
+
+    async def read() -> None:
+        reply = AsyncReply(begin)
+        first = asyncio.ensure_future(anext(reply))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="another task"):
+            await anext(reply)
+        assert not reply.ended
+        while not (reply.prompt or first.done()):
+            await asyncio.sleep(0.001)
+        asked.finish()
+        assert (await first).text == "a" and await reply.result() is DONE
+
+    asyncio.run(read())
+    assert len(begun) == 1 and asked.kept == [DONE] and not asked.cancelled
