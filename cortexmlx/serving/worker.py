@@ -222,8 +222,7 @@ class Worker:
             self.core = EngineCore(self._config, lambda call: self._calls.put(call))
             self._loaded = True
         except BaseException as error:
-            for each in with_causes(error):  # who is told may keep the error, and its frames hold the model
-                clear_frames(each.__traceback__)
+            _clear_frames(error)
             refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
             self._error = error if refused is None or isinstance(refused, CortexError) else _not_loaded(refused)
             self._closing = True
@@ -240,12 +239,18 @@ class Worker:
         and the engine goes on, or closes if even that fails.
         """
         log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
+        _clear_frames(raised)
+        failure = CortexError(f"the engine's thread was interrupted by {raised!r}: ask again")
         try:
             self.core.begin_anew()
-        except Exception:
+        except Exception as error:
             log.exception("the engine cannot begin anew, and closes")
             self._closing = True
-        self._fail_all(CortexError(f"the engine's thread was interrupted by {raised!r}: ask again"))
+            kind = OutOfMemory if is_refusal(error) else EngineClosed
+            failure = kind(
+                f"the engine's thread was interrupted by {raised!r}; it cannot begin anew, and closes: {error}"
+            )
+        self._fail_all(failure)
         self._return_permit()  # it may have been interrupted before it gave one back
         if self._stopping:
             self._calls.put(None)
@@ -335,6 +340,12 @@ def _permits() -> queue.SimpleQueue[None]:
     for _ in range(_AHEAD):
         permits.put(None)
     return permits
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let the frames of an error forget the model and arrays that they hold: who is told may keep it."""
+    for each in with_causes(error):
+        clear_frames(each.__traceback__)
 
 
 def _not_loaded(refused: BaseException) -> OutOfMemory:

@@ -6,9 +6,18 @@ import threading
 from asyncio import CancelledError
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from cortexmlx import CortexError, Engine, LogitsProcessorError, SamplingParams
+from cortexmlx import (
+    CortexError,
+    Engine,
+    EngineClosed,
+    LogitsProcessorError,
+    OutOfMemory,
+    RequestHandle,
+    SamplingParams,
+)
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.programs import outcome
@@ -110,8 +119,6 @@ def test_a_question_that_is_interrupted_is_answered_with_an_error(tiny: Any) -> 
 
 
 def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cortexmlx.errors import EngineClosed
-
     def broken(*_: Any) -> None:
         raise MemoryError
 
@@ -126,6 +133,63 @@ def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.
     with pytest.raises(EngineClosed):
         engine.generate(PROMPT)
     engine.close()
+
+
+def interrupted_step(core: Any) -> None:
+    """From now on: it is lost with all that it has begun."""
+    step = core.step
+
+    def interrupted() -> None:
+        step()
+        raise KeyboardInterrupt
+
+    core.step = interrupted
+
+
+def full(engine: Engine) -> RequestHandle:
+    """A request that runs when the arena has all blocks that it may have."""
+    engine.generate_batch([tokens_of(400, seed=i) for i in range(8)], SamplingParams(max_tokens=1))
+    handle = engine.submit(PROMPT, LONG)
+    next(iter(handle))
+    stats = engine.stats()
+    assert stats.kv_bytes > 0.9 * stats.kv_bytes_limit
+    return handle
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_an_engine_that_begins_anew_never_has_two_arenas(tiny: Any, name: str) -> None:
+    """It would take twice the KV memory, on a machine that may have no more."""
+    with Engine(tiny(name), kv_memory="1MB", block_size=8) as engine:
+        handle = full(engine)
+
+        def begin(core: Any) -> tuple[int, int]:
+            mx.synchronize()
+            mx.reset_peak_memory()
+            interrupted_step(core)
+            return mx.get_active_memory(), core.arena.nbytes + core.runner.state_bytes
+
+        active, arena = engine.inspect(begin)
+        with pytest.raises(CortexError, match="KeyboardInterrupt"):
+            handle.result(30)
+        engine.inspect(lambda core: core.__dict__.pop("step"))
+        assert mx.get_peak_memory() <= active + arena // 8, f"{mx.get_peak_memory() - active} of {arena} bytes more"
+        assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
+
+
+def test_an_engine_that_gets_no_memory_to_begin_anew_closes_and_says_so(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny("llama"), kv_memory="1MB", block_size=8)
+    handle = full(engine)
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
+    before = mx.get_active_memory()
+    engine.inspect(interrupted_step)
+    with pytest.raises(OutOfMemory, match=r"interrupted by KeyboardInterrupt.*the system refuses .* for the KV cache"):
+        handle.result(30)
+    engine._worker._task.join()
+    assert mx.get_active_memory() < before - 900_000
+    with pytest.raises(EngineClosed):
+        engine.generate(PROMPT)
 
 
 def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) -> None:
