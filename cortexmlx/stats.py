@@ -131,14 +131,15 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters since the engine began and gauges of this moment. Blocks are summed over layer groups; times are
-    seconds.
+    """Counters since the engine began (or began anew, see docs/python.md) and gauges of this moment. Blocks are summed
+    over layer groups; times are seconds.
 
     `used_blocks` belong to running requests (`shared_blocks` of them to several), `free_blocks` to nobody, but the
-    content of `cached_blocks` of these may be used again. `single_run_share` of the running rows have all their
-    blocks in one run. `cached_tokens` of the prompts were found in the prefix cache. `tokens_per_second` is the rate
-    of generated tokens while the engine had work. `timeline` tells how the blocks were used from the engine's
-    beginning to now, in evenly spaced moments while it had work.
+    content of `cached_blocks` of these may be used again. `preemptions` gave the row and blocks of a running request to
+    another, `restarts` are requests that began again because a step was refused memory. `single_run_share` of the
+    running rows have all their blocks in one run. `cached_tokens` of the prompts were found in the prefix cache.
+    `tokens_per_second` is the rate of generated tokens while the engine had work. `timeline` tells how the blocks were
+    used from the engine's beginning to now, in evenly spaced moments while it had work.
 
     The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
     the rows, hold the tokens of running requests. Its numbers have `kv_bits` bits, with a scale and a bias for every
@@ -182,6 +183,7 @@ class EngineStats:
     requests_finished: int
     cached_tokens: int
     preemptions: int
+    restarts: int
     keep_first: int | None
     keep_last: int | None
     dropped_tokens: int

@@ -72,7 +72,7 @@ class Scheduler:
         self.pipeline = pipeline
         self.share_between_clients = share_between_clients
         self.costs = CostModel()
-        self.preemptions = 0
+        self.preemptions = self.restarts = 0
         self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
@@ -155,11 +155,12 @@ class Scheduler:
         """
         if rows is not None:
             self.restraint.tighten(rows)
+            self.restarts += self.rows_running
         for job in self._window.awaiting_flush:
             self.cache.free(job.id)
         self._window.forget()
         for job in self._running.in_order:
-            self._preempt(job, trusted=False)
+            self._begin_again(job, trusted=False)
         self._draining = False
         self._builder.forget()
         self._running.take_loads()
@@ -356,16 +357,14 @@ class Scheduler:
         while job.running and not self._running.reserve(job, tokens):
             self._preempt(self._running.in_order[-1])
 
-    def _preempt(self, job: Job, trusted: bool = True) -> None:
-        """Take a job's row and blocks. What it stored stays cached if it can be trusted, so that resuming is a prefix
-        hit while memory allows.
-        """
+    def _preempt(self, job: Job) -> None:
+        """Take a job's row and blocks."""
         job.preemptions += 1
         self.preemptions += 1
-        self._begin_again(job, trusted)
+        self._begin_again(job)
 
     def _begin_again(self, job: Job, trusted: bool = True) -> None:
-        """A job gives up its row and waits for one, with the tokens that it keeps of those it has."""
+        """A job waits for a row again, with the tokens that it keeps. What it stored stays cached if it is trusted."""
         self._running.release_row(job)
         self._admission.release_claim(job)
         self._running.release_blocks(job) if trusted else self.cache.free(job.id)

@@ -145,8 +145,8 @@ class EngineCore(EngineParts):
 
     def begin_anew(self) -> None:
         """Forget all requests, the arena and who owns it after an exception that may have landed between any two
-        statements: nothing can be trusted but the model. The scheduler's counters are zero again. The handles are the
-        caller's to fail. Raises MemoryRefused: the memory of the old arena is given back before there is a new one.
+        statements: nothing can be trusted but the model. All counters are zero again. The handles are the caller's to
+        fail. Raises MemoryRefused: the memory of the old arena is given back before there is a new one.
         """
         self._forget_requests()
         self.cache.expect_back()
@@ -156,6 +156,7 @@ class EngineCore(EngineParts):
         mx.clear_cache()
         self._begin_empty(self.cache.max_blocks)
         self.pins.move_to(self.cache)
+        self.measured = Measurements()
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena

@@ -153,7 +153,7 @@ class Admission:
             self._release_reading(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
-            elif not job.preemptions and not job.drops:
+            elif not job.generation:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
             self._claims.claim(job)

@@ -69,6 +69,7 @@ def engine_stats(core: Reported) -> EngineStats:
         requests_finished=measured.requests_finished,
         cached_tokens=scheduler.cached_tokens,
         preemptions=scheduler.preemptions,
+        restarts=scheduler.restarts,
         keep_first=None if keep is None else keep.first,
         keep_last=None if keep is None else keep.last,
         dropped_tokens=scheduler.dropped_tokens,

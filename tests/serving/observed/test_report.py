@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cortexmlx.errors import CortexError
 from support.core_driver import Driver, assert_nothing_lost
+from support.refusals import Refusals
 from support.tiny import tokens_of
 
 
@@ -18,6 +20,44 @@ def test_preemption_says_so_in_the_statistics(tiny: Any) -> None:
     assert all(len(driver.result(h).token_ids) == 50 for h in handles)
     assert any("preempted: " in line and "preempted 1 times" in line for line in lines)
     assert driver.core.stats().preemptions > 0
+
+
+def test_who_begins_again_because_memory_was_refused_was_not_preempted(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    handles = [driver.add(tokens_of(20, seed=i), 50) for i in range(2)]
+    driver.step(5)
+    refusals = Refusals(driver.core, lambda plan: None if refusals.count else "under way")
+    driver.step()
+    stats = driver.core.stats()
+    assert (stats.preemptions, stats.restarts) == (0, 2)
+    assert len(stats.sequences) == 2 and not any("preempted 1" in line for line in stats.sequences)
+    driver.core.fail_all(CortexError("it broke"))
+    assert all(handle.ended for handle in handles)
+    assert (driver.core.stats().preemptions, driver.core.stats().restarts) == (0, 2), "who failed did not begin again"
+
+
+def test_a_prompt_that_began_again_is_counted_once_as_cached(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    driver.answers([tokens_of(30, seed=30)], 5)
+    driver.add(tokens_of(30, seed=30), 50)
+    driver.step(5)
+    driver.core.drain()
+    driver.core.scheduler.start_over()
+    driver.answers([], 5)
+    assert driver.core.stats().cached_tokens == 29
+
+
+def test_an_engine_that_begins_anew_counts_anew(tiny: Any) -> None:
+    """All of it: else a share, such as that of the tokens that were cached, would be of other requests."""
+    driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
+    for _ in range(2):
+        driver.answers([tokens_of(30, seed=30)], 5)
+    driver.core.begin_anew()
+    for _ in range(2):
+        driver.answers([tokens_of(30, seed=30)], 5)
+    stats = driver.core.stats()
+    assert (stats.requests_finished, stats.prompt_tokens, stats.cached_tokens) == (2, 60, 29)
+    assert stats.hit_rate == 29 / 60 and stats.queued.count == 2
 
 
 def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> None:
