@@ -150,7 +150,7 @@ def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> M
 def tell_before(files: BatchFiles) -> None:
     """What was there before this run."""
     if files.done:
-        failed = f", {files.failed} of them errors: --retry-errors asks them again" if files.failed else ""
+        failed = f", {len(files.failed)} of them errors: --retry-errors asks them again" if files.failed else ""
         console.note(f"{len(files.done)} were there already{failed}")
 
 

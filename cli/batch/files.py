@@ -30,7 +30,7 @@ class BatchFiles:
     """Where the records of a run go. What they would do to a file is checked before anything is loaded: raises
     InvalidRequest or CortexError with what to do. Regular files are kept: they are synced, resumed and put into order;
     stdout, pipes and devices are only written. `created` is when the run first began, in seconds since 1970, `done` has
-    the keys of all records that are there, `failed` is how many of them are errors.
+    the keys of all records that are there, `failed` those of the errors among them.
     """
 
     def __init__(self, output: Path, errors: Path | None, mode: Mode, source: str) -> None:
@@ -45,7 +45,7 @@ class BatchFiles:
         if mode in (Mode.RESUME, Mode.RETRY) and not self.kept:
             raise InvalidRequest(f"{output} is no file, so there is nothing to go on with: leave out --resume")
         self.done: set[str] = set()
-        self.failed = 0
+        self.failed: set[str] = set()
         self.created = int(time.time())
         self._output = output
         self._errors = errors
@@ -74,7 +74,7 @@ class BatchFiles:
             for path in (self._output, self._errors):
                 if path is not None and is_regular(path):
                     self._records(path)
-            self._run.check_lines(digests, self.done)
+            self._run.check_lines(digests, self.done, self.failed)
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin, or go on, and keep what the lines of the input say."""
@@ -108,7 +108,7 @@ class BatchFiles:
             keep = (lambda record: not record.get("error")) if self._mode is Mode.RETRY else None
             file = self._read[path] = RecordFile(path, keep)
             self.done.update(file.keys)
-            self.failed += file.failed
+            self.failed.update(file.failed)
         return self._read[path]
 
     def _open(self, path: Path) -> RecordFile | RecordStream:

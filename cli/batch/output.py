@@ -71,8 +71,8 @@ class RecordStream:
 
 
 class RecordFile:
-    """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` how many
-    of those that it held when it was read are errors.
+    """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` those
+    of the errors that it held when it was read.
 
     It is read at once and not touched before `open`. A last line that was cut in half does not count, nor what `keep`
     refuses. Raises InvalidRequest for a file that holds something else.
@@ -80,7 +80,7 @@ class RecordFile:
 
     def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None) -> None:
         self.path = Path(os.path.realpath(path))  # behind a link is what is replaced
-        self.failed = 0
+        self.failed: set[str] = set()
         self._name = path
         self._records: list[tuple[str, int, int]] = []
         self._left_out = self._read(keep) if self.path.exists() else False
@@ -168,7 +168,8 @@ class RecordFile:
                     left_out = True
                     continue
                 self._records.append((key, start, len(line)))
-                self.failed += bool(record.get("error"))
+                if record.get("error"):
+                    self.failed.add(key)
         return left_out
 
     def _replace(self, records: Sequence[tuple[str, int, int]]) -> None:

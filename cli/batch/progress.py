@@ -78,8 +78,9 @@ class Progress:
             f"{stats.generated_tokens / elapsed:.0f} tok/s",
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
-        if self._total is not None and run.done:
+        answered = run.done - run.failed  # most of what fails does so at once, and tells nothing of the others
+        if self._total is not None and answered > 0:
             asked = max(self._total - done, 0)
-            left = run.last / run.done * asked - (elapsed - run.last)  # counts down until the next one is done
+            left = run.last / answered * asked - (elapsed - run.last)  # counts down until the next one is done
             parts.append(f"{duration(max(left, 0.0))} left")
         return " · ".join(parts)

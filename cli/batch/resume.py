@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,22 @@ class RunFile:
         self._append({**run.as_json(), "created": created})
         return created
 
-    def check_lines(self, digests: Mapping[str, str], done: Collection[str]) -> None:
+    def check_lines(self, digests: Mapping[str, str], done: Collection[str], failed: Collection[str] = ()) -> None:
         """Raises InvalidRequest if a line of the input, by its key, whose record is there says something else than when
         it was asked.
         """
         known = self._digests()
         changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
-        if changed:
-            first = fitted(changed[0], _LONGEST_NAME)
-            which = f"{first} and {len(changed) - 1} more" if len(changed) > 1 else first
+        answered = [key for key in changed if key not in failed]
+        if answered:
             raise InvalidRequest(
-                f"the input has changed: {self._output.name} holds answers to what the requests named {which} said "
-                "before. Give changed requests ids of their own, or use --force to begin again"
+                f"the input has changed: {self._output.name} holds answers to what the requests named "
+                f"{_named(answered)} said before. Give changed requests ids of their own, or use --force to begin again"
+            )
+        if changed:
+            raise InvalidRequest(
+                f"the input has changed: what was named {_named(changed)} failed, and says something else now. "
+                "--resume --retry-errors asks again what failed"
             )
 
     def remember(self, digests: Mapping[str, str]) -> None:
@@ -150,6 +154,11 @@ class RunFile:
         if not os.fstat(self._file.fileno()).st_size:
             self.path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _named(keys: Sequence[str]) -> str:
+    first = fitted(keys[0], _LONGEST_NAME)
+    return f"{first} and {len(keys) - 1} more" if len(keys) > 1 else first
 
 
 def remaining(

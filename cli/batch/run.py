@@ -53,7 +53,7 @@ class BatchRun:
 
     `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
     back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
-    tokens; the `last` one did after so many seconds. `broken`: a record could not be written.
+    tokens; the `last` answer was there after so many seconds. `broken`: a record could not be written.
     """
 
     def __init__(
@@ -150,8 +150,10 @@ class BatchRun:
         if not opened.left:
             self._records[opened.place] = self._record(opened)
             self.done += 1
-            self.last = self.seconds
-            self.failed += bool(self._records[opened.place].get("error"))
+            if self._records[opened.place].get("error"):
+                self.failed += 1
+            else:
+                self.last = self.seconds
 
     def _record(self, opened: _Open) -> Record:
         item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]

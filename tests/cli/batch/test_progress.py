@@ -36,13 +36,13 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
 ) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
-    run = run_of(engine, ["!fail", "!slow", "!slow"])
-    with Progress(engine, run, total=total, live=True, before=4):
+    run = run_of(engine, ["a", "!fail", "!slow", "!slow"])
+    with Progress(engine, run, total=total, live=True, before=3):
         run.run()
     out, err = capsys.readouterr()
     assert out == "" and err, "nothing of it goes to the results"
     of, left = ("/7", r" · [\d:]+( s)? left") if total else ("", "")
-    line = rf"cortexmlx: [4-7]{of} done( · 1 failed)? · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
+    line = rf"cortexmlx: [3-7]{of} done( · 1 failed)? · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
     assert all(re.fullmatch(line, said) for said in err.splitlines()), err
     assert ("left" in err) is (total is not None)
 
@@ -60,6 +60,20 @@ def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
     for run.seconds in (3.0, 5.0, 9.0):
         told.append(progress._line().rpartition(" · ")[2])
     assert told == ["3 s left", "1 s left", "0 s left"]
+
+
+def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
+    """Three lines of thirty were no requests, and nothing was answered yet: that is no reason to say 0 s."""
+
+    class Begun:
+        done, failed, last, seconds = 3, 3, 0.0, 10.0
+
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=16))
+    run: Any = Begun()
+    progress = Progress(engine, run, total=30, live=False)
+    assert "left" not in progress._line()
+    run.done, run.last, run.seconds = 12, 9.0, 9.0
+    assert progress._line().endswith(" · 18 s left")
 
 
 def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(

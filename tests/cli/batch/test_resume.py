@@ -94,6 +94,21 @@ def test_lines_that_were_not_answered_may_change_and_new_ones_come(files: tuple[
     assert batch(files, "--resume") == 1
 
 
+def test_a_line_that_failed_and_was_mended_is_told_how_to_be_asked(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not to lose all answers, as --force would."""
+    batch(files)
+    requests = files[0].read_text()
+    files[0].write_text(requests.replace("!fail", "c"))
+    assert batch(files, "--resume") == 1 and len(fakes.opened) == 1
+    said = capsys.readouterr().err
+    assert '"q2" failed' in said and "--resume --retry-errors" in said and "--force" not in said
+    files[0].write_text(requests.replace("!fail", "c").replace('"a"', '"e"'))
+    assert batch(files, "--resume") == 1
+    assert 'the requests named "q0" said before' in capsys.readouterr().err, "what was answered comes first"
+
+
 def test_functions_are_no_part_of_what_a_run_was() -> None:
     params = IDENTITY.as_json()["params"]
     assert "temperature" in params and "logits_processors" not in params
