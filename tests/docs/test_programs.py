@@ -16,8 +16,9 @@ from support.thinking import SWITCHED, write_thinking
 PROGRAMS = sorted({block.page for block in blocks("python")})
 SAID = {
     "README.md": [],
+    "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/memory.md": ["StoreStats("],
-    "docs/python.md": ["enable_thinking", " tokens\n", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
+    "docs/python.md": ["enable_thinking", " tokens\n", "found in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
 }
 """What a page's program prints, besides what a model says."""
 
@@ -28,6 +29,9 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     for file in ("book.txt", "notes.txt"):
         Path(file).write_text("The sky is blue. Grass is green, and water is wet. " * 30)
+    Path("questions.csv").write_text("id,question\nq1,Why?\n")
+    shown = (line for block in blocks("jsonl") for line in block.text.splitlines())
+    Path("answers.jsonl").write_text("\n".join(line for line in shown if line.startswith('{"id": "batch_req_')))
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         for block in blocks("python"):
