@@ -85,7 +85,7 @@ def _runs(runs: Sequence[Run]) -> Iterator[str]:
             yield line("states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots")
         yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
         yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
-        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % and 8 MiB")
+        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % plus 8 MiB")
 
 
 def line(label: str, value: str, remark: str) -> str:
