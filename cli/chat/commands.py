@@ -99,7 +99,7 @@ COMMANDS = (
     Command("/clear", ("/reset",), "/clear", "forget the conversation", _clear),
     Command("/undo", (), "/undo", "take the last turn back", turns.undo),
     Command("/regen", (), "/regen", "write the last answer again", turns.regen),
-    Command("/edit", (), "/edit [TEXT]", "ask the last question in other words", turns.edit, ("",)),
+    Command("/edit", (), "/edit [TEXT]", "change the last question: here, or to TEXT", turns.edit, ("",)),
     Command(
         "/n", (), "/n 3 [TEXT]", "several answers side by side, of which one goes on", turns.several, tuple("23456789")
     ),
