@@ -47,6 +47,10 @@ share one download. Files of more than 50 GB are left to the hub's library, whic
 HEAD = """\
 ## Which run
 
+A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B, `mistral` for Mistral 7B. Its weights
+may be plain or packed in any way that mlx-lm loads, as mlx-community's with 4 or 8 bits are; another way is refused by
+name. All models read and write text: of one that also sees or hears the language part runs, and says so.
+
 Every model type that mlx-lm {version} has, and what was found when a tiny random model of it was run here and by mlx-lm
 on the same weights, in float32. `python -m tests.architectures --write` does that and makes this page;
 `python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and
@@ -70,7 +74,8 @@ greedy one of {steps} tokens, token for token (forks are drawn by chance, and ju
 Where mlx-lm cannot run a type without a GPU because of how its weights are packed (`bitnet`), the judge is its class
 with the same weights as plain numbers.
 
-What a cache keeps, in bytes, where H heads have keys and values of D numbers, each of s bytes (2, or 4 in float32):
+The *caches* are those of the tiny model, which has few layers. What one keeps, in bytes, where H heads have keys and
+values of D numbers, each of s bytes (2, or 4 in float32):
 
 """
 

@@ -18,7 +18,7 @@ SAID = {
     "README.md": [],
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/memory.md": ["StoreStats("],
-    "docs/python.md": ["enable_thinking", " tokens\n", "found in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
+    "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
 }
 """What a page's program prints, besides what a model says."""
 
