@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 from cortexmlx.bench.measure.engines import Plan, open_engines
 from cortexmlx.bench.measure.machine import Machine
@@ -38,22 +40,22 @@ def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int])
     machine = Machine.here()
     sizes = [(size, max(test.tokens + test.batch * 2 * size for test in wanted)) for size in block_sizes]
     batch = max(test.batch for test in wanted)
-    with ExitStack() as stack:
-        engines = open_engines(plan, stack, sizes, batch, token_target=None, prefix_cache=False)
-        info = next(iter(engines.values())).info
-        longest = max(test.tokens // test.batch for test in wanted)
-        if longest > info.context_length:
-            raise InvalidRequest(
-                f"a test needs {longest} tokens per row, and the model's context is {info.context_length}: "
-                "lower -p, -n or -d"
-            )
-        runs, yardstick, interrupted = Runs(engines, wanted), Yardstick(), False
-        try:
-            runs.measure(plan.repetitions, Prompts(info.vocab_size, plan.seed), yardstick, plan.on_run)
-        except KeyboardInterrupt:
-            if not runs.rows():
-                raise
-            interrupted = True
+    check = partial(_check_context, max(test.tokens // test.batch for test in wanted), "a test", ": lower -p, -n or -d")
+    runs: Runs | None = None
+    interrupted = False
+    try:
+        for number, turns in enumerate(plan.turns()):
+            with ExitStack() as stack:
+                engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
+                if runs is None:
+                    info = next(iter(engines.values())).info
+                    runs = Runs(block_sizes, wanted, Prompts(info.vocab_size, plan.seed), plan.repetitions)
+                runs.measure(engines, turns, number, plan.on_run)
+    except KeyboardInterrupt:
+        if runs is None or not runs.rows():
+            raise
+        interrupted = True
+    assert runs is not None
     backend = "CPU" if machine.device == "CPU" else "Metal"
     return Report(
         machine,
@@ -61,9 +63,16 @@ def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int])
         (speed.part(runs.rows(), info, backend),),
         (*plan.notes, *_ended(interrupted)),
         plan.settings,
-        yardstick.seconds(),
+        runs.yardstick(),
         interrupted,
     )
+
+
+def _check_context(tokens: int, what: str, next_step: str, info: ModelInfo) -> None:
+    if tokens > info.context_length:
+        raise InvalidRequest(
+            f"{what} needs {tokens} tokens per row, and the model's context is {info.context_length}{next_step}"
+        )
 
 
 def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool, block_size: int) -> Report:
@@ -74,12 +83,9 @@ def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool,
     interrupted = False
     with ExitStack() as stack:
         tokens = ARRIVING * (traffic.longest + 2 * block_size)
-        engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING)[block_size]
+        check = partial(_check_context, traffic.longest, "the trace", "")
+        engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING, check)[block_size]
         info = engine.info
-        if traffic.longest > info.context_length:
-            raise InvalidRequest(
-                f"the trace needs {traffic.longest} tokens, the model's context is {info.context_length}"
-            )
         try:
             serve(engine, traffic, promise, plan.repetitions, plan.seed, against, sides, plan.tell, yardstick.sample)
         except KeyboardInterrupt:
@@ -144,7 +150,7 @@ def _ended(interrupted: bool) -> tuple[str, ...]:
 
 def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, tokens: int) -> Contest:
     """A contest whose engine opens when it is needed and closes with `stack`."""
-    options = {} if section.token_target else {"token_target": None}
+    options: dict[str, Any] = {} if section.token_target else {"token_target": None}
     return Contest(
         lambda: open_engines(plan, stack, [(block_size, tokens)], ROWS, **options)[block_size],
         plan.seed,

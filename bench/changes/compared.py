@@ -1,8 +1,10 @@
 """This run beside a saved one: what changed by more than the noise, what did not, and what nobody can tell.
 
-Pairs of runs cannot be made across time, so each figure's own repetitions say how noisy it is, and the yardstick, which
-was measured between them both times, says how much faster or slower the machine itself was. A figure counts as slower
-only if it is slower by the clock, and still is when the machine's own change is taken off.
+Runs of different days cannot be paired, but a repetition and what the yardstick showed around it can: each figure is
+taken in units of the machine at that moment, which takes off slow hours as a whole and much of a burst. How noisy it is
+say the rounds of a run, each with an engine that was opened for it: repetitions with one engine are more alike than
+those with two, whose weights lie elsewhere in memory. A figure counts as slower only if it is slower without the
+machine's share, and by the clock, too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from statistics import median
 
-from cortexmlx.bench.changes.intervals import FEWEST, Change, Shift, shift
+from cortexmlx.bench.changes.intervals import FEWEST, Change, Shift, by_round, shift
 from cortexmlx.bench.changes.saved import Saved
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
@@ -111,19 +113,32 @@ def _machine(saved: Saved, now: Saved, series: Series) -> Shift | None:
 
 def _outcome(old: Series, new: Series, machine: Shift | None, doubt: float) -> Outcome:
     then, there = median(old.values), median(new.values)
-    if min(len(old.values), len(new.values)) < FEWEST or min(*old.values, *new.values) <= 0:
+    rounds = [by_round(series.values, series.rounds) for series in (old, new)]
+    if min(map(len, rounds)) < FEWEST or min(*old.values, *new.values) <= 0:
         return Outcome(new, then, there, None, Verdict.FEW)
-    up = (old.values, new.values) if new.better is Better.HIGHER else (new.values, old.values)
-    clock = shift(*up)
-    engine = clock if machine is None else clock.less(machine)
+    clock = _better(new.better, *rounds)
+    if old.beside and new.beside:
+        engine = _better(new.better, *(by_round(_in_machines(series), series.rounds) for series in (old, new)))
+    else:
+        engine = clock if machine is None else clock.less(machine)
     by_clock, change = clock.change(doubt), engine.change(doubt)
     return Outcome(new, then, there, change, _verdict(by_clock, change))
 
 
+def _better(better: Better, old: Sequence[float], new: Sequence[float]) -> Shift:
+    return shift(old, new) if better is Better.HIGHER else shift(new, old)
+
+
+def _in_machines(series: Series) -> list[float]:
+    """Each repetition in units of what the machine did around it: tokens in the yardstick's time, or its times."""
+    pairs = zip(series.values, series.beside, strict=True)
+    return [value * beside if series.better is Better.HIGHER else value / beside for value, beside in pairs]
+
+
 def _verdict(by_clock: Change, change: Change) -> Verdict:
-    if by_clock.high < 0 and change.high < 0 and change.estimate <= -LEAST:
+    if by_clock.estimate < 0 and change.high < 0 and change.estimate <= -LEAST:
         return Verdict.SLOWER
-    if by_clock.low > 0 and change.low > 0 and change.estimate >= LEAST:
+    if by_clock.estimate > 0 and change.low > 0 and change.estimate >= LEAST:
         return Verdict.FASTER
     if change.low >= -WIDE and change.high <= WIDE:
         return Verdict.SAME

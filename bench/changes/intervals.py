@@ -53,6 +53,16 @@ def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
     return Shift(mean_new, variance_new, freedom_new).less(Shift(mean, variance, freedom))
 
 
+def by_round(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
+    """The median of each round; without rounds every value by itself."""
+    if not rounds:
+        return list(values)
+    found: dict[int, list[float]] = {}
+    for value, number in zip(values, rounds, strict=True):
+        found.setdefault(number, []).append(value)
+    return [statistics.median(each) for each in found.values()]
+
+
 def _trimmed(values: Sequence[float]) -> tuple[float, float, float]:
     """Trimmed mean of the logarithms, its variance, and degrees of freedom."""
     logs = sorted(math.log(value) for value in values)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from dataclasses import asdict, dataclass, fields
+import math
+import os
+import tempfile
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from cortexmlx.bench.report.report import Report
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.files import in_place_of
 
-FORMAT = "cortexmlx bench 1"
+FORMAT = "cortexmlx bench 2"
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,27 @@ def check_new(path: Path) -> None:
         raise InvalidRequest(f"{path} exists, and a saved run is not overwritten: remove it or name another file")
     if not path.parent.is_dir():
         raise InvalidRequest(f"there is no folder {path.parent}: make it first")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise InvalidRequest if no file can be made in the folder."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
 
 
 def save(report: Report, path: Path) -> None:
-    """Write the report, with what `read` needs, as JSON."""
+    """Write the report, with what `read` needs, as JSON. Raises OSError, also if there is such a file by now; half of
+    one does not stay.
+    """
     kept = of_report(report)
     compared = {"model": kept.model, "yardstick": kept.yardstick, "series": [asdict(s) for s in kept.series]}
     text = json.dumps({"format": FORMAT, **as_object(report), "compared": compared}, indent=1) + "\n"
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with in_place_of(path) as file:
         file.write(text.encode())
 
@@ -58,22 +76,44 @@ def read(path: Path) -> Saved:
     """A saved run. Raises InvalidRequest if the file is none, OSError if it cannot be read."""
     text = path.read_bytes()
     try:
-        return _parsed(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = json.loads(text)
+        kind = found["format"]
+        if kind == FORMAT:
+            return _parsed(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(
-            f"{path} is no run that this version's `cortexmlx bench --save` wrote ({type(error).__name__}): save one"
+            f"{path} is no run that `cortexmlx bench --save` wrote, or is damaged ({type(error).__name__}): save one"
         ) from error
+    raise InvalidRequest(f"{path} was written by another version ({kind!r}, here it is {FORMAT!r}): save a new run")
 
 
 def _parsed(found: Any) -> Saved:
-    if found["format"] != FORMAT:
-        raise ValueError(found["format"])
     compared = found["compared"]
-    machine = Machine(**{field.name: found["machine"][field.name] for field in fields(Machine)})
-    yardstick = {name: tuple(values) for name, values in compared["yardstick"].items()}
+    machine = Machine(**{field.name: _of_type(field, found["machine"][field.name]) for field in fields(Machine)})
+    yardstick = {name: _numbers(values) for name, values in compared["yardstick"].items()}
     series = tuple(_series(each) for each in compared["series"])
     return Saved(machine, dict(compared["model"]), dict(found["settings"]), yardstick, series)
 
 
+_TYPES: dict[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+
+
+def _of_type(field: Field[Any], value: Any) -> Any:
+    if not isinstance(value, _TYPES[field.type]):
+        raise TypeError(f"{field.name} is {value!r}")
+    return value
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        raise ValueError("numbers that are none")
+    return tuple(values)
+
+
 def _series(found: dict[str, Any]) -> Series:
-    return Series(**{**found, "better": Better(found["better"]), "values": tuple(found["values"])})
+    lists = {name: _numbers(found[name]) for name in ("values", "beside", "rounds")}
+    series = Series(**{**found, "better": Better(found["better"]), **lists})
+    count = len(series.values)
+    if not count or {len(series.beside), len(series.rounds)} - {0, count} or min(series.beside, default=1) <= 0:
+        raise ValueError(f"lists of {series.name} do not fit together")
+    return series

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from cortexmlx.engine import Engine
+from cortexmlx.stats import ModelInfo
 
 if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Plan:
     """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
-    attention backend, repetitions, the prompts' seed, whom to tell what is running, the model's adapter, and how keys
-    and values are quantized."""
+    attention backend, repetitions, the prompts' seed, whom to tell what is running, the model's adapter, how keys
+    and values are quantized, and the `rounds` in which rows are measured, each with engines that were opened for it.
+    """
 
     model: str
     notes: tuple[str, ...]
@@ -31,6 +34,13 @@ class Plan:
     adapter: str | None = None
     kv_bits: int | None = None
     kv_group_size: int | None = None
+    rounds: int = 1
+
+    def turns(self) -> list[range]:
+        """The repetitions of each round, as evenly as may be; numbers from 0."""
+        rounds = min(self.rounds, self.repetitions)
+        ends = [self.repetitions * n // rounds for n in range(rounds + 1)]
+        return [range(*pair) for pair in pairwise(ends)]
 
     def tell(self, what: str) -> None:
         """Say what is running to whoever wants to know."""
@@ -47,11 +57,16 @@ class Plan:
 
 
 def open_engines(
-    plan: Plan, stack: ExitStack, sizes: Sequence[tuple[int, int]], max_rows: int, **options: Any
+    plan: Plan,
+    stack: ExitStack,
+    sizes: Sequence[tuple[int, int]],
+    max_rows: int,
+    check: Callable[[ModelInfo], None] = lambda info: None,
+    **options: Any,
 ) -> dict[int, Engine]:
     """An engine for each (block size, tokens that it must hold), closed with `stack`. Weights are in memory once, but
     twice while another engine opens. An engine has its default memory if that is enough, else as much as it needs.
-    `options` are the engine's.
+    `check` may raise for the model, before memory is asked for; `options` are the engine's.
     """
     engines: dict[int, Engine] = {}
     weights: Any = None
@@ -73,6 +88,11 @@ def open_engines(
             )
 
         engine = opened(plan.kv_memory)
+        try:
+            check(engine.info)
+        except BaseException:
+            engine.close()
+            raise
         needed = (tokens + block_size) * engine.info.kv_bytes_per_token
         if plan.kv_memory is None and engine.stats().kv_bytes_limit < needed:
             engine.close()

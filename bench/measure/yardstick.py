@@ -48,6 +48,23 @@ class Yardstick:
         self._note(COMPUTE, begin, middle)
         self._note(MEMORY, middle, Stamp.now())
 
+    @property
+    def bytes(self) -> int:
+        """What it keeps in MLX's memory."""
+        return self._square.nbytes + self._column.nbytes + self._wide.nbytes
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return len(self._samples[f"{COMPUTE}, wall"])
+
+    def beside(self, before: int) -> dict[str, float]:
+        """Seconds around a piece of work, by part and clock: the geometric mean of sample number `before`, which came
+        just before it, and of the next one, if there is one.
+        """
+        around = {name: values[before : before + 2] for name, values in self._samples.items()}
+        return {name: statistics.geometric_mean(values) for name, values in around.items()}
+
     def _note(self, part: str, begin: Stamp, end: Stamp) -> None:
         self._samples[f"{part}, wall"].append(end.wall - begin.wall)
         self._samples[f"{part}, CPU"].append(end.cpu - begin.cpu)

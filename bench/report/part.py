@@ -42,6 +42,9 @@ class Series:
     """The repetitions of one figure, to be compared with those of another run. `machine` names the part of the
     machine's own speed that it goes by (of `measure.yardstick`), or "" where that is no matter, as for a ratio of two
     contestants that took turns. `clock`: "wall" or "CPU".
+
+    `beside` are the seconds of that part of the machine around each repetition, where it was measured so closely;
+    `rounds` in which round each was measured, with an engine that was opened for it (none: each is a round).
     """
 
     name: str
@@ -50,6 +53,8 @@ class Series:
     values: tuple[float, ...]
     machine: str = ""
     clock: str = "wall"
+    beside: tuple[float, ...] = ()
+    rounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

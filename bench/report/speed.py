@@ -96,7 +96,10 @@ def _series(rows: Sequence[Row], backend: str) -> tuple[Series, ...]:
     for row in rows:
         name, unit = f"{row.test.label}, block {row.block_size}", "t/s"
         machine = COMPUTE if row.test.prompt else MEMORY
-        found.append(Series(name, unit, Better.HIGHER, row.rates, machine))
+        clocks = {"wall": row.rates}
         if backend == "CPU" and len(row.cpu_rates) == len(row.rates):
-            found.append(Series(name, unit, Better.HIGHER, row.cpu_rates, machine, "CPU"))
+            clocks["CPU"] = row.cpu_rates
+        for clock, rates in clocks.items():
+            beside = row.beside.get(f"{machine}, {clock}", ())
+            found.append(Series(name, unit, Better.HIGHER, rates, machine, clock, beside, row.rounds))
     return tuple(found)

@@ -38,7 +38,7 @@ from cortexmlx.cli import main
 main()"""
 """`cortexmlx`, by the interpreter that runs this, after its engine was slowed down."""
 
-ARGUMENTS = ("-p", "64", "-n", "12", "-r", "10")
+ARGUMENTS = ("-p", "64", "-n", "12")
 
 
 @dataclass(frozen=True)

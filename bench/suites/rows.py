@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -23,6 +23,9 @@ from cortexmlx.stats import EngineStats
 
 if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
+
+OnRun = Callable[[str], None] | None
+"""Whom to tell what is running."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,11 @@ class StepSplit:
 @dataclass(frozen=True)
 class Row:
     """A test's outcome: tokens per second of every repetition, by wall time and by CPU time; KV memory that its
-    sequences held at most, and MLX's peak memory, in bytes; `tokens` were counted in all timed stretches."""
+    sequences held at most, and MLX's peak memory, in bytes; `tokens` were counted in all timed stretches.
+
+    Of every repetition also the round it was measured in, and what of the yardstick stood `beside` it, by part and
+    clock.
+    """
 
     test: Test
     block_size: int
@@ -81,6 +88,8 @@ class Row:
     peak_bytes: int
     split: StepSplit
     tokens: int = 0
+    rounds: tuple[int, ...] = ()
+    beside: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -112,35 +121,44 @@ def tests(
 class Runs:
     """The runs of all tests on engines of several block sizes, as far as they have come."""
 
-    def __init__(self, engines: Mapping[int, Engine], wanted: Sequence[Test]) -> None:
-        self._engines = engines
-        self._runs: dict[tuple[int, Test], list[_Run]] = {(size, test): [] for size in engines for test in wanted}
+    def __init__(self, sizes: Sequence[int], wanted: Sequence[Test], prompts: Prompts, repetitions: int) -> None:
+        self._prompts = prompts
+        self._yardstick = Yardstick()
+        self._repetitions = repetitions
+        self._runs: dict[tuple[int, Test], list[_Run]] = {(size, test): [] for size in sizes for test in wanted}
 
-    def measure(
-        self, repetitions: int, prompts: Prompts, yardstick: Yardstick, on_run: Callable[[str], None] | None = None
-    ) -> None:
-        """Run each test `repetitions` times, after a run that is not counted. Tests and block sizes take turns, in one
-        order and then in the other, so that what else the machine does in these minutes meets all of them.
+    def measure(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
+        """Run each test once in each of these `turns`, after a run that is not counted. Tests and block sizes take
+        turns, in one order and then in the other, so that what else the machine does in these minutes meets all of
+        them, and the yardstick is measured between any two.
         """
-        subjects = {size: Cortex(engine, watch_kv=True) for size, engine in self._engines.items()}
+        subjects = {size: Cortex(engine, watch_kv=True) for size, engine in engines.items()}
         told = on_run or (lambda what: None)
         for number, (size, test) in enumerate(self._runs, 1):
             told(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
-            _run(subjects[size], test.shorter, prompts)
-        for repetition in range(repetitions):
-            turn = list(self._runs.items())
-            for (size, test), runs in turn if repetition % 2 == 0 else reversed(turn):
-                told(f"run {repetition + 1} of {repetitions}: {test.label}, block size {size}")
-                yardstick.sample()
-                others = sum(e.stats().kv_bytes for other, e in self._engines.items() if other != size)
-                runs.append(_run(subjects[size], test, prompts, others))
+            _run(subjects[size], test.shorter, self._prompts)
+        for turn in turns:
+            order = list(self._runs.items())
+            for (size, test), runs in order if turn % 2 == 0 else reversed(order):
+                told(f"run {turn + 1} of {self._repetitions}: {test.label}, block size {size}")
+                self._yardstick.sample()
+                before = self._yardstick.samples - 1
+                others = sum(e.stats().kv_bytes for other, e in engines.items() if other != size)
+                run = _run(subjects[size], test, self._prompts, others + self._yardstick.bytes)
+                runs.append(replace(run, round=round_, sample=before))
+        self._yardstick.sample()
 
     def rows(self) -> tuple[Row, ...]:
         """The tests that ran at least once."""
-        return tuple(_row(test, size, runs) for (size, test), runs in self._runs.items() if runs)
+        return tuple(_row(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs)
+
+    def yardstick(self) -> dict[str, tuple[float, ...]]:
+        """Its samples so far."""
+        return self._yardstick.seconds()
 
 
-def _row(test: Test, block_size: int, runs: Sequence[_Run]) -> Row:
+def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick) -> Row:
+    around = [yardstick.beside(run.sample) for run in runs]
     return Row(
         test=test,
         block_size=block_size,
@@ -150,6 +168,8 @@ def _row(test: Test, block_size: int, runs: Sequence[_Run]) -> Row:
         peak_bytes=max(run.peak_bytes for run in runs),
         split=_split(runs),
         tokens=sum(run.tokens for run in runs),
+        rounds=tuple(run.round for run in runs),
+        beside={name: tuple(each[name] for each in around) for name in around[0]},
     )
 
 
@@ -161,10 +181,12 @@ class _Run:
     peak_bytes: int
     before: EngineStats
     after: EngineStats
+    round: int = 0
+    sample: int = 0
 
 
 def _run(subject: Cortex, test: Test, prompts: Prompts, others: int = 0) -> _Run:
-    """One run; MLX's peak memory is counted without the `others` bytes of engines that only wait."""
+    """One run; MLX's peak memory is counted without the `others` bytes of who only waits."""
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:

@@ -27,7 +27,16 @@ from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.bench.changes.saved import Saved
+    from cortexmlx.bench.measure.engines import Plan
     from cortexmlx.bench.report.report import Report
+
+
+REPETITIONS = 5
+COMPARED = 20
+"""Of rows that are saved or compared: they are measured in half as many rounds."""
+
+FEWEST_ROUNDS = 5
+"""Where there are as many repetitions. With fewer rounds nobody knows how much they differ."""
 
 
 class Output(str, Enum):
@@ -59,7 +68,17 @@ def bench(
     block_size: Annotated[str, typer.Option("--block-size", metavar="N,..", help="Tokens per KV block.")] = str(
         DEFAULT_BLOCK_SIZE
     ),
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Runs, or pairs of runs.")] = 5,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(
+            "--repetitions",
+            "-r",
+            metavar="N",
+            min=1,
+            help=f"Runs, or pairs of runs: {REPETITIONS}, or {COMPARED} of what --save or --compare keep.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.md,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this run.", show_default=False)] = None,
     compare: Annotated[
@@ -96,8 +115,8 @@ def bench(
     """
     chosen = sections(suite, against is not None)
     check_options(options.given(ctx), chosen, suite, against is not None)
-    if request_rate <= 0:
-        raise typer.BadParameter("must be above 0", param_hint="--request-rate")
+    if not 0 < request_rate < float("inf"):
+        raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
     sizes, prompts = lists.block_sizes(block_size), lists.numbers("--prompt", prompt, 0)
     generates, batches = lists.numbers("--generate", generate, 0), lists.numbers("--batch", batch, 1)
     depths = lists.numbers("--depth", depth, 0)
@@ -123,20 +142,30 @@ def bench(
     with _model(model, model_option, needs_model) as (path, notes), shown() as on_run:
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
-        plan = Plan(path, notes, memory, attention, repetitions, seed, on_run, adapter, kv_bits, kv_group_size)
+        count = repetitions or REPETITIONS
+        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size)
+        rows = _in_rounds(plan, repetitions) if save is not None or compare is not None else plan
         shape = Shape(prompt=prompts[0] or Shape.prompt, generate=generates[0] or Shape.generate)
         suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
         traffic, peer = Traffic(requests, request_rate), against is not None
         steps: dict[Section, Callable[[], Report]] = {
-            Section.ROWS: lambda: session.measure_rows(plan, tests(prompts, generates, batches, depths), sizes),
+            Section.ROWS: lambda: session.measure_rows(rows, tests(prompts, generates, batches, depths), sizes),
             Section.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
             Section.TRACE: lambda: session.measure_trace(plan, traffic, Promise(ttft, tpot), peer, sizes[0]),
-            Section.POOL: lambda: parts.measure_pool(sizes[0], repetitions, on_run),
-            Section.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], repetitions, seed, on_run),
-            Section.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, repetitions, on_run),
+            Section.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
+            Section.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], count, seed, on_run),
+            Section.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
         }
         report = _all([steps[section] for section in chosen])
     _finish(report, output, save, compare, plot, saved)
+
+
+def _in_rounds(plan: Plan, repetitions: int | None) -> Plan:
+    """With engines that are opened anew for every other repetition: what differs from one to the next must be known to
+    whoever compares.
+    """
+    count = repetitions or COMPARED
+    return replace(plan, repetitions=count, rounds=min(count, max(FEWEST_ROUNDS, count // 2)))
 
 
 def _all(steps: Sequence[Callable[[], Report]]) -> Report:
@@ -168,6 +197,8 @@ def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Sav
         saved.check_new(save)
     if plot is not None:
         _check_plot(plot)
+        if save is not None and save.absolute() == plot.absolute():
+            raise typer.BadParameter(f"{plot} is where --save keeps the run", param_hint="--plot")
     if compare is None:
         return None
     before = saved.read(compare)
@@ -177,18 +208,23 @@ def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Sav
 
 def _check_plot(plot: Path) -> None:
     """Raise typer.BadParameter unless a picture may be written there. An older picture may be replaced."""
+    from cortexmlx.bench.changes import saved
+
     if plot.suffix != ".svg":
         raise typer.BadParameter(f"{plot} does not end with .svg", param_hint="--plot")
     if not plot.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
-    if plot.exists() and not plot.read_bytes().startswith(b"<svg"):
+    if plot.exists() and not (plot.is_file() and plot.read_bytes().startswith(b"<svg")):
         raise typer.BadParameter(f"{plot} exists and is no picture of this kind", param_hint="--plot")
+    saved.check_writable(plot)
 
 
 def _finish(
     report: Report, output: Output, save: Path | None, compare: Path | None, plot: Path | None, before: Saved | None
 ) -> None:
-    """Compare, print, keep and draw; the exit code says how it ended."""
+    """Compare, keep, draw and print; the exit code says how it ended. What was measured is kept if nobody reads it, and
+    printed if it cannot be kept.
+    """
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text
 
@@ -202,20 +238,26 @@ def _finish(
             report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
         except InvalidRequest as error:
             other = error  # what was measured is shown and kept all the same
+    failed: list[OSError] = []
+    try:
+        if save is not None and not report.interrupted:
+            saved.save(kept, save)
+        if plot is not None:
+            with in_place_of(plot) as file:
+                file.write(svg.picture(report).encode())
+    except OSError as error:
+        failed.append(error)
     forms = {Output.md: text.markdown, Output.json: formats.as_json, Output.jsonl: formats.json_lines}
     print(forms.get(output, formats.as_csv)(report))
     drawn = chart.chart([bar for part in report.parts for bar in part.bars])
     if drawn and output is Output.md and console.is_terminal(sys.stdout):
         print(f"\n{drawn}")
-    if plot is not None:
-        with in_place_of(plot) as file:
-            file.write(svg.picture(report).encode())
+    if failed:
+        raise failed[0]
     if report.interrupted:
         if save is not None:
             console.note(f"interrupted: {save} was not written")
         raise typer.Exit(INTERRUPTED)
-    if save is not None:
-        saved.save(kept, save)
     if other is not None:
         raise other
     if worse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,43 @@ def test_an_interrupt_keeps_the_runs_so_far(
     report = json.loads(capsys.readouterr().out)
     assert [(row["test"], len(row["tokens_per_second"])) for row in report["rows"]] == [("pp8", 1), ("tg4", 2)]
     assert report["interrupted"] and "interrupted" in report["notes"][-1]
+
+
+def test_what_is_compared_is_measured_in_rounds_each_with_engines_of_its_own(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed = list[Engine](), list[Engine]()
+    open_engines, close = session.open_engines, Engine.close
+
+    def watched(*arguments: Any, **options: Any) -> dict[int, Engine]:
+        assert all(engine in closed for engine in opened), "two rounds' weights at once"
+        found = open_engines(*arguments, **options)
+        opened.extend(found.values())
+        return found
+
+    def noted(self: Engine) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(session, "open_engines", watched)
+    monkeypatch.setattr(Engine, "close", noted)
+    sizes = ["-p", "8", "-n", "4", "-b", "2"]
+    bench(capsys, model, *sizes, "-r", "7", "--save", str(tmp_path / "a.json"))
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert len(opened) == 5
+    yardstick = kept["compared"]["yardstick"]
+    for series in kept["compared"]["series"]:
+        assert series["rounds"] == [0, 1, 2, 2, 3, 4, 4] and len(series["values"]) == 7
+        samples = yardstick[f"{series['machine']}, {series['clock']}"]
+        assert len(samples) == 7 * 2 + 5 and min(samples) <= min(series["beside"]) <= max(samples)
+    opened.clear()
+    bench(capsys, model, *sizes, "-r", "7")
+    assert len(opened) == 1, "nobody compares"
+
+
+def test_memory_of_the_yardstick_is_not_the_models(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads(bench(capsys, model, "-p", "8", "-n", "0", "-r", "1", "-o", "json"))
+    assert report["rows"][0]["peak_bytes"] < 2**27, "a model of some kilobytes"
 
 
 def test_tokens_counted_are_tokens_produced(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cortexmlx.bench.changes.intervals import quantile, shift
+from cortexmlx.bench.changes.intervals import by_round, quantile, shift
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,8 @@ def test_what_the_machine_changed_is_taken_off_with_its_doubt() -> None:
     left = engine.less(machine)
     assert math.expm1(left.mean) == pytest.approx(0, abs=0.01)
     assert left.variance == pytest.approx(engine.variance + machine.variance)
+
+
+def test_a_round_counts_once_by_its_median() -> None:
+    assert by_round([1.0, 9.0, 2.0, 5.0, 7.0], [0, 0, 0, 3, 3]) == [2.0, 6.0]
+    assert by_round([3.0, 1.0], ()) == [3.0, 1.0]

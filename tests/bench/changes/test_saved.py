@@ -36,8 +36,68 @@ def test_a_full_disk_leaves_no_half_of_a_run(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "cortexmlx bench 0"}', '{"format": "cortexmlx bench 1"}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "cortexmlx bench 2"}', "[" * 100_000, "\xff"])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "a.json").write_text(text, encoding="latin-1")
     with pytest.raises(InvalidRequest, match=r"a\.json is no run"):
         saved.read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("kind", ["cortexmlx bench 1", "of another program", 7])
+def test_the_file_of_another_version_is_told_from_a_damaged_one(kind: object, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"format": kind}))
+    with pytest.raises(InvalidRequest, match=f"another version \\({kind!r}, here it is 'cortexmlx bench 2'\\)"):
+        saved.read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("compared", "series", 0, "values"), []),
+        (("compared", "series", 0, "values"), ["fast", 1.0]),
+        (("compared", "series", 0, "values"), [None, 1.0]),
+        (("compared", "series", 0, "values"), [float("nan"), 1.0]),
+        (("compared", "series", 0, "values"), 7),
+        (("compared", "series", 0, "better"), "maybe"),
+        (("compared", "series", 0, "beside"), [1.0]),
+        (("compared", "series", 0, "beside"), [0.0, 1.0]),
+        (("compared", "series", 0, "rounds"), [0]),
+        (("compared", "series", 0, "of_another_version"), 1),
+        (("compared", "series"), {"a": 1}),
+        (("compared", "yardstick"), []),
+        (("compared", "yardstick"), {"memory, wall": ["x"]}),
+        (("compared", "model"), 3),
+        (("machine", "load"), "high"),
+        (("machine", "cpus"), None),
+        (("settings",), "plain"),
+    ],
+)
+def test_a_damaged_run_is_refused_before_anything_is_measured(
+    place: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.json"
+    saved.save(report(speed.part([ROW], MODEL, "CPU")), file)
+    found = json.loads(file.read_text())
+    at = found
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    file.write_text(json.dumps(found))
+    with pytest.raises(InvalidRequest, match=r"a\.json is no run that .* or is damaged"):
+        saved.read(file)
+
+
+def test_what_cannot_be_kept_is_known_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be written: "):
+        saved.check_new(Path("/proc/self/a.json"))
+    saved.check_new(tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    made, file = report(speed.part([ROW], MODEL, "CPU")), tmp_path / "a.json"
+    saved.check_new(file)
+    file.write_text("of another bench, meanwhile")
+    with pytest.raises(FileExistsError):
+        saved.save(made, file)
+    assert file.read_text() == "of another bench, meanwhile"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--plot", "picture.png"], 2, "does not end with .svg"),
         (["--compare", "there/is/none.json"], 1, "No such file"),
         (["--save", "there/is/none.json"], 1, "there is no folder"),
+        (["--save", "/proc/self/a.json"], 1, "/proc/self/a.json cannot be written: "),
+        (["--plot", "/proc/self/a.svg"], 1, "/proc/self/a.svg cannot be written: "),
+        (["--save", "a.svg", "--plot", "./a.svg"], 2, "a.svg is where --save keeps the run"),
+        (["-r", "0"], 2, "-r"),
+        (["--suite", "trace", "--request-rate", "nan"], 2, "must be above 0"),
+        (["--suite", "trace", "--request-rate", "inf"], 2, "must be above 0"),
+        (["-p", "1000000000000", "-r", "1"], 1, "the model's context is 32768"),
+        (["-n", "1000000000000", "-b", "1000000", "-r", "1"], 1, "the model's context is 32768"),
     ],
 )
 def test_wrong_usage_is_explained(
@@ -90,6 +99,50 @@ def test_another_models_run_is_not_compared_and_the_figures_are_shown(
     assert run(["bench", model, "-r", "1", "--compare", str(file)]) == 1  # at once: nothing is measured
     said = capsys.readouterr()
     assert "chip: Another chip then" in said.err and not said.out
+
+
+def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_be_kept(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, drawing = tmp_path / "a.json", tmp_path / "a.svg"
+    wanted = ["bench", model, "-p", "8", "-n", "0", "-r", "1", "--save", str(file), "--plot", str(drawing)]
+
+    def gone(report: object) -> str:
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cortexmlx.bench.report.text.markdown", gone)
+        patch.setattr("cortexmlx.cli.terminal.console.silence_stdout", lambda: None)  # it is pytest's
+        assert run(wanted) == 141
+    assert json.loads(file.read_text())["rows"] and drawing.exists()
+    file.unlink()
+
+    def full(report: object) -> str:
+        raise OSError(28, "No space left on device", str(drawing))
+
+    monkeypatch.setattr("cortexmlx.bench.report.svg.picture", full)
+    assert run(wanted) == 1
+    said = capsys.readouterr()
+    assert "| pp8" in said.out and said.err == f"error: No space left on device: {drawing}\n" and file.exists()
+
+
+def test_an_interrupted_run_is_not_kept(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cortexmlx.bench.measure.yardstick import Yardstick
+
+    sample, calls = Yardstick.sample, count()
+
+    def interrupted(self: Yardstick) -> None:
+        if next(calls) == 3:  # two rounds have a sample at their end
+            raise KeyboardInterrupt
+        sample(self)
+
+    monkeypatch.setattr(Yardstick, "sample", interrupted)
+    file = tmp_path / "a.json"
+    assert run(["bench", model, "-p", "8", "-n", "0", "--save", str(file)]) == 130
+    said = capsys.readouterr()
+    assert "| pp8" in said.out and f"interrupted: {file} was not written" in said.err and not file.exists()
 
 
 def test_a_trace_comes_from_the_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
