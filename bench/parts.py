@@ -43,7 +43,7 @@ def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Call
     leaves the former.
     """
     machine, notes, interrupted = Machine.here(), tuple[str, ...](), False
-    found, peak = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)
+    found, source = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)
     sheet: list[kernels.Modelled] = []
     try:
         sheet = kernels.cost_sheet(CHIPS, tell)
@@ -51,5 +51,5 @@ def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Call
         notes = (f"no cost sheet: {error}",)
     except KeyboardInterrupt:
         interrupted = True
-    part = memory.kernel(found, peak, sheet, mx.default_device() == mx.gpu)
+    part = memory.kernel(found, source, sheet, mx.default_device() == mx.gpu)
     return Report(machine, None, (part,), notes, interrupted=interrupted)

@@ -11,18 +11,18 @@ WIDTH = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def chart(bars: Sequence[Bar]) -> str:
+def chart(bars: Sequence[Bar], width: int = WIDTH) -> str:
     """Each group of two bars or more under its name; "" if there is none. A scale begins at 0."""
     by_name = sorted(bars, key=lambda bar: bar.group)  # stable: within a group they stay in order
     groups = [(name, list(group)) for name, group in groupby(by_name, key=lambda bar: bar.group)]
-    return "\n\n".join(_group(name, group) for name, group in groups if len(group) > 1)
+    return "\n\n".join(_group(name, group, width) for name, group in groups if len(group) > 1)
 
 
-def _group(name: str, bars: Sequence[Bar]) -> str:
+def _group(name: str, bars: Sequence[Bar], width: int) -> str:
     most = max(bar.value for bar in bars) or 1.0
     labels = max(len(bar.label) for bar in bars)
     figures = max(len(f"{bar.value:.1f}") for bar in bars)
-    room = WIDTH - labels - figures - 3
+    room = max(width - labels - figures - 3, 8)
     lines = [f"{bar.label:<{labels}} {bar.value:>{figures}.1f} {_drawn(bar.value / most * room)}" for bar in bars]
     return "\n".join([f"{name}, {bars[0].unit}", *lines])
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 
 from cortexmlx.bench.measure.pairs import Better
 from cortexmlx.bench.measure.yardstick import MEMORY
 from cortexmlx.bench.report.part import Bar, Part, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
-from cortexmlx.bench.suites.kernels import Modelled, Peak, Speed
+from cortexmlx.bench.suites.kernels import Modelled, Speed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
 
 TARGET = 3.0
@@ -31,7 +31,12 @@ def pool(found: Sequence[Writing], sizes: Sizes) -> Part:
         )
         for w in found
     )
-    table = Table(("keys and values in", "tokens/s", "of all runs", "of naive", "MiB added"), rows)
+    table = Table(
+        ("keys and values in", "tokens/s", "of all runs", "of naive", "MiB added"),
+        rows,
+        1,
+        ("of all runs", "MiB added"),
+    )
     what = (
         f"{sizes.rows} sequences of {sizes.tokens} tokens, {sizes.layers} layers, {sizes.heads} KV heads of "
         f"{sizes.dim}, float16, blocks of {sizes.block}; a token of every sequence at a time, waited for. All was "
@@ -63,7 +68,7 @@ def allocator(found: Sequence[Replay]) -> Part:
         )
         for r in found
     )
-    table = Table(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2)
+    table = Table(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2, ("of ours",))
     counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in found}
     below = (
         f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
@@ -88,17 +93,25 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def kernel(found: Sequence[Speed], peak: Peak, sheet: Sequence[Modelled], gpu: bool) -> Part:
+def _share(speed: Speed) -> str:
+    return f"{median(speed.rates) / speed.peak:.0%}"
+
+
+def _range(found: Sequence[Speed]) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _ends([speed.peak for speed in found])))
+
+
+def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> Part:
     """Bandwidth of each kernel, and under it what the model says of Apple GPUs."""
     rows = tuple(
-        (s.shape.name, s.kernel, f"{median(s.rates):.1f}", f"{median(s.rates) / s.peak:.0%}", f"{fmean(s.rates):.1f}")
+        (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
         for s in found
     )
-    tables = [Table(("decode attention", "kernel", "GB/s", "of peak", "mean GB/s"), rows, 2)]
+    tables = [Table(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))]
     where = "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
     below = [
-        f"GB/s of keys and values, median run; peak: {peak.rate:.1f} GB/s, {peak.source}. cortexmlx: {where}, on "
-        "blocks in random order; MLX: its scaled_dot_product_attention on contiguous arrays."
+        f"GB/s of keys and values, median run; peak: {_range(found)} GB/s, {peak}. cortexmlx: {where}, on blocks in "
+        "random order; MLX: its scaled_dot_product_attention on contiguous arrays."
     ]
     if sheet:
         chips = tuple(sheet[0].shares)

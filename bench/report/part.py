@@ -14,7 +14,7 @@ from cortexmlx.bench.measure.pairs import Better
 @dataclass(frozen=True)
 class Table:
     """Headings and rows of text; the first `left` columns are aligned to the left. Columns in `spare` leave the table,
-    one after the other, where it would be wider than a terminal of 80 columns.
+    one after the other, where it would be wider than the terminal, or than 80 columns.
     """
 
     headings: tuple[str, ...]

@@ -49,6 +49,8 @@ def part(rows: Sequence[Row], model: ModelInfo, backend: str) -> Part:
             )
             for r in rows
         ),
+        1,
+        ("peak GiB",),
     )
     return Part("rows", "Speed", (speed, memory), BELOW, tuple(map(_record, rows)), _bars(rows), _series(rows, backend))
 

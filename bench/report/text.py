@@ -1,4 +1,4 @@
-"""A report for people: Markdown that fits 80 columns."""
+"""A report for people: Markdown that fits 80 columns, or a narrower terminal as far as it can."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from cortexmlx.bench.report.report import Report
 WIDTH = 80
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, width: int = WIDTH) -> str:
     """The header's lines, and for each part its title, tables, and what stands below them."""
-    return "\n\n".join([items(report.header()), *map(of_part, report.parts)])
+    return "\n\n".join([items(report.header(), width), *(of_part(part, width) for part in report.parts)])
 
 
-def of_part(part: Part) -> str:
+def of_part(part: Part, width: int = WIDTH) -> str:
     """One section."""
-    tables = [table(each) for each in part.tables]
-    return "\n\n".join([f"## {part.title}", *tables, *([items(part.below)] if part.below else [])])
+    tables = [table(each, width) for each in part.tables]
+    return "\n\n".join([f"## {part.title}", *tables, *([items(part.below, width)] if part.below else [])])
 
 
-def items(lines: Sequence[str]) -> str:
+def items(lines: Sequence[str], width: int = WIDTH) -> str:
     """A Markdown list."""
     return "\n".join(
-        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+        textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
         for line in lines
     )
 
 
-def table(given: Table) -> str:
+def table(given: Table, width: int = WIDTH) -> str:
     """A Markdown table whose columns are aligned; too wide a one goes without some of them."""
     shown = given
     for gone in given.spare:
-        if _width(shown) <= WIDTH:
+        if _width(shown) <= width:
             break
         shown = _without(shown, gone)
     widths = _widths(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -247,11 +248,14 @@ def _finish(
                 file.write(svg.picture(report).encode())
     except OSError as error:
         failed.append(error)
-    forms = {Output.md: text.markdown, Output.json: formats.as_json, Output.jsonl: formats.json_lines}
-    print(forms.get(output, formats.as_csv)(report))
-    drawn = chart.chart([bar for part in report.parts for bar in part.bars])
-    if drawn and output is Output.md and console.is_terminal(sys.stdout):
-        print(f"\n{drawn}")
+    if output is Output.md:
+        seen = console.is_terminal(sys.stdout)
+        width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if seen else text.WIDTH
+        print(text.markdown(report, width))
+        if seen and (drawn := chart.chart([bar for part in report.parts for bar in part.bars], width)):
+            print(f"\n{drawn}")
+    else:
+        print({Output.json: formats.as_json, Output.jsonl: formats.json_lines}.get(output, formats.as_csv)(report))
     if failed:
         raise failed[0]
     if report.interrupted:

@@ -18,6 +18,10 @@ def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:
     assert len(long) <= WIDTH and long.split()[2] == "40.0"
 
 
+def test_a_narrow_terminal_has_shorter_bars() -> None:
+    assert max(map(len, chart([bar("block 16", 10.0), bar("block 32", 40.0)], 40).splitlines()[1:])) <= 40
+
+
 def test_nothing_is_drawn_of_nothing() -> None:
     assert chart([]) == chart([bar("alone", 1.0)]) == ""
     assert "█" not in chart([bar("a", 0.0), bar("b", 0.0)])

@@ -33,6 +33,12 @@ def test_batches_have_a_column_and_long_names_leave_the_table_at_80_columns() ->
     assert "| 30.50 B |" in text and "tg128 @ d512" in text
 
 
+def test_a_row_is_readable_in_a_narrow_window() -> None:
+    row = replace(ROW, test=replace(ROW.test, batch=1, depth=0))
+    lines = of_part(speed.part([row, row], MODEL, "Metal"), 40).splitlines()
+    assert max(map(len, lines)) <= 40 and cells(lines[2])[-2:] == ["test", "t/s"]
+
+
 def test_records_and_series_hold_every_repetition() -> None:
     part = speed.part([ROW], MODEL, "CPU")
     [record] = part.records

@@ -14,6 +14,7 @@ def test_long_lines_are_wrapped_and_short_tables_are_aligned() -> None:
     assert "## A title" in text and "| three | 22 |" in text and "| one   |  1 |" in text
     assert max(map(len, text.splitlines())) <= 80
     assert items(["x" * 5]) == "- xxxxx"
+    assert max(map(len, items(["word " * 40], 40).splitlines())) <= 40
 
 
 def test_spare_columns_leave_only_where_there_is_no_room() -> None:

@@ -107,7 +107,7 @@ def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_b
     file, drawing = tmp_path / "a.json", tmp_path / "a.svg"
     wanted = ["bench", model, "-p", "8", "-n", "0", "-r", "1", "--save", str(file), "--plot", str(drawing)]
 
-    def gone(report: object) -> str:
+    def gone(report: object, width: int) -> str:
         raise BrokenPipeError
 
     with monkeypatch.context() as patch:
