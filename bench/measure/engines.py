@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from cortexmlx.engine import Engine
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.machine import memory_bytes
 from cortexmlx.stats import ModelInfo
 
 if TYPE_CHECKING:
@@ -96,6 +99,11 @@ def open_engines(
         needed = (tokens + block_size) * engine.info.kv_bytes_per_token
         if plan.kv_memory is None and engine.stats().kv_bytes_limit < needed:
             engine.close()
+            if needed > memory_bytes():
+                raise InvalidRequest(
+                    f"the tests need {format_bytes(needed)} for {tokens:,} tokens of keys and values at once, and this "
+                    f"machine has {format_bytes(memory_bytes())}: fewer sequences (-b), or shorter ones"
+                )
             engine = opened(needed)
         engines[block_size] = stack.enter_context(engine)
         if weights is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from cortexmlx.bench.report.part import Bar
 
@@ -13,17 +12,16 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def chart(bars: Sequence[Bar], width: int = WIDTH) -> str:
     """Each group of two bars or more under its name; "" if there is none. A scale begins at 0."""
-    by_name = sorted(bars, key=lambda bar: bar.group)  # stable: within a group they stay in order
-    groups = [(name, list(group)) for name, group in groupby(by_name, key=lambda bar: bar.group)]
+    groups = [(name, [bar for bar in bars if bar.group == name]) for name in dict.fromkeys(bar.group for bar in bars)]
     return "\n\n".join(_group(name, group, width) for name, group in groups if len(group) > 1)
 
 
 def _group(name: str, bars: Sequence[Bar], width: int) -> str:
     most = max(bar.value for bar in bars) or 1.0
     labels = max(len(bar.label) for bar in bars)
-    figures = max(len(f"{bar.value:.1f}") for bar in bars)
+    figures = max(len(f"{bar.value:,.1f}") for bar in bars)
     room = max(width - labels - figures - 3, 8)
-    lines = [f"{bar.label:<{labels}} {bar.value:>{figures}.1f} {_drawn(bar.value / most * room)}" for bar in bars]
+    lines = [f"{bar.label:<{labels}} {bar.value:>{figures},.1f} {_drawn(bar.value / most * room)}" for bar in bars]
     return "\n".join([f"{name}, {bars[0].unit}", *lines])
 
 

@@ -12,6 +12,9 @@ from cortexmlx.bench.report.part import Bar, Part, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.arrivals import PERCENTILES, Served, Traffic
 
+KEEPS_UP = 0.6
+"""Of the requests' rate: the last ones' answers take their time, too, after the last has come."""
+
 BELOW = (
     "TTFT: from a request's arrival to its first token. TPOT: per token after the first, of each request. ITL: between "
     "two tokens. p99: all but one in a hundred were faster. Milliseconds.",
@@ -37,6 +40,7 @@ def part(sides: Sequence[Served], traffic: Traffic) -> Part:
         f"goodput: requests per second with TTFT at most {promise.ttft * 1e3:g} ms and TPOT at most "
         f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good} of {len(s.requests)}' for s in sides)}",
         *_same(sides),
+        *_behind(sides[0], traffic),
     )
     records = tuple(_record(side, found) for side, found in zip(sides, figures, strict=True))
     bars = tuple(
@@ -45,6 +49,19 @@ def part(sides: Sequence[Served], traffic: Traffic) -> Part:
         for side, found in zip(sides, figures, strict=True)
     )
     return Part("trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _series(sides[0]))
+
+
+def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:
+    """That requests came faster than they were answered, if they did: then they wait for each other, and how long says
+    more about the rate than about an answer.
+    """
+    served = len(side.requests) / sum(trace.total().wall for trace in side.traces)
+    if served > KEEPS_UP * traffic.rate:
+        return ()
+    return (
+        f"requests came faster than they were answered ({served:.2g} a second): they waited for each other. A lower "
+        "--request-rate shows what one waits where the machine keeps up",
+    )
 
 
 def _same(sides: Sequence[Served]) -> tuple[str, ...]:

@@ -17,3 +17,11 @@ def test_a_side_alone_has_no_ratio_and_a_value_of_each_run_to_compare() -> None:
     assert part.tables[0].headings == ("", "cortexmlx") and "ratio" not in of_part(part)
     ttft = next(series for series in part.series if "TTFT" in series.name)
     assert ttft.values == (1.0, 2.0)
+
+
+def test_requests_that_came_too_fast_are_said_to_have_waited_for_each_other() -> None:
+    request = RequestTrace(5, Stamp(0, 0), (1, 2), (Stamp(1, 0), Stamp(20, 0)))
+    sides = [Served("cortexmlx", Promise(), [Trace(Stamp(0, 0), (request,) * 10)])]  # ten in twenty seconds
+    text = " ".join(of_part(traffic.part(sides, Traffic(rate=1.0))).split())
+    assert "came faster than they were answered (0.5 a second)" in text
+    assert "came faster" not in of_part(traffic.part(sides, Traffic(rate=0.6)))

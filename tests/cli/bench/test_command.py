@@ -53,6 +53,11 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--suite", "trace", "--request-rate", "nan"], 2, "must be above 0"),
         (["--suite", "trace", "--request-rate", "inf"], 2, "must be above 0"),
         (["-p", "1000000000000", "-r", "1"], 1, "the model's context is 32768"),
+        (
+            ["-n", "30000", "-b", "100000", "-p", "0", "-r", "1"],
+            1,
+            "tokens of keys and values at once, and this machine",
+        ),
         (["-n", "1000000000000", "-b", "1000000", "-r", "1"], 1, "the model's context is 32768"),
     ],
 )
