@@ -142,7 +142,8 @@ def _verdict(by_clock: Change, change: Change) -> Verdict:
         return Verdict.FASTER
     if change.low >= -WIDE and change.high <= WIDE:
         return Verdict.SAME
-    return Verdict.MACHINE if by_clock.high < 0 or by_clock.low > 0 else Verdict.UNCLEAR
+    differs = by_clock.high < 0 or by_clock.low > 0
+    return Verdict.MACHINE if differs and abs(change.estimate) < abs(by_clock.estimate) / 2 else Verdict.UNCLEAR
 
 
 def slower(found: Sequence[Outcome]) -> bool:

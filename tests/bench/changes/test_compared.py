@@ -10,6 +10,7 @@ import pytest
 
 from cortexmlx.bench.changes import compared
 from cortexmlx.bench.changes.compared import Verdict
+from cortexmlx.bench.changes.intervals import Change
 from cortexmlx.bench.changes.saved import Saved
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
@@ -57,6 +58,13 @@ def test_a_slower_machine_is_not_the_engine() -> None:
 
 def test_a_faster_machine_does_not_hide_a_slower_engine_as_the_same() -> None:
     assert Verdict.SAME not in verdicts(run(0), run(1, machine=1.25, engine=0.85))
+
+
+def test_only_what_the_machine_explains_is_the_machines() -> None:
+    """By the clock it is a fifth slower, without the machine's share 2 or 15 %, and of neither can anybody be sure."""
+    clock = Change(-0.2, -0.3, -0.1)
+    assert compared._verdict(clock, Change(-0.02, -0.1, 0.06)) is Verdict.MACHINE
+    assert compared._verdict(clock, Change(-0.15, -0.3, 0.02)) is Verdict.UNCLEAR
 
 
 def test_noise_and_few_runs_are_admitted() -> None:
