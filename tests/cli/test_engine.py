@@ -81,6 +81,7 @@ def test_ctrl_c_stops_a_download_at_once_and_keeps_what_came(code: str, ends: in
         assert took < 10 and 0 < kept.stat().st_size < 6_000_000
 
 
+@pytest.mark.slow
 def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_is_there_again(tmp_path: Path) -> None:
     """Both at once may be more than memory holds, and the engine's thread goes on to the next word of its progress."""
     code = (

@@ -62,6 +62,7 @@ def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_
     assert kept(tmp_path) == [("u", "again"), ("a", "You said: again")]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_written_again_stays_until_the_new_one_has_begun(tmp_path: Path) -> None:
     for steps, answer in (([STOP], "whole"), (["half", STOP], "half")):
         with Terminal("--no-history", *(["--resume"] if answer == "half" else [])) as terminal:

@@ -12,7 +12,10 @@ from support.terminal import Terminal
 
 @pytest.mark.parametrize(
     ("model", "doing", "far"),
-    [("org/large", "downloading org/large", "2 of 600 MiB"), ("org/slow", "loading org/slow", " 1%")],
+    [
+        ("org/slow", "loading org/slow", " 1%"),
+        pytest.param("org/large", "downloading org/large", "2 of 600 MiB", marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_gives_the_other_model_up_and_not_the_chat(model: str, doing: str, far: str) -> None:
     with Terminal("--no-history") as terminal:
@@ -56,6 +59,7 @@ def test_an_error_of_any_kind_while_another_is_loaded_leaves_the_chat_as_it_was(
         terminal.wait_for_prompt()
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_leaves_with_the_terminal_as_it_was(tmp_path: Path) -> None:
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from support import cli_fakes
 from support.terminal import STOP, Terminal, pieces
 
 CHAT = shlex.join([sys.executable, cli_fakes.__file__, "chat", "fake", "--no-save"])
-SHELLS = [("/bin/bash", "--norc", "-i"), ("/bin/dash", "-i")]
+SHELLS = [("/bin/bash", "--norc", "-i"), pytest.param(("/bin/dash", "-i"), marks=pytest.mark.slow)]
 
 
 class Shell(Terminal):
@@ -37,10 +36,10 @@ class Shell(Terminal):
         return said.read_text()
 
 
-@pytest.fixture(
-    params=[shell for shell in SHELLS if os.access(shell[0], os.X_OK)], ids=lambda shell: Path(shell[0]).name
-)
+@pytest.fixture(params=SHELLS, ids=["bash", "dash"])
 def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
+    if not os.access(request.param[0], os.X_OK):
+        pytest.skip(f"there is no {request.param[0]}")
     with Shell(request.param) as opened:
         yield opened
 
@@ -78,6 +77,7 @@ def test_an_answer_is_stopped_and_goes_on_and_the_shell_has_its_terminal_meanwhi
     assert shell.modes() == before
 
 
+@pytest.mark.slow
 def test_where_no_shell_could_bring_it_back_it_goes_on() -> None:
     with Terminal("--no-save") as terminal:
         terminal.wait_for_prompt()
