@@ -54,7 +54,8 @@ class Away:
             signal.pthread_kill(threading.get_ident(), number)
             signal.signal(number, self.handle)
             self._set(own)
-            self._write(PASTE_MARKED)
+            if own != self._usual:  # keys are read here
+                self._write(PASTE_MARKED)
         signal.raise_signal(signal.SIGWINCH)  # the window may be another, and a prompt is drawn anew by it
 
     def clear(self) -> None:

@@ -121,3 +121,19 @@ def test_in_the_background_it_waits_and_at_its_prompt_ctrl_z_stops_it_too(shell:
     shell.type("/bye\r")
     shell.wait_for_shell()
     assert shell.modes() == before
+
+
+@pytest.mark.slow
+def test_with_a_question_from_a_pipe_the_shell_gets_pastes_without_marks(shell: Shell) -> None:
+    shell.type(f"echo '!slow' | {CHAT}\r")
+    shell.shows("word3")
+    shell.type("\x1a")
+    shell.wait_for("topped")
+    shell.wait_for_shell()
+    shell.seen = ""
+    before = len(shell.raw)
+    shell.type("fg\r")
+    shell.shows("word20")
+    shell.type("\x03")
+    shell.wait_for_shell()
+    assert shell.raw[before:].rpartition(b"word20")[0].count(b"\x1b[?2004h") == 0
