@@ -50,6 +50,7 @@ class RequestHandle:
         # `with` takes a plain lock and enters in one go, whatever exception is thrown at the thread; a condition's not.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._events: deque[TokenEvent] = deque()
         self._state = RequestState.WAITING
         self._completion: Completion | None = None
@@ -91,7 +92,7 @@ class RequestHandle:
         self.check_waiting()
         timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
-            if not self._changed.wait_for(lambda: self.ended, timeout):
+            if not self._until(lambda: self.ended, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
         if self._error is not None:
             raise self._error
@@ -110,12 +111,22 @@ class RequestHandle:
         if not self._events:
             self.check_waiting()
         with self._lock:
-            self._changed.wait_for(lambda: self._events or self.ended)
+            self._until(lambda: bool(self._events) or self.ended)
             if self._events:
                 return self._events.popleft()
         if self._error is not None:
             raise self._error
         return None
+
+    def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for a change after which `condition` holds, with the lock. Telling nobody would take the engine's thread
+        as long as all the rest of an event, so it is known whether anybody waits.
+        """
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(condition, timeout)
+        finally:
+            self._waiting -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
         """Have `announce` called once for each event that is there and that comes, its error included, on whatever
@@ -146,7 +157,7 @@ class RequestHandle:
     def push(self, event: TokenEvent) -> None:
         """One more event; the one that carries a completion ends the request."""
         with self._lock:
-            if self.ended:  # by its listener, and the engine has not heard yet
+            if self._end is not None:  # by its listener, and the engine has not heard yet
                 return
             if event.progress is not None and self._events and self._events[-1].progress is not None:
                 self._events.pop()
@@ -156,7 +167,8 @@ class RequestHandle:
                 self._completion, self._end = event.completion, event
                 self.prompt_logprobs = event.completion.prompt_logprobs
                 self._state = RequestState.CANCELLED if cancelled else RequestState.FINISHED
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
             announce = self._announce
         if announce is not None:
             announce()
