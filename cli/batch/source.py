@@ -27,8 +27,9 @@ class Format(str, Enum):
 
 STDIN = "-"
 _JSON = (".jsonl", ".ndjson", ".json")
+_TABLE = "a table"
 _OTHERS = {
-    **dict.fromkeys((".csv", ".tsv"), "a table"),
+    **dict.fromkeys((".csv", ".tsv"), _TABLE),
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".rtf"), "a text of another form"),
 }
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
@@ -139,9 +140,10 @@ def _check(source: str, head: bytes, input_format: Format) -> None:
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHERS.get(suffix)) is not None:
+        how = ". Five lines of Python in docs/batch.md make JSONL of one" if kind == _TABLE else ""
         raise InvalidRequest(
             f"{name} is {kind}: batch reads JSONL, a request a line, or plain lines, a prompt a line. With --format "
-            "lines every line of it is a prompt, the first one too"
+            f"lines every line of it is a prompt, the first one too{how}"
         )
     first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     first = first.strip()

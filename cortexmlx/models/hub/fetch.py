@@ -108,8 +108,8 @@ def _not_reached(repo: str, error: Exception) -> ModelNotFound:
     if network or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         near = did_you_mean(repo, hub_names())
         return ModelNotFound(
-            f"{repo!r} is not completely on this machine and the hub cannot be reached.{near} Connect to the network, "
-            "or see `cortexmlx models` for what is here."
+            f"{repo!r} is not on this machine, or not all of it, and the hub cannot be reached.{near} Connect "
+            "to the network, or see `cortexmlx models` for what is here."
         )
     return DownloadFailed(f"downloading {repo!r} failed: {one_line(error)}. Try again.")
 

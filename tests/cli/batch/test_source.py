@@ -17,7 +17,7 @@ from cortexmlx.errors import InvalidRequest
     ("name", "content", "says"),
     [
         ("t.csv", b"id,prompt\n1,hi\n", "is a table: batch reads JSONL"),
-        ("t.TSV", b"id\tprompt\n", "is a table"),
+        ("t.TSV", b"id\tprompt\n", "Five lines of Python in docs/batch.md make JSONL of one"),
         ("t.yaml", b"- hi\n", "is a text of another form"),
         ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value over several lines"),
         ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),
