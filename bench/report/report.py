@@ -36,5 +36,6 @@ def model_lines(model: ModelInfo | None) -> list[str]:
     """The model in a line, and what was done to it."""
     if model is None:
         return []
-    size = f"{model.parameters / 1e6:,.0f} M parameters, {format_bytes(model.weight_bytes)}"
+    count = f"{model.parameters / 1e6:,.0f} M" if model.parameters >= 1e6 else f"{model.parameters:,}"
+    size = f"{count} parameters, {format_bytes(model.weight_bytes)}"
     return [f"{model.name}: {size}, {model.architecture}, {model.dtype}", *model.notes]
