@@ -20,6 +20,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
+from cortexmlx.serving.app.alone import Alone
 from cortexmlx.serving.app.asynchronous import AsyncCalls
 from cortexmlx.serving.app.callbacks import Tellers, tell_progress
 from cortexmlx.serving.app.looking import Looks
@@ -41,7 +42,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
 
 
-class Engine(Looks, Texts, AsyncCalls):
+class Engine(Looks, Texts, AsyncCalls, Alone):
     """Loads a model and answers requests, many at once, in this process.
 
     `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it or
@@ -307,6 +308,10 @@ class Engine(Looks, Texts, AsyncCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        known = f" {self.info.name}" if hasattr(self, "info") else ""
+        return f"<{type(self).__name__}{known}{'' if known and not self._worker.closed else ', closed'}>"
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

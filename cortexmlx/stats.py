@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 
@@ -85,7 +85,7 @@ class GroupBlocks:
     window: int | None
     block_bytes: int
     limit: int
-    states: bytes
+    states: bytes = field(repr=False)
 
     def count(self, state: BlockState) -> int:
         """How many blocks are in a state."""
@@ -200,7 +200,7 @@ class EngineStats:
     active_memory: int
     peak_memory: int
     kv_store: StoreStats | None
-    timeline: tuple[Moment, ...]
+    timeline: tuple[Moment, ...] = field(repr=False)
     sequences: tuple[str, ...]
 
     @property

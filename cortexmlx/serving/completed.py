@@ -11,6 +11,7 @@ from enum import Enum
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.app.alone import Alone
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
 from cortexmlx.serving.threads import forked
@@ -28,7 +29,7 @@ class NotYet(Enum):
     NOT_YET = "not yet"
 
 
-class AsCompleted(Iterator[Result]):
+class AsCompleted(Alone, Iterator[Result]):
     """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
 
     Prompts are read by whoever iterates: as many that at most `ahead` are read and not handed out, and none that lies

@@ -11,6 +11,7 @@ from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
+from cortexmlx.serving.app.alone import Alone
 
 log = logging.getLogger("cortexmlx")
 
@@ -18,7 +19,7 @@ _TELLINGS = 3
 """How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
 
 
-class RequestHandle:
+class RequestHandle(Alone):
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
     Events wait here until they are read; their number is bounded by the request's tokens, and of those that tell of
@@ -58,6 +59,9 @@ class RequestHandle:
         self._end: TokenEvent | None = None
         self._announce: Callable[[], None] | None = None
         self._failure_taken = False
+
+    def __repr__(self) -> str:
+        return f"<RequestHandle {self.id}: {self._state.value}>"
 
     @property
     def state(self) -> RequestState:

@@ -11,13 +11,14 @@ from typing import TypeAlias
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import TokenEvent
+from cortexmlx.serving.app.alone import Alone
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.threads import forked
 
 Listener: TypeAlias = Callable[[TokenEvent], None]
 
 
-class TokenStream(Iterator[TokenEvent]):
+class TokenStream(Alone, Iterator[TokenEvent]):
     """The events of a request. `close`, the end of a `with`, an error in `next` and dropping it cancel the request.
 
     A generator would not do: one that was never started runs nothing when it is closed.
@@ -26,6 +27,9 @@ class TokenStream(Iterator[TokenEvent]):
     def __init__(self, handle: RequestHandle) -> None:
         self._handle = handle
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<TokenStream of {self._handle!r}>"
 
     def __next__(self) -> TokenEvent:
         """The next event. Raises the request's error."""
@@ -62,7 +66,7 @@ class BeingRead(InvalidRequest):
     """Somebody else waits for the next event. It is no end of the stream."""
 
 
-class AsyncTokenStream(AsyncIterator[TokenEvent]):
+class AsyncTokenStream(Alone, AsyncIterator[TokenEvent]):
     """The events of a request for asyncio. It is submitted with the first `anext`, and belongs to the event loop of
     that. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping it, whether the
     loop still runs or not, cancel the request.

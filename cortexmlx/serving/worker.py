@@ -168,6 +168,11 @@ class Worker:
         if self._task.running and not self._task.here():
             self._task.join()
 
+    @property
+    def closed(self) -> bool:
+        """It takes no requests any more."""
+        return self._stopping or self._closing
+
     def check_open(self) -> None:
         """Raise EngineClosed if the engine takes no requests any more."""
         self.check_process()

@@ -24,6 +24,9 @@ class Pin:
         self.tokens = tokens
         self._remove: Callable[[], None] | None = remove
 
+    def __repr__(self) -> str:
+        return f"<Pin: {self.tokens} tokens>"
+
     def unpin(self) -> None:
         """Let it be evicted like everything else. Safe to call again, and when the engine is closed."""
         remove, self._remove = self._remove, None

@@ -1,0 +1,16 @@
+"""Things of which there is one, in one process: they are neither copied nor pickled."""
+
+from __future__ import annotations
+
+from typing import NoReturn, SupportsIndex
+
+
+class Alone:
+    """Belongs to the process that made it. A copy would share a thread and its queues, and end what the other uses."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """What copying and pickling ask for, and so whatever sends it to another process. Raises TypeError."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied, pickled or sent to another process: it belongs to the process "
+            "that made it. Make an Engine in the other one, from the model's name"
+        )
