@@ -3,7 +3,8 @@
 When a thread that ran compiled mlx functions ends, mlx destroys that thread's compile cache, which needs the
 interpreter: if the interpreter is shutting down by then, the process aborts. `join` does not help, because it returns
 before the C++ part of the thread is over. So a thread that has done its work waits here for more, and the next engine
-takes it.
+takes it. At the end of the program Python ends every thread that asks for the interpreter once more, and be it between
+two instructions; so all of them are sent to where they need it no more (`_leave_the_interpreter`).
 
 Python lets any thread throw an exception at any other (`PyThreadState_SetAsyncExc`), which lands between two
 instructions: after a function has returned, before its value has a name. So what a thread has to do lies in an
@@ -15,10 +16,14 @@ A forked child has none of these threads, nor mlx's own.
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
+import select
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -29,7 +34,14 @@ _LEVELS = 8
 about one in 8,000 exceptions that were thrown every millisecond ended the thread.
 """
 
+_AT_EXIT = 1.0
+"""Seconds that the end of the program waits for threads that are still at work."""
+
+_MORE_THAN_A_PIPE = 1 << 22
+"""Bytes that a pipe cannot hold."""
+
 _lock = threading.Lock()
+_every: list[_Thread] = []
 _parked: list[_Thread] = []
 _mlx_is_lost = False
 
@@ -88,6 +100,7 @@ class _Thread(threading.Thread):
 
     def __init__(self, task: Task) -> None:
         super().__init__(name="cortexmlx-engine", daemon=True)
+        _every.append(self)
         self._task: Task | None = task
         self._raised: BaseException | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -96,6 +109,25 @@ class _Thread(threading.Thread):
         """Carry out `task` next. The caller has the lock, and has taken this thread from the parked ones."""
         self._task = task
         self._wake.put(None)
+
+    def leave(self, until: float) -> None:
+        """Have it wait outside of the interpreter for the end of the process. Returns when it does, or at `until`."""
+        while not self._is_taken():
+            if time.monotonic() > until:
+                return
+            time.sleep(0.001)
+        reader, writer = os.pipe()
+        self.take(Task(lambda raised: _write_for_ever(writer)))
+        begun = select.poll()
+        begun.register(reader, select.POLLIN)
+        begun.poll(1000 * _AT_EXIT)
+
+    def _is_taken(self) -> bool:
+        """It was parked, and is not any more."""
+        with _lock:
+            if parked := self in _parked:
+                _parked.remove(self)
+            return parked
 
     def run(self) -> None:
         self._survive(_LEVELS)
@@ -138,11 +170,29 @@ def forked() -> ForkedProcess:
     )
 
 
+def _write_for_ever(pipe: int) -> None:
+    """Whoever writes more into a pipe than that holds has left the interpreter when the first byte is there, and does
+    not come back, since nobody reads it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # which would interrupt it
+    os.write(pipe, bytes(_MORE_THAN_A_PIPE))
+
+
+@atexit.register
+def _leave_the_interpreter() -> None:
+    """The program ends, and its engines are closed: Python calls what was registered later first."""
+    until = time.monotonic() + _AT_EXIT
+    for thread in _every:
+        with suppress(OSError):  # no pipe is left
+            thread.leave(until)
+
+
 def _in_child() -> None:
     """Another thread may have held the lock. Whether the parent only imported mlx or used it cannot be found out."""
     global _lock, _mlx_is_lost
     _lock = threading.Lock()
     _parked.clear()
+    _every.clear()
     _mlx_is_lost = _mlx_is_lost or "mlx.core" in sys.modules
 
 

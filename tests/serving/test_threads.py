@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import ForkedProcess
 from cortexmlx.serving import threads
 from cortexmlx.serving.threads import Task
+from support.tiny import write_tiny
 
 
 def test_a_task_that_raises_is_begun_again_on_the_same_thread() -> None:
@@ -94,21 +97,57 @@ def test_a_task_that_is_abandoned_is_over_for_whoever_waits() -> None:
 
 
 def test_a_child_has_no_threads_and_no_lock_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_every", list(threads._every))
     monkeypatch.setattr(threads, "_parked", list(threads._parked))
     monkeypatch.setattr(threads, "_mlx_is_lost", False)
     monkeypatch.setattr(threads, "_lock", held := threading.Lock())
+    monkeypatch.setitem(sys.modules, "mlx.core", threads)
     threads.require_mlx_threads()
     held.acquire()
     threads._in_child()
-    assert threads._parked == [] and not threads._lock.locked()
+    assert threads._every == threads._parked == [] and not threads._lock.locked()
     with pytest.raises(ForkedProcess, match=rf"process {os.getpid()} was forked .*spawn"):
         threads.require_mlx_threads()
 
 
 def test_a_child_of_a_process_without_mlx_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_every", [])
     monkeypatch.setattr(threads, "_parked", [])
     monkeypatch.setattr(threads, "_mlx_is_lost", False)
     monkeypatch.setattr(threads, "_lock", threading.Lock())
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     threads._in_child()
     threads.require_mlx_threads()
+
+
+AT_ONCE = """
+import sys, time
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.serving.threads import Task
+
+whole = Task.carry_out
+
+def late(self, raised):  # on a busy machine, the thread's last instructions come when it gets a core
+    whole(self, raised)
+    time.sleep(0.005)
+
+Task.carry_out = late
+with Engine(sys.argv[1]) as engine, Engine(sys.argv[1]) as other:
+    engine.generate([1, 2], SamplingParams(max_tokens=3))
+    other.generate([1, 2], SamplingParams(max_tokens=3))
+print("done")
+"""
+
+
+def test_a_program_that_ends_behind_its_engine_ends_well(tmp_path: Path) -> None:
+    """A thread that has run compiled functions of mlx aborts the process if the end of the interpreter ends it."""
+    model = write_tiny(tmp_path)
+    done = subprocess.run([sys.executable, "-c", AT_ONCE, str(model)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_thread_that_goes_on(tmp_path: Path) -> None:
+    program = "import time\nfrom cortexmlx.serving.threads import Task\nTask(lambda raised: time.sleep(60)).start()"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and time.monotonic() - began < 30
