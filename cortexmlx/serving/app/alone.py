@@ -11,6 +11,6 @@ class Alone:
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """What copying and pickling ask for, and so whatever sends it to another process. Raises TypeError."""
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied, pickled or sent to another process: it belongs to the process "
-            "that made it. Make an Engine in the other one, from the model's name"
+            f"{type(self).__name__} objects cannot be copied, pickled or sent to another process: they belong to the "
+            "process that made them. Make an Engine in the other one, from the model's name"
         )

@@ -20,7 +20,7 @@ def test_neither_an_engine_nor_what_it_gave_is_copied(engine: Engine, how: Calla
     """Nor is anything cancelled by a copy that is dropped."""
     stream = engine.stream(PROMPT, SHORT)
     for each in (engine, engine.submit(PROMPT, SHORT), stream, engine.astream(PROMPT), engine.as_completed([PROMPT])):
-        with pytest.raises(TypeError, match=f"a {type(each).__name__} cannot be copied, pickled or sent.*Make an Eng"):
+        with pytest.raises(TypeError, match=f"{type(each).__name__} objects cannot be copied, pickled or.*Make an Eng"):
             how(each)
     gc.collect()
     assert sum(event.token_id is not None for event in stream) == 12
