@@ -80,11 +80,12 @@ class BatchFiles:
         """Begin, or go on, and keep what the lines of the input say."""
         if self._run is not None and self._goes_on:
             self.created = self._run.check(identity)
-        elif self._run is not None:
+        else:
             for path in (self._output, self._errors):
                 if path is not None and path.exists() and is_regular(path):
                     os.truncate(path, 0)
-            self.created = self._run.start(identity)
+            if self._run is not None:
+                self.created = self._run.start(identity)
         out = self._open(self._output)
         writer = BatchWriter(out, out if self._errors is None else self._open(self._errors))
         if self._run is not None:

@@ -50,6 +50,14 @@ def test_the_errors_of_an_earlier_run_are_refused_too(tmp_path: Path) -> None:
         files(tmp_path / "out", tmp_path / "errors")
 
 
+def test_errors_beside_answers_to_stdout_are_begun_again_too(tmp_path: Path) -> None:
+    (tmp_path / "errors").write_text('{"id": 1, "error": {}}\n')
+    with files(STDOUT, tmp_path / "errors", Mode.FORCE) as anew:
+        anew.open(IDENTITY, {})
+        assert anew.done == set()  # else the request was not asked
+    assert (tmp_path / "errors").read_bytes() == b""
+
+
 @pytest.mark.parametrize("name", ["out.run", "out.new"])
 def test_what_a_run_keeps_beside_its_output_is_neither_its_input_nor_for_errors(tmp_path: Path, name: str) -> None:
     own = tmp_path / name
