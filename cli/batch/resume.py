@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, key_of
-from cortexmlx.cli.batch.output import written_anew
+from cortexmlx.cli.batch.output import open_descriptor, written_anew
 from cortexmlx.cli.terminal.text import fitted
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
@@ -49,7 +49,7 @@ class RunIdentity:
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the file beside the output."""
-        kept = {**asdict(self), "source": self.source if self.source == "-" else str(Path(self.source).resolve())}
+        kept = {**asdict(self), "source": _lasting(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
         kept["errors"] = None if self.errors is None else str(self.errors.resolve())
         del kept["params"]["logits_processors"]  # functions, which no command takes
@@ -154,6 +154,13 @@ class RunFile:
         if not os.fstat(self._file.fileno()).st_size:
             self.path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _lasting(source: str) -> str:
+    """What an input is called in every run. A pipe that the shell made, as of `<(...)`, is stdin by another number."""
+    path = Path(source)
+    piped = open_descriptor(path) is not None and not path.is_file()
+    return "-" if source == "-" or piped else str(path.resolve())
 
 
 def _named(keys: Sequence[str]) -> str:

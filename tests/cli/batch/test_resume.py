@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,18 @@ def test_only_what_is_missing_is_asked_and_a_torn_line_is_repaired(files: tuple[
     assert batch(files, "--resume") == 1
     assert asked(fakes) == ["b", "!fail", "d"]
     assert files[1].read_bytes() == whole
+
+
+def test_a_run_whose_input_the_shell_pipes_in_goes_on(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ([], ["--resume"]):
+        reading, writing = os.pipe()  # what `batch <(jq ...)` hands over is another one each time
+        os.write(writing, files[0].read_bytes())
+        os.close(writing)
+        assert batch((Path(f"/dev/fd/{reading}"), files[1]), *options) == 1
+        os.close(reading)
+    assert "4 were there already" in capsys.readouterr().err
 
 
 def test_a_line_that_has_changed_since_its_answer_was_written_is_refused(
