@@ -25,7 +25,7 @@ EFFORT = "reasoning_effort"
 NO_TEXT = "holds a NUL or half of a surrogate pair, which is no text"
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
-_TEXTS = ("name", "tool_call_id", "reasoning_content", "content")
+_TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
 _CALL = ("id", "type", "function", "index")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of parts that are text."""
@@ -135,6 +135,8 @@ def _message(message: object) -> dict[str, object]:
         raise InvalidRequest("`annotations` are not served: templates know none")
     if said["role"] == "developer":
         said["role"] = "system"
+    if said.get("tool_calls") == []:  # as servers say that there is none
+        del said["tool_calls"]
     if "tool_calls" in said:
         said["tool_calls"] = _calls(said["tool_calls"])
         said.setdefault("content", "")
@@ -151,7 +153,7 @@ def _message(message: object) -> dict[str, object]:
 
 def _calls(calls: object) -> list[dict[str, Any]]:
     """Tool calls with their arguments as an object, as templates want them; the OpenAI API has them as JSON text."""
-    if not isinstance(calls, list) or not calls:
+    if not isinstance(calls, list):
         raise InvalidRequest("`tool_calls` must be a list of calls")
     return [_call(call) for call in calls]
 

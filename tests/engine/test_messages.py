@@ -71,6 +71,11 @@ def test_calls_of_tools_come_without_content_and_with_their_arguments_as_an_obje
         assert called["tool_calls"] == [{"function": {"name": "f", "arguments": {}}}]
 
 
+def test_a_list_of_no_calls_is_none() -> None:
+    """As servers write it beside an answer that called none."""
+    assert read_messages([{"role": "assistant", "content": "a", "tool_calls": []}])[0].keys() == {"role", "content"}
+
+
 def test_what_developers_say_is_what_the_system_says() -> None:
     assert read_messages([{"role": "developer", "content": "Be brief."}])[0]["role"] == "system"
 
@@ -111,6 +116,8 @@ def test_every_field_of_the_openai_packages_messages_is_read_or_refused_by_name(
         ([{**USER, "name": 3}], "message 1: `name` is 3, but must be a text"),
         ([{**USER, "annotations": [{"type": "url_citation"}]}], "message 1: `annotations` are not served"),
         ([{"role": "assistant", "refusal": "no"}], "message 1: `refusal` is not served: templates know none"),
+        ([{"role": "us\0er", "content": "hi"}], "message 1: `role` holds a NUL or half of a surrogate pair"),
+        ([{"role": "assistant", "tool_calls": []}], "message 1: `content` is None, but must be a text"),
         ([{"role": "assistant", "tool_calls": 1}], "message 1: `tool_calls` must be a list of calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "message 1: `tool_calls` has one without a `function`"),
         ([{"role": "assistant", "tool_calls": [{**CALL, "custom": {}}]}], "unknown field of a tool call: 'custom'"),
