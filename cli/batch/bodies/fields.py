@@ -51,6 +51,8 @@ class Unserved:
 
 _TOOLS = "the model is offered no tools"
 _FORM = "an answer is text and cannot be held to a form"
+_PLAIN = {"format": {"type": "text"}}
+_USUAL = {"verbosity": "medium"}
 _WHOLE = "the answers of a batch are whole"
 _STATELESS = "nothing is remembered of other requests: send all messages"
 
@@ -61,7 +63,7 @@ UNSERVED = {
     "function_call": Unserved(_TOOLS, ("none", "auto")),
     "max_tool_calls": Unserved(_TOOLS),
     "response_format": Unserved(_FORM, ({"type": "text"},)),
-    "text": Unserved(_FORM, ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"})),
+    "text": Unserved(_FORM, ({}, _PLAIN, _USUAL, _PLAIN | _USUAL)),
     "stream": Unserved(_WHOLE, (False,)),
     "stream_options": Unserved(_WHOLE),
     "background": Unserved(_WHOLE, (False,)),

@@ -63,7 +63,34 @@ def _input(said: Mapping[str, Any]) -> list[Message]:
     if not isinstance(instructions, str | None):
         raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
     first: list[Message] = [{"role": "system", "content": checked(instructions)}] if instructions else []
-    return [*first, *read_messages(list(map(_item, asked)))]
+    return [*first, *read_messages(_messages(asked))]
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages among the items, those of an assistant with the thoughts that stand before them."""
+    messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for item in items:
+        if item.get("type") == "reasoning":
+            thoughts.append(_thought(item))
+            continue
+        message = _item(item)
+        if thoughts and message["role"] != "assistant":
+            break
+        messages.append({**message, "reasoning_content": "".join(thoughts)} if thoughts else message)
+        thoughts = []
+    if thoughts:
+        raise InvalidRequest("an item of `input` of type 'reasoning' is served only before an assistant's message")
+    return messages
+
+
+def _thought(item: dict[str, Any]) -> str:
+    parts = item.get("content")
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else []
+    thought = "".join(text for text in texts if isinstance(text, str))
+    if not thought or None in texts or item.get("summary"):
+        raise InvalidRequest("an item of `input` of type 'reasoning' is served only with its text as `content` alone")
+    return thought
 
 
 def _item(item: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_nam
         (Style.CHAT, {"tools": None, "response_format": None, "anything": None}),
         (Style.COMPLETIONS, {"suffix": "", "stream": False}),
         (Style.RESPONSES, {"text": {"format": {"type": "text"}}, "background": False, "truncation": "disabled"}),
+        (Style.RESPONSES, {"text": {"verbosity": "medium"}}),
         (Style.SIMPLE, {"logits_processors": [], "metadata": {"a": "b"}, "user": "me"}),
     ],
 )

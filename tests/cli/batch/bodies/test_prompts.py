@@ -34,6 +34,16 @@ def test_the_input_of_a_response_is_a_text_or_messages(input_: Any) -> None:
     assert prompts_of({"input": input_, "instructions": "Be brief."}, Style.RESPONSES) == ([system, USER],)
 
 
+def thoughts(**others: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}], **others}
+
+
+def test_what_a_response_wrote_is_the_beginning_of_the_next_input() -> None:
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
+    (read,) = prompts_of({"input": [USER, thoughts(id="rs_1", status="completed"), answer, USER]}, Style.RESPONSES)
+    assert read == [USER, {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."}, USER]
+
+
 @pytest.mark.parametrize(
     ("said", "style", "says"),
     [
@@ -47,6 +57,10 @@ def test_the_input_of_a_response_is_a_text_or_messages(input_: Any) -> None:
         ({}, Style.RESPONSES, "`input` must be a text or a list of messages"),
         ({"input": ""}, Style.RESPONSES, "the prompt is empty"),
         ({"input": [{"type": "function_call_output"}]}, Style.RESPONSES, "type 'function_call_output' is not served"),
+        ({"input": [thoughts(), USER]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
+        ({"input": [USER, thoughts()]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
+        ({"input": [thoughts(content=None)]}, Style.RESPONSES, "'reasoning' is served only with its text"),
+        ({"input": [thoughts(summary=["a"])]}, Style.RESPONSES, "'reasoning' is served only with its text"),
         ({"input": "a", "instructions": [USER]}, Style.RESPONSES, "`instructions` must be a text, not list"),
         ({"input": [USER, {"role": "user"}], "instructions": "a"}, Style.RESPONSES, "message 2: `content` is None"),
     ],
