@@ -80,7 +80,7 @@ def read(path: Path) -> Saved:
         kind = found["format"]
         if kind == FORMAT:
             return _parsed(found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} is no run that `cortexmlx bench --save` wrote, or is damaged ({type(error).__name__}): save one"
         ) from error
@@ -91,6 +91,8 @@ def _parsed(found: Any) -> Saved:
     compared = found["compared"]
     machine = Machine(**{field.name: _of_type(field, found["machine"][field.name]) for field in fields(Machine)})
     yardstick = {name: _numbers(values) for name, values in compared["yardstick"].items()}
+    if any(seconds <= 0 for values in yardstick.values() for seconds in values):
+        raise ValueError("a yardstick that took no time")
     series = tuple(_series(each) for each in compared["series"])
     return Saved(machine, dict(compared["model"]), dict(found["settings"]), yardstick, series)
 
@@ -113,7 +115,10 @@ def _numbers(values: Any) -> tuple[float, ...]:
 def _series(found: dict[str, Any]) -> Series:
     lists = {name: _numbers(found[name]) for name in ("values", "beside", "rounds")}
     series = Series(**{**found, "better": Better(found["better"]), **lists})
+    texts = (series.name, series.unit, series.machine, series.clock)
     count = len(series.values)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{texts} are no texts")
     if not count or {len(series.beside), len(series.rounds)} - {0, count} or min(series.beside, default=1) <= 0:
         raise ValueError(f"lists of {series.name} do not fit together")
     return series
