@@ -147,9 +147,9 @@ def _check(source: str, head: bytes, input_format: Format) -> None:
         )
     first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     first = first.strip()
-    if (first == b"{" and newline) or (first.startswith(b"[") and suffix in _JSON):
+    if (first in (b"{", b"[") and newline) or (first.startswith(b"[") and suffix in _JSON):
         what = ".[]" if first != b"{" else "."
         raise InvalidRequest(
-            f"{name} is one JSON value over several lines, but must have a request on each line: "
+            f"{name} is one JSON value, but must have a request on each line: "
             f"jq -c '{what}'{file} | cortexmlx batch ... -"
         )

@@ -19,7 +19,7 @@ from cortexmlx.errors import InvalidRequest
         ("t.csv", b"id,prompt\n1,hi\n", "is a table: batch reads JSONL"),
         ("t.TSV", b"id\tprompt\n", "Five lines of Python in docs/batch.md make JSONL of one"),
         ("t.yaml", b"- hi\n", "is a text of another form"),
-        ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value over several lines"),
+        ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value, but must have"),
         ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),
         ("t.txt", b'{\n "prompt": "hi"\n}\n', "jq -c '.' "),
         ("t.jsonl.gz", gzip.compress(b"{}", mtime=0), "is compressed: gzip -dc "),
@@ -77,7 +77,8 @@ def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
         (gzip.compress(b"{}", mtime=0), "stdin is compressed: gzip -dc | cortexmlx batch ... -"),
         ("hi\n".encode("utf-16"), "stdin is UTF-16, and batch reads UTF-8: iconv -f UTF-16 -t UTF-8 | cortexmlx"),
         (b"a\0b\n", "stdin is no text"),
-        (b'{\n "prompt": "hi"\n}\n', "stdin is one JSON value over several lines, .* jq -c '.' | cortexmlx batch"),
+        (b'{\n "prompt": "hi"\n}\n', r"stdin is one JSON value, .* jq -c '\.' \| cortexmlx batch"),
+        (b'[\n {"prompt": "hi"}\n]\n', r"stdin is one JSON value, .* jq -c '\.\[\]' \| cortexmlx batch"),
     ],
 )
 def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
