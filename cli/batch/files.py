@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream, open_descriptor
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream, locked, open_descriptor
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
 from cortexmlx.errors import InvalidRequest
 
@@ -78,17 +78,14 @@ class BatchFiles:
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin, or go on, and keep what the lines of the input say."""
-        if self._run is not None and self._goes_on:
+        going = self._run is not None and self._goes_on
+        if self._run is not None and going:
             self.created = self._run.check(identity)
-        else:
-            for path in (self._output, self._errors):
-                if path is not None and path.exists() and is_regular(path):
-                    os.truncate(path, 0)
-            if self._run is not None:
-                self.created = self._run.start(identity)
-        out = self._open(self._output)
-        writer = BatchWriter(out, out if self._errors is None else self._open(self._errors))
+        out = self._open(self._output, anew=not going)
+        writer = BatchWriter(out, out if self._errors is None else self._open(self._errors, anew=not going))
         if self._run is not None:
+            if not going:
+                self.created = self._run.start(identity)
             self._run.remember(digests)
         return writer
 
@@ -103,20 +100,20 @@ class BatchFiles:
         going = self._mode in (Mode.RESUME, Mode.RETRY)
         return going and any(path is not None and _size(path) > 0 for path in (self._output, self._errors))
 
-    def _records(self, path: Path) -> RecordFile:
+    def _records(self, path: Path, *, anew: bool = False) -> RecordFile:
         """Those of a file, which is read once."""
         if path not in self._read:
             keep = (lambda record: not record.get("error")) if self._mode is Mode.RETRY else None
-            file = self._read[path] = RecordFile(path, keep)
+            file = self._read[path] = RecordFile(path, keep, anew=anew)
             self.done.update(file.keys)
             self.failed.update(file.failed)
         return self._read[path]
 
-    def _open(self, path: Path) -> RecordFile | RecordStream:
+    def _open(self, path: Path, *, anew: bool) -> RecordFile | RecordStream:
         if not is_regular(path):
             self._opened.append(RecordStream(None if path == STDOUT else path))
             return self._opened[-1]
-        file = self._records(path)
+        file = self._records(path, anew=anew)
         file.open()
         self._opened.append(file)
         return file
@@ -170,6 +167,8 @@ def _check(path: Path, option: str, source: str, mode: Mode) -> None:
         raise InvalidRequest(f"{source} is both input and output: give {option} another name")
     if not os.access(path if there is not None else target.parent, os.W_OK):
         raise InvalidRequest(f"{path} may not be written: give {option} another name")
+    if there is not None and is_regular(path):
+        locked(path).close()
     if mode is Mode.NEW and _size(path):
         raise InvalidRequest(
             f"{path} is there already: --resume goes on with it, --force begins it again and loses what it holds"

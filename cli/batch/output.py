@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
@@ -31,6 +33,19 @@ _REST = "what it holds stays, and with --resume the rest is asked"
 def written_anew(path: Path) -> Path:
     """Where a file of records is written again before that takes its place."""
     return path.with_name(path.name + ".new")
+
+
+def locked(path: Path) -> FileIO:
+    """A file to append to, which no other batch writes meanwhile. Raises InvalidRequest if one does, else OSError."""
+    file = FileIO(path, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise InvalidRequest(f"another batch is writing {path}: wait for it, or give another name") from None
+    return file
 
 
 class Sink(Protocol):
@@ -74,25 +89,27 @@ class RecordFile:
     """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` those
     of the errors that it held when it was read.
 
-    It is read at once and not touched before `open`. A last line that was cut in half does not count, nor what `keep`
-    refuses. Raises InvalidRequest for a file that holds something else.
+    It is read at once, unless it is begun `anew`, and not touched before `open`. A last line that was cut in half does
+    not count, nor what `keep` refuses. Raises InvalidRequest for a file that holds something else.
     """
 
-    def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None) -> None:
+    def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None, *, anew: bool = False) -> None:
         self.path = Path(os.path.realpath(path))  # behind a link is what is replaced
         self.failed: set[str] = set()
         self._name = path
         self._records: list[tuple[str, int, int]] = []
-        self._left_out = self._read(keep) if self.path.exists() else False
+        self._left_out = self._read(keep) if self.path.exists() and not anew else False
 
     def open(self) -> None:
         """Begin to write. It is made if there is none, and what does not count is gone. Raises CortexError if it cannot
-        be written.
+        be written, or another batch writes it.
         """
         try:
+            self._file = locked(self._name)
             if self._left_out:
                 self._replace(self._records)
-            self._file = self.path.open("ab", buffering=0)
+                self._file.close()
+                self._file = locked(self._name)
             self._file.truncate(self._size)
         except OSError as error:
             raise _unwritten(str(self._name), error, "it is as it was") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -56,6 +57,22 @@ def test_errors_beside_answers_to_stdout_are_begun_again_too(tmp_path: Path) -> 
         anew.open(IDENTITY, {})
         assert anew.done == set()  # else the request was not asked
     assert (tmp_path / "errors").read_bytes() == b""
+
+
+@pytest.mark.parametrize("mode", [Mode.NEW, Mode.FORCE])
+def test_two_batches_at_once_do_not_share_a_file_for_errors(mode: Mode, tmp_path: Path) -> None:
+    """Each would put only its own into order in the end, and the other's would be lost."""
+    one, errors = {"id": 1, "error": {"line": 1}}, tmp_path / "errors"
+    early = files(tmp_path / "early", errors, mode)  # before the first one writes
+    with files(tmp_path / "out", errors, mode) as first, early:
+        writer = first.open(IDENTITY, {})
+        writer.write(one)
+        for path in (tmp_path / "other", STDOUT):
+            with pytest.raises(InvalidRequest, match=r"another batch is writing .*errors: wait for it, or"):
+                files(path, errors, mode)
+        with pytest.raises(InvalidRequest, match=r"another batch is writing .*errors"):
+            early.open(IDENTITY, {})
+    assert json.loads(errors.read_text()) == one
 
 
 @pytest.mark.parametrize("name", ["out.run", "out.new"])
