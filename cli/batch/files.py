@@ -161,6 +161,8 @@ def _check(path: Path, option: str, source: str, mode: Mode) -> None:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}: give {option} another name") from None
     if there is not None and stat.S_ISDIR(there.st_mode):
         raise InvalidRequest(f"{path} is a folder: give {option} a file")
+    if there is None and open_descriptor(path) is not None:
+        raise InvalidRequest(f"{path} is not open: give {option} another name")
     if there is None and not target.parent.is_dir():
         raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
     if there is not None and Path(source).exists() and path.samefile(source):

@@ -103,6 +103,7 @@ def test_what_cannot_take_records_is_refused_with_the_options_name(tmp_path: Pat
         "nowhere": "no folder .*/missing to write out into",
         "loop": "cannot be written: Too many levels of symbolic links: give {} another name",
         "file/out": "cannot be written: Not a directory: give {} another name",
+        "/dev/fd/987": "/dev/fd/987 is not open: give {} another name",
         "x" * 300: "cannot be written: File name too long: give {} another name",
     }.items():
         with pytest.raises(InvalidRequest, match=says.format("-o")):
