@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,11 @@ from cortexmlx.cli.markdown.table import Printed, TableRow
 
 RULE = "─" * 24
 STYLES = {"strong_open": styles.STRONG, "em_open": styles.EMPHASIS, "s_open": styles.STRUCK, "link_open": styles.LINK}
+
+OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
+"""What may still turn into emphasis, code, a link or a character once more text is there."""
+TIGHTER = "`[<"
+"""The first signs of what emphasis cannot end in."""
 
 
 @dataclass
@@ -145,6 +151,7 @@ class _Renderer:
 def inline(tokens: Sequence[Token]) -> list[Line]:
     """The words of a paragraph, a line for each of the model's: it may be a poem."""
     lines, open_styles, begins, targets = [Line()], [Style()], list[int](), list[str]()
+    outermost = (0, 0)
     for token in tokens:
         style = open_styles[-1]
         if token.type in ("softbreak", "hardbreak"):
@@ -154,12 +161,16 @@ def inline(tokens: Sequence[Token]) -> list[Line]:
         elif token.type == "image":
             lines[-1].add(f"{token.content} ({token.attrs.get('src', '')})", style + styles.LINK)
         elif token.nesting > 0:
+            if len(open_styles) == 1:
+                outermost = (len(lines) - 1, len(lines[-1].shape))
             open_styles.append(style + STYLES.get(token.type, Style()))
             if token.type == "link_open":
                 begins.append(len(lines[-1].shape))
                 targets.append(str(token.attrs.get("href", "")))
         elif token.nesting < 0:
             open_styles.pop()
+            if len(open_styles) == 1:
+                _hold(lines, *outermost)
             if token.type == "link_close" and (target := targets.pop()) not in lines[-1].text.plain[begins.pop() :]:
                 lines[-1].add(f" ({target})", open_styles[-1] + styles.FAINT)
         else:
@@ -167,3 +178,13 @@ def inline(tokens: Sequence[Token]) -> list[Line]:
     for line in lines[:-1]:
         line.text.rstrip()
     return lines
+
+
+def _hold(lines: Sequence[Line], number: int, begin: int) -> None:
+    """Emphasis, or a link, that began there has ended behind an open sign that binds tighter: with the end of that, it
+    is none. Then it is as open as the sign."""
+    for line, at in ((line, begin if line is lines[number] else 0) for line in lines[number:]):
+        if any(mark[0] in TIGHTER for mark in OPEN_MARK.finditer(line.shape) if mark.start() >= at):
+            shape = lines[number].shape
+            lines[number].shape = f"{shape[:begin]}`{shape[begin + 1 :]}"
+            return

@@ -17,13 +17,11 @@ from rich.text import Text
 from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
 from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, Row
-from cortexmlx.cli.markdown.render import flows
+from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
 from cortexmlx.cli.terminal.console import CONTROLS
 
 ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
-OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
-"""What may still turn into emphasis, code, a link or a character once more text is there."""
 MARKS = ("*", "_", "~", "`")
 """Signs of inline markup: how many there are in a row decides what they mean."""
 LETTER = re.compile(r"(?<!\\)(?=[^\W\d_])")

@@ -175,6 +175,20 @@ def test_emphasis_that_is_still_open_holds_its_row_back() -> None:
     assert settled(stream, "** fourteen", 20) == ["five six seven eight", "nine ten eleven", "twelve thirteen"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Call it with *args and whatever else there is, so that `a*b` is computed.",
+        "Call it with *args and whatever else there is, [a* b](c) is computed.",
+        "A [link and whatever else there is, `a](b) and` so.",
+        "A ~~sign and whatever else\nthere is at all `c~~ and` so.",
+        "A *sign and whatever else there is, <https://x*y> so.",
+    ],
+)
+def test_emphasis_that_ends_behind_an_open_sign_may_be_none_and_is_held_back(text: str) -> None:
+    assert streamed(list(text), 20) == streamed([text], 20)
+
+
 def test_what_holds_more_back_than_there_is_room_for_is_decided() -> None:
     stream, text = MarkdownStream(), "The **kwargs of `this call " + "and so on " * 20
     stream.feed(text)
