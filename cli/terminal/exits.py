@@ -76,6 +76,23 @@ def interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What is done in this context is done as a whole: Ctrl-C comes behind it. For moments."""
+    came: list[tuple[int, FrameType | None]] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda *call: came.append(call))
+    except ValueError:  # not the main thread, which alone is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
+
+
 def leave_now(code: int = INTERRUPTED) -> NoReturn:
     """End the process without waiting for anything, with the terminal's cursor visible."""
     with contextlib.suppress(OSError):  # the terminal may have gone

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import uninterrupted
 from cortexmlx.cli.terminal.text import duration, fitted
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.progress import OnProgress, Progress
@@ -47,8 +48,11 @@ def _bar(model: str) -> Iterator[OnProgress]:
     figures = rich.TextColumn("{task.fields[figures]}")
     screen = console.stderr()
     columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
-    with rich.Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(f"loading {model}", total=None, figures="")
+    bar = rich.Progress(*columns, console=screen, transient=True)
+    try:
+        with uninterrupted():  # a bar that has half begun cannot be ended: it would be drawn for ever
+            bar.start()
+            task = bar.add_task(f"loading {model}", total=None, figures="")
 
         def show(news: Progress) -> None:
             says = numbers(news) if screen.width >= _WIDE else f"{news.fraction:.0%}"
@@ -58,6 +62,9 @@ def _bar(model: str) -> Iterator[OnProgress]:
             )
 
         yield show
+    finally:
+        with uninterrupted():
+            bar.stop()
 
 
 @contextmanager

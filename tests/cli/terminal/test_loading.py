@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 
 import pytest
+from rich import progress as rich
 
 from cortexmlx.cli.terminal import loading as module
 from cortexmlx.cli.terminal.loading import loading, numbers
@@ -52,6 +54,24 @@ def test_a_download_is_one_line_that_moves(width: int, monkeypatch: pytest.Monke
     drawn = screen.getvalue().partition("\x1b[?25h")[0]
     assert drawn.count("\r") >= 2 and "\n" not in drawn.rstrip("\n"), "it goes back to the line's beginning"
     assert len(on_screen(drawn)) <= width
+
+
+def test_ctrl_c_while_the_bar_begins_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was drawn for ever, over the prompt of a chat that had given a model up."""
+
+    def start(bar: rich.Progress) -> None:
+        usual(bar)
+        signal.raise_signal(signal.SIGINT)
+        begun.append(bar)
+
+    usual, begun = rich.Progress.start, list[rich.Progress]()
+    monkeypatch.setattr(rich.Progress, "start", start)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with pytest.raises(KeyboardInterrupt), loading("org/model"):
+        pytest.fail("it goes on")
+    assert begun and not begun[0].live.is_started
+    assert screen.getvalue().endswith("\x1b[1A\x1b[2K"), "its row is gone"
 
 
 def test_the_bar_says_bytes_rate_and_time_left_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
