@@ -85,6 +85,7 @@ class Keeper:
     path: Path | None = None
     _warned: bool = field(default=False, init=False)
     _known: tuple[int, ...] = field(default=(), init=False)
+    _at_it: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._known = () if self.path is None else _written(self.path)
@@ -93,27 +94,35 @@ class Keeper:
         """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
         said once: the chat goes on. A new chat is named by its first question, as it was `typed` if it has files in it.
         """
-        messages = conversation.messages
-        if self.path is None and not messages:
+        if self.path is None and not conversation.messages:
             return
+        if self._at_it:  # a signal that ends the program came in between: the lock, and what is in the file, are ours
+            return self._write(conversation, typed)
         with _alone():
-            if self.path is None:
-                first = next((m.get("content") for m in messages if m["role"] == "user"), "")
-                words = first if isinstance(first, str) else ""
-                name = name_for((typed or {}).get(words, words), date.today())
-                self.path = _free(state_folder() / "chats" / f"{name}.json")
-            elif why := self._not_ours(self.path):
+            if self.path is not None and (why := self._not_ours(self.path)):
                 self.path = _free(self.path)
                 console.note(f"{why}: this one is kept as {self.path.stem}")
+            self._at_it = True
             try:
-                conversation.save(self.path)
-                _make_newest(self.path)
-                self._known = _written(self.path)
-                self._warned = False
-            except ConversationFileError as error:
-                if not self._warned:
-                    console.error(f"{error}; the chat is not kept (--no-save says so)")
-                self._warned = True
+                self._write(conversation, typed)
+            finally:
+                self._at_it = False
+
+    def _write(self, conversation: Conversation, typed: Mapping[str, str] | None) -> None:
+        if self.path is None:
+            first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
+            words = first if isinstance(first, str) else ""
+            name = name_for((typed or {}).get(words, words), date.today())
+            self.path = _free(state_folder() / "chats" / f"{name}.json")
+        try:
+            conversation.save(self.path)
+            _make_newest(self.path)
+            self._known = _written(self.path)
+            self._warned = False
+        except ConversationFileError as error:
+            if not self._warned:
+                console.error(f"{error}; the chat is not kept (--no-save says so)")
+            self._warned = True
 
     def _not_ours(self, path: Path) -> str:
         """Why the chat cannot go on in its file; empty if it can."""

@@ -151,6 +151,27 @@ def test_a_lock_that_somebody_keeps_holds_nobody_up_for_long(
     assert session.keeper.path is not None and session.keeper.path.exists()
 
 
+def test_a_chat_that_is_ended_while_it_is_kept_has_one_file_and_is_not_waited_for(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The handler of a signal keeps what there is, between any two statements of the same."""
+
+    def save(conversation: Conversation, path: Path) -> None:
+        usual(conversation, path)
+        if not ended:
+            ended.append(time.monotonic())
+            session.keep()
+            ended.append(time.monotonic())
+
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    usual, ended = Conversation.save, list[float]()
+    monkeypatch.setattr(Conversation, "save", save)
+    session.ask(Question("two"))
+    assert [path.stem[11:] for path in kept._kept()] == ["one"] and not capsys.readouterr().err
+    assert ended[1] - ended[0] < kept._PATIENCE_SECONDS, "for a lock of its own"
+
+
 def test_a_file_that_may_not_be_written_to_stays_as_it_is(
     session: ChatSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
