@@ -10,6 +10,7 @@ from typing import Any
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.messages import plain_message, read_messages
 from cortexmlx.request import Message
+from cortexmlx.sessions.saved import FORMAT
 
 Exchanged = tuple[str | None, tuple[Message, ...]]
 """A system prompt, if there is one, and the messages behind it."""
@@ -21,8 +22,8 @@ def messages_in(path: Path, text: str) -> Exchanged | None:
     by the rules of `read_messages`.
     """
     content = _parsed(text)
-    if isinstance(content, Mapping) and "format" not in content:
-        content = content.get("messages")
+    if isinstance(content, Mapping) and content.get("format") != FORMAT:
+        content = content.get("messages", [content] if "role" in content else None)
     if not isinstance(content, list) or not content:
         return None
     if all(isinstance(each, Mapping) and "messages" in each for each in content):

@@ -24,7 +24,7 @@ VERSION = 1
 LARGEST = 64 << 20
 """Bytes of a file that is read: more than the longest context is in any language."""
 
-_FORMAT = "cortexmlx conversation"
+FORMAT = "cortexmlx conversation"
 _NOT_SAVED = ("logits_processors",)
 """Sampling parameters that no file can hold: functions."""
 
@@ -71,7 +71,7 @@ class Saved:
         sampling["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
         transcript = self.transcript or Transcript()
         content = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": VERSION,
             "model": vars(self.model),
             "system": self.system,
@@ -141,8 +141,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _foreign(path, "it is no JSON, or torn") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _foreign(path, f'no JSON object with "format": "{_FORMAT}"')
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _foreign(path, f'no JSON object with "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise ConversationFileError(
             f"{path} is a conversation in version {content.get('version')!r} of the format, and this program reads "

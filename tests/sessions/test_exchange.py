@@ -30,6 +30,7 @@ SAID: list[dict[str, Any]] = [
         json.dumps({"model": "gpt-4o", "temperature": 1, "messages": SAID}, indent=2),
         "\n".join(map(json.dumps, SAID)) + "\n\n",
         json.dumps({"messages": SAID}) + "\n",
+        json.dumps({"messages": SAID, "format": "json"}),
         json.dumps([{"messages": SAID}]),
         "\n".join(map(json.dumps, [*SAID[:2]]))
         + "\n"
@@ -52,6 +53,11 @@ def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
     said = [{"role": "user", "content": "one\u2028two\x85three"}, {"role": "assistant", "content": "four"}]
     lines = "\r\n".join(json.dumps(message, ensure_ascii=False) for message in said)
     assert messages_in(Path("talk.jsonl"), lines) == (None, tuple(said))
+
+
+def test_one_message_on_a_line_is_a_conversation_of_one() -> None:
+    said = {"role": "user", "content": "Hello"}
+    assert messages_in(Path("talk.jsonl"), json.dumps(said) + "\n") == (None, (said,))
 
 
 @pytest.mark.parametrize(
