@@ -156,11 +156,11 @@ class RecordFile:
         try:
             self._replace(ordered)
         except OSError as error:
-            raise _unwritten(
-                f"{self._name} in the order of the input",
-                error,
-                "it holds every record in the order in which they finished, and --resume puts them into order",
-            ) from error
+            then = "and --resume puts them into order"
+            if error.errno == errno.EBUSY:
+                then = "and stays so: a file that is mounted by itself is never replaced, so mount its folder"
+            whole = f"it holds every record in the order in which they finished, {then}"
+            raise _unwritten(f"{self._name} in the order of the input", error, whole) from error
 
     def close(self) -> None:
         """Close the file."""

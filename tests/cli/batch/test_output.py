@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -142,6 +143,21 @@ def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
         file.arrange({"0": 1, "1": 2})
     assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_that_is_mounted_by_itself_is_not_promised_to_come_into_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(own: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "replace", busy)
+    file = opened(tmp_path / "out")
+    file.append({"id": 1})
+    file.append({"id": 0})
+    with pytest.raises(CortexError, match=r"busy; it holds every record .*, and stays so: .* mount its folder"):
+        file.arrange({"0": 1, "1": 2})
+    assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
 
 
 def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
