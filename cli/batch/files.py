@@ -149,6 +149,16 @@ def _check_own(output: Path, errors: Path | None, source: str) -> None:
         for other in (Path(source), errors):
             if other is not None and os.path.realpath(other) == str(own):
                 raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
+        if own.is_file() and not _begins_as_ours(own):
+            raise InvalidRequest(
+                f"{own} is none of a batch's, and one to {output} writes over it: give -o another name"
+            )
+
+
+def _begins_as_ours(path: Path) -> bool:
+    """It has JSON objects, or nothing, which is also what zeros are that a disk left."""
+    with path.open("rb") as file:
+        return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
 def _check(path: Path, option: str, source: str, mode: Mode) -> None:

@@ -86,6 +86,19 @@ def test_what_a_run_keeps_beside_its_output_is_neither_its_input_nor_for_errors(
     assert own.read_text() == "hello\n"
 
 
+@pytest.mark.parametrize("name", ["out.run", "out.new"])
+@pytest.mark.parametrize("mode", [Mode.NEW, Mode.FORCE])
+def test_somebody_elses_file_beside_the_output_is_not_written_over(name: str, mode: Mode, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("#!/bin/sh\n")
+    with pytest.raises(InvalidRequest, match=f"{name} is none of a batch's, and one to .*out writes over it"):
+        files(tmp_path / "out", mode=mode)
+    assert (tmp_path / name).read_text() == "#!/bin/sh\n"
+    for left in ("", '{"model": "fa', "\0\0\0"):  # by a run that was killed
+        (tmp_path / name).write_text(left)
+        with files(tmp_path / "out", mode=mode) as made:
+            made.open(IDENTITY, {})
+
+
 def test_a_device_is_only_written(tmp_path: Path) -> None:
     with files(Path("/dev/null")) as made:
         made.open(IDENTITY, {}).write({"id": 1})
