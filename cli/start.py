@@ -24,6 +24,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name, value in {**MLX_ENVIRONMENT, **QUIET_LIBRARIES}.items():
         os.environ.setdefault(name, value)
+    for name in ("COLUMNS", "LINES"):  # nothing fits in 0 of them, which a shell without a window may say
+        if os.environ.get(name) == "0":
+            del os.environ[name]
     debug = "--debug" in arguments
     if debug:  # accepted anywhere on the line, understood by the top command
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]

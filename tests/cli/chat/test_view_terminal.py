@@ -47,6 +47,16 @@ def test_thirty_answers_in_a_window_that_changes(size: tuple[int, int]) -> None:
             ask(terminal, made, seed, [*chance.sample([(80, 24), (60, 16), (100, 30), (40, 20)], 2), size])
 
 
+def test_a_window_of_no_columns_in_the_environment_is_none() -> None:
+    with Terminal(environment={"COLUMNS": "0", "LINES": "0"}) as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask(["The sky", STOP, " is blue."])
+        terminal.wait_for_stop()
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        assert terminal.answer() == ["The sky is blue."]
+
+
 def test_folded_thoughts_are_one_line_whose_end_is_seen_while_it_is_thought() -> None:
     with Terminal("--no-save") as terminal:
         terminal.wait_for_prompt()
