@@ -58,7 +58,7 @@ class RequestHandle(Alone):
         self._error: CortexError | None = None
         self._end: TokenEvent | None = None
         self._announce: Callable[[], None] | None = None
-        self._failure_taken = False
+        self._end_taken = False
 
     def __repr__(self) -> str:
         return f"<RequestHandle {self.id}: {self._state.value}>"
@@ -133,24 +133,24 @@ class RequestHandle(Alone):
             self._waiting -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called once for each event that is there and that comes, its error included, on whatever
-        thread: who takes them need not wait for them.
+        """Have `announce` called for each event that is there and that comes, its error included, on whatever thread,
+        sometimes once too often: who takes them need not wait for them.
         """
         with self._lock:
             self._announce = announce
-            there = len(self._events) + (self._error is not None)
+            there = len(self._events) + self.ended
         if announce is not None:
             for _ in range(there):
                 announce()
 
     def take(self) -> TokenEvent | None:
-        """The next event, if there is one. The last of all has a completion, or the error of a request that failed."""
+        """The next event, if there is one. The last of all, which has a completion, or the error of a request that
+        failed, is taken once, whoever else has read it.
+        """
         with self._lock:
-            if self._events:
-                return self._events.popleft()
-            failed = self._error is not None and not self._failure_taken
-            self._failure_taken = self._failure_taken or failed
-            return self._end if failed else None
+            event = self._events.popleft() if self._events else None if self._end_taken else self._end
+            self._end_taken = self._end_taken or (event is not None and event is self._end)
+            return event
 
     # -- the engine's side --------------------------------------------------------------------------------------------
 

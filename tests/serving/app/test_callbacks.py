@@ -8,12 +8,13 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from cortexmlx import Completion, CortexError, Engine, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx import Completion, CortexError, Engine, FinishReason, Progress, Timings, TokenEvent, Usage
 from cortexmlx.serving.app import callbacks
 from cortexmlx.serving.app.callbacks import Tellers
 from cortexmlx.serving.handle import RequestHandle
@@ -269,3 +270,98 @@ def test_where_no_thread_is_to_be_had_nothing_is_asked(engine: Engine, monkeypat
     ear = Ear()
     engine.submit(PROMPT, SHORT, on_event=ear)
     assert soon(lambda: ear.heard and ear.heard[-1].completion)
+
+
+def test_quick_functions_with_too_much_to_hear_do_not_have_ever_more_threads(
+    tellers: Tellers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "SLOW", 30)
+    monkeypatch.setattr(callbacks, "PATIENCE", 0.001)
+    counts: list[int] = []
+    ears = [Ear() for _ in range(2)]
+    for ear in ears:
+        for _ in range(20_000):
+            ear.handle.push(TokenEvent("a", 1))
+        ear.handle.push(END)
+        tellers.tell(ear.handle, ear)
+    while tellers._open:
+        counts.append(len(telling()))
+        time.sleep(0.002)
+    assert max(counts) <= callbacks.MOST + 1
+    assert [len(ear.heard) for ear in ears] == [20_001] * 2
+
+
+def test_a_request_that_ends_while_there_was_nothing_to_tell_is_told_of_it(tellers: Tellers) -> None:
+    """Events of progress give way to newer ones, so that a thread may come for one that is not there any more."""
+
+    class Ending(RequestHandle):
+        def take(self) -> TokenEvent | None:
+            event = super().take()
+            if event is None and not self.ended:
+                self.push(END)
+            return event
+
+    may = threading.Event()
+    ear = Ear(may)
+    ear.handle = Ending(1, lambda request: None)
+    tellers.tell(ear.handle, ear)
+    for done in range(3):
+        ear.handle.push(TokenEvent("", progress=Progress("prefilling", done, 9)))
+        assert soon(lambda: ear.heard)
+    may.set()
+    assert soon(lambda: ear.heard[-1] is END)
+    assert [event.progress.done for event in ear.heard[:-1] if event.progress] == [0, 2]
+
+
+def test_who_iterates_over_the_handle_takes_events_but_not_the_last(tellers: Tellers) -> None:
+    may = threading.Event()
+    ear = Ear(may)
+    tellers.tell(ear.handle, ear)
+    ear.handle.push(TokenEvent("a", 1))
+    assert soon(lambda: ear.heard)
+    ear.handle.push(TokenEvent("b", 2))
+    ear.handle.push(END)
+    assert [event.text for event in ear.handle] == ["b", ""]
+    may.set()
+    assert soon(lambda: ear.heard[-1] is END)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_while_a_thread_is_started_keeps_nobody_from_being_told(
+    tellers: Tellers, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    ears, start = [Ear(), Ear()], threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tellers.tell(ears[0].handle, ears[0])
+    assert soon(lambda: not telling())
+    tellers.tell(ears[1].handle, ears[1])
+    for ear in ears:
+        ear.handle.push(END)
+    assert soon(lambda: ears[1].heard == [END])
+    assert not ears[0].heard, "its caller has no handle"
+
+
+def test_nothing_is_kept_of_requests_that_have_ended(tellers: Tellers) -> None:
+    def ask() -> weakref.ref[Ear]:
+        ear = Ear()
+        tellers.tell(ear.handle, ear)
+        for done in range(50):
+            ear.handle.push(TokenEvent("", progress=Progress("prefilling", done, 9)))
+        ear.handle.push(END)
+        assert soon(lambda: ear.heard and ear.heard[-1] is END)
+        return weakref.ref(ear)
+
+    other = Ear()
+    tellers.tell(other.handle, other)
+    asked = ask()
+    assert soon(lambda: asked() is None), "while others are told"
+    other.handle.push(END)
+    asked = ask()
+    assert soon(lambda: asked() is None), "and when there are none"
