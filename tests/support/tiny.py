@@ -215,6 +215,8 @@ def _weight(rng: Any, name: str, initial: Any) -> Any:
         values *= 0.1
     elif name.endswith("norm.weight") or "layernorm" in name or "ln_" in name:
         values = 1 + 0.2 * values
+    elif name.endswith(("conv_k", "conv_v")):  # larger ones make rounding a hundred times what it is elsewhere
+        values *= shape[-1] ** -0.5
     elif len(shape) > 1 and ("embed" not in name or "embed_q" in name or "unembed_out" in name):
         values *= 2.5 / shape[-1] ** 0.5
     return mx.array(values.astype("float32"))
