@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import (
@@ -152,7 +153,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     def __getattr__(name: str) -> object:
         """Import the engine only when somebody asks for it: `import cortexmlx` does no work."""
         if name in _HOMES:
-            if importlib.util.find_spec("cortexmlx.metal") is None:
+            if _HOMES[name] not in sys.modules and importlib.util.find_spec("cortexmlx.metal") is None:
                 source = __path__[0]
                 raise ImportError(
                     f"{source} is the source of cortexmlx and not all of it, and hides what is installed: run the "

@@ -1,9 +1,9 @@
 """What writing the tier on disk costs those who are served meanwhile: `python -m cortexmlx.bench.studies.disk [MODEL]`.
 
 One engine with a store answers random prompts in turns: kept, so that each is written, and with `cache=False`, which
-keeps nothing. Nothing is asked twice, so that all is computed. Two engines would not do: where
-their weights happen to lie in memory makes as much of a difference. Compared are wall time, CPU time of the process,
-its writing thread's included, and the longest time between two tokens of a row.
+keeps nothing. Nothing is asked twice, so that all is computed. Two engines would not do: where their weights happen to
+lie in memory makes as much of a difference. Compared are wall time, CPU time of the process, its writing thread's
+included, and the longest time between two tokens of a row.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -17,6 +17,9 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError
 
 FAILED, SLOWER, INTERRUPTED, BROKEN_PIPE = 1, 3, 130, 141
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+"""Of a signal, as the standard library has it."""
 
 
 @contextlib.contextmanager
@@ -65,32 +68,37 @@ def interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, lambda *_: leave_now())
         raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGINT, handle)
-    except ValueError:  # not the main thread: whoever runs the command there keeps the handler
+    with _handled_by(handle):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """What is done in this context is done as a whole: Ctrl-C comes behind it. For moments."""
     came: list[tuple[int, FrameType | None]] = []
+    before: Handler = None
     try:
-        before = signal.signal(signal.SIGINT, lambda *call: came.append(call))
-    except ValueError:  # not the main thread, which alone is interrupted
-        yield
-        return
-    try:
-        yield
+        with _handled_by(lambda *call: came.append(call)) as before:
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
         if came and callable(before):
             before(*came[0])
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
+    """Ctrl-C is what `handler` says, instead of the one that is yielded. Not the main thread, which alone is
+    interrupted: whoever runs the command there keeps the handler.
+    """
+    try:
+        before = signal.signal(signal.SIGINT, handler)
+    except ValueError:
+        yield None
+        return
+    try:
+        yield before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def leave_now(code: int = INTERRUPTED) -> NoReturn:

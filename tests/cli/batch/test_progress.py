@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,26 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
     assert ("left" in err) is (total is not None)
 
 
+@dataclass
+class Run:
+    """What is counted of one, which does nothing."""
+
+    done: int
+    failed: int
+    last: float
+    seconds: float
+
+
+def progress_of(run: Any, total: int, rows: int) -> Progress:
+    engine: Any = FakeEngine(EngineConfig("fake", max_rows=rows))
+    return Progress(engine, run, total=total, live=False)
+
+
 def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
     """Four of eight were done after three seconds, as many as run at once: the others take three more."""
 
-    class Halfway:
-        done, failed, last, seconds = 4, 0, 3.0, 3.0
-
-    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
-    run: Any = Halfway()
-    progress = Progress(engine, run, total=8, live=False)
+    run = Run(done=4, failed=0, last=3.0, seconds=3.0)
+    progress = progress_of(run, total=8, rows=4)
     told = []
     for run.seconds in (3.0, 5.0, 9.0):
         told.append(progress._line().rpartition(" · ")[2])
@@ -65,12 +77,8 @@ def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
 def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
     """Three lines of thirty were no requests, and nothing was answered yet: that is no reason to say 0 s."""
 
-    class Begun:
-        done, failed, last, seconds = 3, 3, 0.0, 10.0
-
-    engine: Any = FakeEngine(EngineConfig("fake", max_rows=16))
-    run: Any = Begun()
-    progress = Progress(engine, run, total=30, live=False)
+    run = Run(done=3, failed=3, last=0.0, seconds=10.0)
+    progress = progress_of(run, total=30, rows=16)
     assert "left" not in progress._line()
     run.done, run.last, run.seconds = 12, 9.0, 9.0
     assert progress._line().endswith(" · 18 s left")

@@ -21,6 +21,14 @@ from cortexmlx.sessions.conversation import Conversation
 DAY = date(2026, 11, 22)
 
 
+def begun(session: ChatSession) -> Path:
+    """The file of a chat in which one thing was said, and which is kept."""
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    assert session.keeper.path is not None
+    return session.keeper.path
+
+
 @pytest.mark.parametrize(
     ("question", "name"),
     [
@@ -90,10 +98,7 @@ def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
     session: ChatSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In two terminals: the second to say something goes on in a file of its own, and stays there."""
-    session.keeper = Keeper()
-    session.ask(Question("one"))
-    path = session.keeper.path
-    assert path is not None
+    path = begun(session)
     others = session.engine.conversation()
     others.load(path)
     other = replace(session, conversation=others, keeper=Keeper(path))
@@ -175,10 +180,7 @@ def test_a_chat_that_is_ended_while_it_is_kept_has_one_file_and_is_not_waited_fo
 def test_a_file_that_may_not_be_written_to_stays_as_it_is(
     session: ChatSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    session.keeper = Keeper()
-    session.ask(Question("one"))
-    path = session.keeper.path
-    assert path is not None
+    path = begun(session)
     path.chmod(0o400)
     before = path.read_bytes()
     session.ask(Question("two"))
