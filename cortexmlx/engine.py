@@ -124,9 +124,13 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)
         self._finalizer.atexit = False
-        self._worker.start()
-        self.info = self._worker.core.info
-        self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
+        try:
+            self._worker.start()
+            self.info = self._worker.core.info
+            self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
+        except BaseException:  # whose traceback holds this engine, as long as an app keeps it
+            self._worker.end()
+            raise
 
     open = classmethod(opens(__init__))
     """The constructor for asyncio: `engine = await Engine.open(...)`, or `async with Engine.open(...) as engine`."""
@@ -298,8 +302,8 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
 
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""
-        self._finalizer.detach()
         self._worker.stop()
+        self._finalizer.detach()
 
     def __enter__(self) -> Engine:
         return self

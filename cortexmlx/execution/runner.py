@@ -104,6 +104,12 @@ class ModelRunner:
         self._sampler: BatchSampler | None = None
         self._last: Pending | None = None
 
+    def close(self) -> None:
+        """Let go of the model, the states and the tail. Nothing here is of use afterwards. Safe to call again."""
+        if vars(self):
+            self.states.forget()
+            vars(self).clear()
+
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:

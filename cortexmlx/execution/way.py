@@ -82,6 +82,8 @@ class Runner(Protocol):
 
     def settle(self, ops: StateOps) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Way(Protocol):
     """One way to run a model. `groups` are what its layers keep, `most_rows` how many requests may run at once (None:

@@ -51,12 +51,18 @@ def load_model(
     tuned = None if adapter is None else read_adapter(adapter)
     slow_below_float32 = _slow_below_float32()
     path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True, report)
-    report(Progress("loading", 1, LOADING_STEPS))
-    notes += _adapted(model, path, tuned)
-    report(Progress("loading", 2, LOADING_STEPS))
-    notes += _widen(model, path, slow_below_float32, dequantize)
-    report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
-    return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
+    try:
+        report(Progress("loading", 1, LOADING_STEPS))
+        notes += _adapted(model, path, tuned)
+        report(Progress("loading", 2, LOADING_STEPS))
+        notes += _widen(model, path, slow_below_float32, dequantize)
+        report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
+        return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
+    except BaseException:
+        from cortexmlx.models import weights
+
+        weights.release(model)
+        raise
 
 
 def _slow_below_float32() -> bool:

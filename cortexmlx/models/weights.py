@@ -111,6 +111,15 @@ def quantizes_activations(model: Any) -> bool:
     return any(isinstance(layer, nn.QQLinear) for _, layer in model.named_modules())
 
 
+def release(model: Any) -> None:
+    """Take all arrays out of the model, in place. Whoever still refers to one of its layers, such as the traceback of
+    an error that an app keeps, then keeps no weights. The model is of no use afterwards.
+    """
+    for _, layer in model.named_modules():
+        layer.clear()
+        vars(layer).clear()
+
+
 def parameter_count(model: Any) -> int:
     """How many numbers the model's weights stand for: packed ones counted as what they expand to."""
     layers = tree_flatten(model.leaf_modules(), is_leaf=lambda layer: hasattr(layer, "leaf_modules"))

@@ -18,6 +18,7 @@ from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
+from cortexmlx.kv.spec import Counts
 from cortexmlx.machine import is_refusal
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
@@ -46,8 +47,6 @@ class EngineCore(EngineParts):
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
         """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
-        super().__init__(config, wake)
-        self.measured = Measurements()
         self._answers: dict[JobId, Answer] = {}
         self._requests: dict[RequestId, RequestAnswers] = {}
         self._deadlines = Deadlines()
@@ -55,6 +54,12 @@ class EngineCore(EngineParts):
         self._in_flight: deque[Pending] = deque()
         self._at_work = False
         self._step_seconds = 0.0
+        super().__init__(config, wake)
+
+    def _begin_empty(self, blocks: Counts) -> None:
+        """All counters are zero, too."""
+        super()._begin_empty(blocks)
+        self.measured = Measurements()
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -156,7 +161,6 @@ class EngineCore(EngineParts):
         mx.clear_cache()
         self._begin_empty(self.cache.max_blocks)
         self.pins.move_to(self.cache)
-        self.measured = Measurements()
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena

@@ -17,7 +17,7 @@ from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_mem
 from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import in_group
 from cortexmlx.machine import memory_bytes, working_set_bytes
-from cortexmlx.models import LoadedModel, load_model
+from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
@@ -40,10 +40,20 @@ class EngineParts:
         self.loaded = load_model(
             config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
         )
+        self.config = config
+        self.disk: Disk | None = None
+        try:
+            self._open(wake)
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(self, wake: Callable[[Call], None]) -> None:
+        """Whatever needs the model."""
+        config = self.config
         self._way = way_of(self.loaded.model, config.kv_bits, config.kv_group_size)
         groups = self._way.groups
         vocab_size = _checked_vocab_size(self.loaded)
-        self.config = config
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = self.loaded.context_length
         longest = context if config.keep is None else min(context, config.keep.most)
@@ -51,12 +61,7 @@ class EngineParts:
         self._notes = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
         memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
-        try:
-            self._assemble(self._way.blocks(memory, load, longest), vocab_size)
-        except BaseException:
-            if self.disk is not None:
-                self.disk.close()
-            raise
+        self._assemble(self._way.blocks(memory, load, longest), vocab_size)
 
     def _assemble(self, blocks: Counts, vocab_size: int) -> None:
         """All that needs the model and the store to be there."""
@@ -159,15 +164,23 @@ class EngineParts:
         mx.clear_cache()
 
     def release(self) -> None:
-        """Let go of all memory. Nothing here is of use afterwards. Safe to call again."""
-        if self.disk is not None:
-            self.disk.close()
+        """Free all memory at once, whatever an app still refers to: a closed engine, its handles, an error with a
+        traceback. So the parts are emptied, not only dropped. Nothing here is of use afterwards. Safe to call again.
+        """
+        try:
+            if self.disk is not None:
+                self.disk.close()
+        finally:
             self.disk = None
-        if "arena" in self.__dict__:  # who keeps a closed engine keeps its books, which know the arena
-            self.arena.close()
-        for name in ("_way", "runner", "arena", "loaded"):
-            self.__dict__.pop(name, None)
-        mx.clear_cache()
+            parts = vars(self)
+            for name in ("runner", "arena"):
+                if name in parts:
+                    parts[name].close()
+            if "loaded" in parts:
+                weights.release(self.loaded.model)
+            for name in ("runner", "arena", "loaded", "_way"):
+                parts.pop(name, None)
+            mx.clear_cache()
 
     @property
     def kv_bytes_in_use(self) -> int:

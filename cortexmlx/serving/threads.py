@@ -148,7 +148,7 @@ class _Thread(threading.Thread):
         if self._task is not None:
             raised, self._raised = self._raised, None
             self._task.carry_out(raised)
-            self._task = None
+            self._task = raised = None  # whoever waits here keeps no traceback, nor what its frames hold
         with _lock:
             if self._task is None and self not in _parked:
                 _parked.append(self)

@@ -79,12 +79,7 @@ class Worker:
         require_mlx_threads()
         _workers.add(self)
         self._task.start()
-        try:
-            self._tried.get()
-        except BaseException:
-            self._stopping = True
-            self._calls.put(None)
-            raise
+        self._tried.get()
         if self._error is not None:
             self._task.join()
             raise self._error
@@ -163,10 +158,14 @@ class Worker:
         It takes no lock: a dropped engine is collected wherever Python looks for garbage, also where the lock is held.
         Who submits meanwhile is told by the thread, at its end.
         """
-        self._stopping = True
-        self._calls.put(None)
+        self.end()
         if self._task.running and not self._task.here():
             self._task.join()
+
+    def end(self) -> None:
+        """Have the thread end as soon as it can, without waiting for it. Safe to call again, from any thread."""
+        self._stopping = True
+        self._calls.put(None)
 
     @property
     def closed(self) -> bool:
@@ -301,6 +300,7 @@ class Worker:
             except Exception as error:
                 log.exception("request %d could not be queued", handle.id)
                 handle.fail(_as_cortex_error("the request could not be queued", error))
+                _clear_frames(error)
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -309,6 +309,7 @@ class Worker:
         except Exception as error:
             log.exception("a step failed; its requests fail with it")
             self.core.fail_all(_as_cortex_error("the step failed", error))
+            _clear_frames(error)
         self._step_seconds = time.perf_counter() - began
 
     def _shut_down(self) -> None:

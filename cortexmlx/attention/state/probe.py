@@ -42,15 +42,32 @@ class NotedState(ArraysCache):  # type: ignore[misc]
         return mx.zeros_like(new)
 
 
+class _Touches:
+    """The modules that run, from the outside in, and those that ran when a state was touched.
+
+    It does not know the states. They keep arrays that were never evaluated, and so all weights: a cycle of references
+    would keep those until the garbage collector comes.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[nn.Module] = []
+        self.touching: list[nn.Module] = []
+
+    def note(self) -> None:
+        """A state is touched now."""
+        if self.running:
+            self.touching.append(self.running[-1])
+
+
 class RecurrentProbe:
     """The recurrent leaves of a model, and what its modules do with them while it is `watched`."""
 
     def __init__(self, model: nn.Module, own: Sequence[Any]) -> None:
         self._model = model
-        self._running: list[nn.Module] = []
-        self._touching: list[nn.Module] = []
+        self._touches = _Touches()
         self._attending: list[nn.Module] = []
-        self._caches = {leaf: NotedState(len(c.cache), self._touched) for leaf, c in enumerate(own) if is_state(c)}
+        noted = self._touches.note
+        self._caches = {leaf: NotedState(len(c.cache), noted) for leaf, c in enumerate(own) if is_state(c)}
 
     @property
     def leaves(self) -> list[int]:
@@ -67,21 +84,21 @@ class RecurrentProbe:
         if not self._caches:
             yield
             return
-        with running_modules(self._model) as self._running:
+        with running_modules(self._model) as self._touches.running:
             yield
 
     def attends(self) -> None:
         """A layer hands over its keys and values now."""
-        self._attending += self._running
+        self._attending += self._touches.running
 
     def install(self) -> None:
         """Have the classes that touch a state called in parts. Raises ModelUnsupported if one of them attends, too, or
         calls what does: attention is for a whole step.
         """
-        both = {type(m).__name__ for m in self._touching if any(m is other for other in self._attending)}
+        both = {type(m).__name__ for m in self._touches.touching if any(m is other for other in self._attending)}
         if both:
             raise ModelUnsupported(f"{', '.join(sorted(both))} keeps a state and attends to keys and values at once")
-        install({type(module) for module in self._touching})
+        install({type(module) for module in self._touches.touching})
 
     def in_a_step(self, caches: Sequence[Any]) -> list[Any]:
         """The caches of a probe in the midst of `A_STEP`: these leaves have the ones that they have in any step."""
@@ -98,10 +115,6 @@ class RecurrentProbe:
         names = [dtype_name(array.dtype) for array in arrays]
         dtype = next((name for name in names if name in ITEMSIZE), "float32")
         return KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in arrays) // rows)
-
-    def _touched(self) -> None:
-        if self._running:
-            self._touching.append(self._running[-1])
 
 
 def is_state(cache: Any) -> bool:

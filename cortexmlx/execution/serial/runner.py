@@ -33,6 +33,10 @@ class SerialRunner:
         self._sampler: BatchSampler | None = None
         self._last: Pending | None = None
 
+    def close(self) -> None:
+        """Let go of the caches and of the newest step. Nothing here is of use afterwards. Safe to call again."""
+        vars(self).clear()
+
     @property
     def tail_bytes(self) -> int:
         """Bytes of the row's tokens: all of them are outside of blocks."""
