@@ -70,7 +70,7 @@ def generate(
     variables = options.template_vars(template_var, think, raw=raw)
     if model_option is not None and model is not None and model != model_option and not prompt:
         words, model = [model, *(words or ())], None
-    params = options.checked(replace(params, n=answers, logprobs=logprobs))
+    params = options.changed(params, n=answers, logprobs=logprobs)
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -189,7 +190,7 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
     """
 
     def make(stop: list[str] | None = None, **others: Any) -> SamplingParams:
-        return checked(SamplingParams(stop=stop or (), **others))
+        return changed(SamplingParams(), stop=stop or (), **others)
 
     usual = {**vars(SamplingParams()), "stop": None, **defaults}
     shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
@@ -290,10 +291,9 @@ def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def checked(params: SamplingParams) -> SamplingParams:
-    """The same parameters. Raises typer.BadParameter (wrong usage) if one is out of range."""
+def changed(params: SamplingParams, **changes: Any) -> SamplingParams:
+    """`params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
     try:
-        params.validate()
+        return replace(params, **changes)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from None
-    return params

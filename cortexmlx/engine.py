@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -21,8 +22,10 @@ from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
 from cortexmlx.serving.app.alone import Alone
+from cortexmlx.serving.app.arguments import checked_client, checked_function, checked_text
 from cortexmlx.serving.app.asynchronous import AsyncCalls
 from cortexmlx.serving.app.callbacks import Tellers, tell_progress
+from cortexmlx.serving.app.keywords import SamplingKeywords, checked_params, with_keywords, with_keywords_each
 from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
 from cortexmlx.serving.app.texts import Texts
@@ -32,6 +35,7 @@ from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import ChatTokens, Prompt, tokenize
 from cortexmlx.serving.streams import TokenStream
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Submission, Worker
 from cortexmlx.sessions.conversation import Conversation
@@ -148,6 +152,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         background: bool = False,
         cache: bool = True,
         timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
         """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
         is called for every event, on other threads, `listener` on the engine's, which waits for it; the last
@@ -156,10 +161,12 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         in large pieces beside it, others go first for up to a minute, and of the background ones those with the longest
         `max_tokens` begin first. `cache` False keeps the request out of the prefix cache: its whole prompt is computed,
         and nothing of it is left for others. A request that has not ended `timeout` seconds after this call fails with
-        RequestTimeout, between two steps.
+        RequestTimeout, between two steps. Sampling parameters may be given by their names, too: those go over `params`.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
+        params = with_keywords(params, **sampling)
+        checked_function("on_event", on_event)
         handle = self._submit(self._checked(prompt, params, listener, client, background, cache, timeout))
         if on_event is not None:
             try:
@@ -177,11 +184,13 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         cache: bool = True,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
         """The whole answer to one prompt. An interrupt cancels the request, and so does `on_progress` if it raises: it
         is told on this thread how far a prompt is that takes several steps. The rest as for `submit`.
         """
-        handle = self._submit(self._checked(prompt, params, cache=cache, timeout=timeout))
+        checked_function("on_progress", on_progress)
+        handle = self._submit(self._checked(prompt, with_keywords(params, **sampling), cache=cache, timeout=timeout))
         try:
             for event in handle if on_progress is not None else ():
                 tell_progress(on_progress, event)
@@ -191,13 +200,16 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
             raise
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """The answers to many prompts, computed together, in the order of the prompts. Raises the first error, and
         cancels the others then. Four requests per row are queued ahead, so that others need not wait for all of them.
         """
         answers: dict[int, Completion] = {}
-        with closing(self.as_completed(prompts, params)) as completed:
+        with closing(self.as_completed(prompts, params, **sampling)) as completed:
             for index, result in completed:
                 if isinstance(result, CortexError):
                     raise result
@@ -212,6 +224,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         window: int | None = None,
         cache: bool = True,
         timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsCompleted:
         """The answers to many prompts as they finish: an iterator of (index of the prompt, its Completion or the
         CortexError that ended it). An error of one prompt leaves the others alone.
@@ -223,7 +236,10 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         `cache` and `timeout`, which is each prompt's own, as for `submit`.
         """
         check_timeout(timeout)
-        _require(window is None or window >= 1, f"window is {window!r}, but must be at least 1 prompt or None")
+        counted = window is None or (isinstance(window, int) and window >= 1)
+        _require(counted, f"window is {window!r}, but must be at least 1 prompt or None")
+        if sampling:
+            params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
             partial(self._checked, background=True, cache=cache, timeout=timeout),
@@ -234,12 +250,19 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         )
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache: bool = True, timeout: float | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> TokenStream:
         """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
         cancels the request. The rest as for `submit`.
         """
-        return TokenStream(self._submit(self._checked(prompt, params, cache=cache, timeout=timeout)))
+        asked = with_keywords(params, **sampling)
+        return TokenStream(self._submit(self._checked(prompt, asked, cache=cache, timeout=timeout)))
 
     def perplexity(
         self,
@@ -274,7 +297,9 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         which computes only what is new. `params` and `client` are those of its requests, `template_vars` the chat
         template's. Raises InvalidRequest.
         """
-        talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=params, client=client)
+        checked_text("system", system)
+        asked, client = checked_params(params), checked_client(client)
+        talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
         talk.template_vars = checked_vars(template_vars)
         return talk
 
@@ -287,7 +312,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        self._checked(tokens, params)
+        self._checked(tokens, params, client=client)
         number, count = self._worker.ask(lambda core: core.pin(tokens, client))
         pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
         try:
@@ -330,9 +355,10 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         timeout: float | None = None,
     ) -> Submission:
         """A request that can run; raises what is wrong with it."""
-        params = params or SamplingParams()
+        params = checked_params(params)
         params.validate(self.info.vocab_size)
-        _require(client is None or isinstance(client, str), f"client is {client!r}, but must be a text or None")
+        checked_client(client)
+        checked_function("listener", listener)
         check_timeout(timeout)
         submitted = time.perf_counter()
         self._worker.check_process()
@@ -349,7 +375,8 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         )
         if isinstance(tokens, ChatTokens):
             request = replace(request, thoughts=tokens.thoughts)
-        return Submission(request, listener, owner=self)
+        stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
+        return Submission(request, stops, listener, owner=self)
 
     def _submit(self, checked: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []

@@ -109,13 +109,14 @@ def check_fields(names: Collection[str], known: Collection[str], what: str) -> N
     """Raise InvalidRequest if there are fields that `what` does not have, with the names that they may stand for."""
     strange = [name for name in names if name not in known]
     if strange:
-        shown = ", ".join(repr(name) + _meant(name, known) for name in strange[:_MOST_NAMED])
+        shown = ", ".join(repr(name) + meant(name, known) for name in strange[:_MOST_NAMED])
         if len(strange) > _MOST_NAMED:
             shown += f" and {len(strange) - _MOST_NAMED} more"
         raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}")
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def meant(name: str, known: Collection[str]) -> str:
+    """A question that names the known one most like `name`, or nothing."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1, cutoff=0.7)

@@ -21,6 +21,13 @@ from. See `SamplingParams`.
 """
 
 
+MOST_STOPS = 1024
+"""Stop strings of a request. OpenAI takes 4; lists of words to end at have some hundred."""
+
+MOST_STOP_CHARACTERS = 16_384
+"""Characters of all stop strings of a request together: their table takes up to 3 MB and 20 ms to build."""
+
+
 class FinishReason(StrEnum):
     """Why a completion ended; the values are those of the OpenAI API, plus `cancelled` and `error`."""
 
@@ -91,8 +98,8 @@ class SamplingParams:
     fails its request with LogitsProcessorError.
 
     Any iterable serves for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
-    Python's. Nothing else is checked before `validate`, which raises InvalidRequest naming the parameter, its value
-    and the range. The ranges keep all arithmetic finite in float32.
+    Python's. Raises InvalidRequest naming the parameter, its value and the range. The ranges keep all arithmetic finite
+    in float32. A request checks token ids against the model's vocabulary.
     """
 
     max_tokens: int | None = 256
@@ -120,12 +127,16 @@ class SamplingParams:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name == "logit_bias":
-                plain = TokenBiases(value) if isinstance(value, Mapping) else value
+                copied = isinstance(value, TokenBiases) or not isinstance(value, Mapping)
+                plain = value if copied else TokenBiases(value)
+            elif each.name == "stop" and isinstance(value, str):
+                plain = (value,) if value else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
-                plain = (value,) if each.name == "stop" and value and isinstance(value, str) else _plain_list(value)
+                plain = _plain_list(value)
             else:
                 plain = _plain(value)
             object.__setattr__(self, each.name, plain)
+        self.validate()
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
@@ -146,8 +157,7 @@ class SamplingParams:
         self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
         self._check_int("priority", -_INT_MAX, _INT_MAX)
         self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
-        texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        self._check("stop", texts, "a non-empty string or a list of them")
+        self._check_stop()
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
         self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
         self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
@@ -156,6 +166,16 @@ class SamplingParams:
     def only_scores(self) -> bool:
         """Nothing is generated: the prompt's tokens are to have their log-probabilities, and that is all."""
         return self.max_tokens == 0
+
+    def _check_stop(self) -> None:
+        texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
+        self._check("stop", texts, "a non-empty string or a list of them")
+        characters = sum(map(len, self.stop))
+        if len(self.stop) > MOST_STOPS or characters > MOST_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop has {len(self.stop):,} strings of {characters:,} characters together, but must have at most "
+                f"{MOST_STOPS:,} of {MOST_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids"
+            )
 
     def _check_tokens(self, top: int) -> None:
         ids = isinstance(self.stop_token_ids, tuple) and all(
@@ -217,10 +237,14 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_list(value: Any) -> Any:
-    """Any iterable as a tuple, except those that are no list of things: texts, bytes and maps."""
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
-        return tuple(_plain(item) for item in value)
-    return value
+    """Any iterable as a tuple, except those that are no list of things: texts, bytes, maps and arrays without axes."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
+        return value
+    try:
+        items = iter(value)
+    except TypeError:
+        return value
+    return tuple(_plain(item) for item in items)
 
 
 def _shown(value: object) -> str:
@@ -229,6 +253,8 @@ def _shown(value: object) -> str:
         text = repr(list(value) if isinstance(value, tuple) else value)
     except ValueError:  # an integer with more digits than Python prints
         return "an integer of more than 4000 digits"
+    except Exception:  # an object of the caller's own may raise anything
+        return f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 

@@ -28,6 +28,7 @@ from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
 from cortexmlx.serving.core import EngineCore  # noqa: E402
 from cortexmlx.serving.handle import RequestHandle  # noqa: E402
+from cortexmlx.serving.text.stops import Stops  # noqa: E402
 
 PROMPT = 64
 STEPS = 32
@@ -78,7 +79,9 @@ def measure(model: str, rows: int) -> HostCost:
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
         handle = RequestHandle(RequestId(row), core.cancel)
-        core.add(QueuedRequest(tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter()), handle)
+        core.add(
+            QueuedRequest(tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter()), handle, Stops()
+        )
     builds, attentions = [], []
     while not core.idle:
         before = (core.runner.build_seconds, timed.seconds)

@@ -137,6 +137,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     from cortexmlx.serving.config import EngineConfig
     from cortexmlx.serving.core import EngineCore
     from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.serving.text.stops import Stops
 
     core = EngineCore(EngineConfig(model, token_target=None, **setting.options))
     mx.reset_peak_memory()
@@ -147,7 +148,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
         prompt = tuple(random.integers(0, core.info.vocab_size, max(1, setting.tokens - answer)).tolist())
         handles.append(RequestHandle(RequestId(number), core.cancel))
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
-        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1])
+        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1], Stops())
     while not core.idle:
         core.step()
     for handle in handles:

@@ -21,6 +21,7 @@ from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
 from cortexmlx.serving.core import EngineCore  # noqa: E402
 from cortexmlx.serving.handle import RequestHandle  # noqa: E402
+from cortexmlx.serving.text.stops import Stops  # noqa: E402
 
 ROWS = 16
 STEPS = 40
@@ -48,7 +49,7 @@ class _Side:
         for row in range(rows):
             handle = RequestHandle(RequestId(row), self.core.cancel)
             prompt = tuple((row * tokens + i) * 7919 % vocab for i in range(tokens))
-            self.core.add(QueuedRequest(prompt, params, row, time.perf_counter()), handle)
+            self.core.add(QueuedRequest(prompt, params, row, time.perf_counter()), handle, Stops())
         while any(not job.generated for job in self.core.scheduler.jobs):
             self.core.step()
 

@@ -19,6 +19,7 @@ from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.engine import Engine
 from cortexmlx.request import QueuedRequest, RequestId, SamplingParams, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int)
     handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.take(test.depth + test.prompt)
-    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle)
+    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle, Stops())
     computed = 0
     try:
         while computed < test.depth:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import queue
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.alone import Alone
+from cortexmlx.serving.app.keywords import checked_params
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
 from cortexmlx.serving.threads import forked
@@ -172,7 +173,11 @@ def paired(
     """
     if isinstance(prompts, (str, bytes, ChatPrompt)):
         raise InvalidRequest("prompts are a list of prompts, or any other iterable: put a single one into a list")
-    if params is None or isinstance(params, SamplingParams):
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts are a list of prompts, or any other iterable, not {prompts!r:.80}")
+    if not isinstance(params, Iterable) or isinstance(params, (str, bytes, Mapping)):
+        params = checked_params(params)
+    if isinstance(params, SamplingParams):
         return ((prompt, params) for prompt in prompts)
     if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):
         raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} params, not {len(params)}")

@@ -31,6 +31,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.parts import Call, EngineParts
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.stats import EngineStats, Moment
 
@@ -94,8 +95,8 @@ class EngineCore(EngineParts):
         """Nothing to do until the next request."""
         return self.scheduler.idle and not self._in_flight
 
-    def add(self, request: QueuedRequest, handle: RequestHandle) -> None:
-        """Queue a request; one that cannot run fails at once."""
+    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
+        """Queue a request, whose answers end at `stops`; one that cannot run fails at once."""
         self.cache.expect_back()
         self.pins.settle_again()
         try:
@@ -104,15 +105,12 @@ class EngineCore(EngineParts):
             handle.fail(error)
             return
         params = request.params
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= frozenset(self.loaded.tokenizer.eos_token_ids)
         answers = RequestAnswers(request, handle)
         first: Job | None = None
         for index in range(params.best_of or params.n):
-            job = self.scheduler.add(JobId(next(self._jobs)), asked(request, index), stop_ids, fork_of=first)
+            job = self.scheduler.add(JobId(next(self._jobs)), asked(request, index), stops.token_ids, fork_of=first)
             first = first or job
-            text = TextStream(self.loaded.tokenizer.detokenizer, params.stop, request.thoughts)
+            text = TextStream(self.loaded.tokenizer.detokenizer, stops, request.thoughts)
             self._answers[job.id] = Answer(answers, job, index, text)
         self._requests[handle.id] = answers
         if request.timeout is not None:

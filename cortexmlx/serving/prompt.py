@@ -52,6 +52,9 @@ variables for that.
 _PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt"
 
 
+_NAMES = {"role", "name", "tool_call_id"}
+"""Fields of a message that say whose it is, and nothing else."""
+
 _LONG = 1 << 16
 """Characters from which on a text is first looked at as a whole, before the time is spent to tokenize it."""
 
@@ -108,13 +111,26 @@ def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVa
     What is null in a message, such as the content beside calls of tools, is not there: templates would write "None".
     """
     try:
-        plain = [{k: v for k, v in plain_message(message).items() if v is not None} for message in messages]
+        plain = [_said(number, message) for number, message in enumerate(messages, 1)]
         rendered = tokenizer.render(plain, checked_vars(variables))
     except CortexError:
         raise
     except Exception as error:
         raise unrendered(error) from error
     return _plain(rendered) if isinstance(rendered, str) else rendered
+
+
+def _said(number: int, message: Message) -> dict[str, Any]:
+    """A message as templates read it. Raises InvalidRequest for one that says nothing."""
+    said = {name: value for name, value in plain_message(message).items() if value is not None}
+    if not isinstance(said.get("role"), str):
+        raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
+    if not said.keys() - _NAMES:
+        raise InvalidRequest(f"message {number}, of the role {said['role']!r:.40}, has no `content`: give it a text")
+    content = said.get("content", "")
+    if not isinstance(content, (str, Mapping)):
+        raise InvalidRequest(f"the `content` of message {number} is {content!r:.80}, but must be a text")
+    return said
 
 
 def _plain(text: str) -> str:

@@ -19,6 +19,7 @@ from cortexmlx.machine import is_refusal
 from cortexmlx.progress import Progress
 from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.threads import Task, forked, require_mlx_threads
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ _AHEAD = 64
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that has no handle yet. `listener` is that of `Engine.submit`; `owner` is kept alive until the request
-    has ended.
+    """A request that has no handle yet. Its answers end at `stops`. `listener` is that of `Engine.submit`; `owner` is
+    kept alive until the request has ended.
     """
 
     request: QueuedRequest
+    stops: Stops
     listener: Callable[[TokenEvent], None] | None = None
     owner: object = None
 
@@ -116,7 +118,7 @@ class Worker:
                 handle = RequestHandle(number, self.cancel, submission.listener, submission.owner, self.check_elsewhere)
                 self._handles[number] = handle
                 handles.append(handle)
-                queued.append((submission.request, handle))
+                queued.append((submission, handle))
             self._calls.put(lambda core: self._add(core, queued, counted))
 
     @property
@@ -289,14 +291,14 @@ class Worker:
             call(self.core)
         return True
 
-    def _add(self, core: EngineCore, queued: Iterable[tuple[QueuedRequest, RequestHandle]], counted: bool) -> None:
+    def _add(self, core: EngineCore, queued: Iterable[tuple[Submission, RequestHandle]], counted: bool) -> None:
         if counted:
             self._return_permit()
-        for request, handle in queued:
+        for submission, handle in queued:
             if handle.ended:
                 continue
             try:
-                core.add(request, handle)
+                core.add(submission.request, handle, submission.stops)
             except Exception as error:
                 log.exception("request %d could not be queued", handle.id)
                 handle.fail(_as_cortex_error("the request could not be queued", error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -49,6 +49,8 @@ def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
         return tokenize(tokenizer, prefix)
     if isinstance(prefix, ChatPrompt):
         return shared_beginning(tokenizer, prefix.messages, prefix.template_vars)
+    if not isinstance(prefix, Iterable) or isinstance(prefix, (bytes, bytearray, Mapping)):
+        return tokenize(tokenizer, prefix)
     items: list[Any] = list(prefix)
     if items and all(isinstance(item, Mapping) for item in items):
         return shared_beginning(tokenizer, items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -184,12 +184,10 @@ def _text(value: object) -> str:
 
 def _params(sampling: Mapping[str, Any]) -> SamplingParams:
     biases = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-    params = SamplingParams(**{**sampling, "logit_bias": biases})
     try:
-        params.validate()
+        return SamplingParams(**{**sampling, "logit_bias": biases})
     except InvalidRequest as error:
         raise ValueError(f"its {error}") from error
-    return params
 
 
 def _transcript(saved: Mapping[str, Any]) -> Transcript:
@@ -204,6 +202,8 @@ def _transcript(saved: Mapping[str, Any]) -> Transcript:
 
 def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Copies of messages, so that nobody changes what was said. Raises InvalidRequest for what is none."""
+    if not isinstance(messages, Iterable):
+        raise InvalidRequest(f"messages are a list of maps, not {messages!r:.80}")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f'a message is a map with "role" and "content", not {message!r:.80}')

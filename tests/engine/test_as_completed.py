@@ -96,10 +96,10 @@ def test_a_request_that_fails_while_it_runs_is_an_error_of_its_own(
 ) -> None:
     add = engine._worker.core.add
 
-    def broken(request: Any, handle: Any) -> None:
+    def broken(request: Any, handle: Any, stops: Any) -> None:
         if len(request.prompt) == 7:
             raise RuntimeError("a bug")
-        add(request, handle)
+        add(request, handle, stops)
 
     monkeypatch.setattr(engine._worker.core, "add", broken)
     results = dict(engine.as_completed([tokens_of(6), tokens_of(7), tokens_of(8)], SHORT))

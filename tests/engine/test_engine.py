@@ -216,7 +216,8 @@ def test_answers_without_a_limit_end_when_the_arena_is_full(tiny: Any) -> None:
         (7, "a text, a list of token ids, a list of messages or a ChatPrompt"),
         (b"bytes", "a text, a list of token ids, a list of messages or a ChatPrompt"),
         ({"role": "user", "content": "no list"}, "a text, a list of token ids, a list of messages or a ChatPrompt"),
-        ([{"content": "who?"}], "chat template.*no role"),
+        ([{"content": "who?"}], "message 1 needs a `role`"),
+        ([{"role": "", "content": "who?"}], "chat template.*no role"),
     ],
 )
 def test_a_bad_prompt_is_refused_at_once(engine: Engine, prompt: Any, message: str) -> None:
@@ -271,8 +272,8 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
         add = engine._worker.core.add
 
-        def watched(request: Any, handle: Any) -> None:
-            add(request, handle)
+        def watched(request: Any, handle: Any, stops: Any) -> None:
+            add(request, handle, stops)
             most.append(len(engine._worker.core._requests))
 
         engine._worker.core.add = watched  # type: ignore[method-assign]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.request import MOST_STOP_CHARACTERS, MOST_STOPS
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = (
@@ -56,9 +57,9 @@ RANGES = {
     "priority": "an integer in -2147483647..2147483647",
     "ignore_eos": "true or false",
     "stop": "a non-empty string or a list of them",
-    "stop_token_ids": "a list of token ids in 0..999",
+    "stop_token_ids": "a list of token ids in 0..2147483647",
     "logits_processors": "a list of functions of (tokens, logits)",
-    "logit_bias": "a map from token ids in 0..999 to numbers in -1e+09..1e+09",
+    "logit_bias": "a map from token ids in 0..2147483647 to numbers in -1e+09..1e+09",
 }
 HUGE = 10**400
 
@@ -68,6 +69,7 @@ def no_change(tokens: mx.array, logits: mx.array) -> mx.array:
 
 
 def refusal(**params: Any) -> str:
+    """The message: when parameters are made, or of a request to a model that has 1,000 tokens."""
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**params).validate(1000)
     assert isinstance(caught.value, CortexError) and isinstance(caught.value, ValueError)
@@ -96,6 +98,9 @@ WRONG: list[tuple[str, Any]] = [
     *((name, value) for name in LISTS for value in (None, 5, b"text", {"a": 1}, [None], [[]], [True], [1.5])),
     *((name, "text") for name in LISTS if name != "stop"),
     *(("stop", value) for value in ("", [""], ["ok", ""], [1], [b"bytes"])),
+    *((name, np.array(5)) for name in LISTS),
+    ("stop", np.array([1])),
+    ("max_tokens", np.array([1, 2])),
     *(("stop_token_ids", value) for value in (["1"], [HUGE])),
     *(("logits_processors", value) for value in (abs, ["abs"], [abs, 1])),
     *(("logit_bias", value) for value in (None, 5, "text", [(1, 1.0)], {HUGE: 1.0}, {"1": 1.0}, {True: 1.0})),
@@ -108,7 +113,7 @@ def test_a_wrong_value_is_refused_with_its_name_and_range(name: str, value: Any)
     message = refusal(**{name: value})
     assert message.startswith(f"{name} is ") and message.endswith(f", but must be {RANGES[name]}")
     shown = message.removeprefix(f"{name} is ").removesuffix(f", but must be {RANGES[name]}")
-    if not isinstance(value, np.generic):
+    if not isinstance(value, np.generic | np.ndarray):
         assert repr(value).startswith(shown.removesuffix("..."))
     assert len(message) < 300
 
@@ -124,7 +129,6 @@ def test_a_long_list_does_not_make_a_long_message() -> None:
 @pytest.mark.parametrize(
     ("ids", "shown"),
     [
-        ((-1,), "-1"),
         ((1000,), "1000"),
         ((5, 7000, 1, 10**6), "7000 and 1 more like it"),
         (range(3000), "1000 and 1,999"),
@@ -133,13 +137,21 @@ def test_a_long_list_does_not_make_a_long_message() -> None:
 def test_ids_that_the_vocabulary_does_not_have_are_named_among_those_that_it_has(ids: Any, shown: str) -> None:
     for name, value in (("stop_token_ids", ids), ("logit_bias", dict.fromkeys(ids, 1.0))):
         message = refusal(**{name: value})
-        assert message.startswith(f"{name} names the token id {shown}") and message.endswith(f"must be {RANGES[name]}")
+        wanted = RANGES[name].replace("2147483647", "999")
+        assert message.startswith(f"{name} names the token id {shown}") and message.endswith(f"must be {wanted}")
 
 
 def test_without_a_vocabulary_token_ids_are_only_bounded_below() -> None:
-    SamplingParams(stop_token_ids=[2**31 - 1], logit_bias={2**31 - 1: 1.0}).validate()
-    with pytest.raises(InvalidRequest, match="stop_token_ids"):
-        SamplingParams(stop_token_ids=[-1]).validate()
+    SamplingParams(stop_token_ids=[2**31 - 1], logit_bias={2**31 - 1: 1.0})
+    with pytest.raises(InvalidRequest, match="stop_token_ids names the token id -1, but must be"):
+        SamplingParams(stop_token_ids=[-1])
+
+
+def test_a_wrong_value_is_refused_when_parameters_are_made_or_changed() -> None:
+    with pytest.raises(InvalidRequest, match="temperature is -1"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(InvalidRequest, match="temperature is -1"):
+        dataclasses.replace(SamplingParams(), temperature=-1)
 
 
 EXTREMES: list[dict[str, Any]] = [
@@ -164,7 +176,8 @@ EXTREMES: list[dict[str, Any]] = [
     {"temperature": 1, "seed": 2**64 - 1},
     {"logprobs": 0},
     {"logprobs": 100},
-    {"stop": ["\x00", "\ud800", "x" * 100_000]},
+    {"stop": ["\x00", "\ud800", "x" * (MOST_STOP_CHARACTERS - 2)]},
+    {"stop": ["x"] * MOST_STOPS},
     {"stop_token_ids": [0, 999]},
     {"logits_processors": [lambda tokens, logits: logits * 1e6], "repetition_penalty": 0.01},
     {"n": 128, "priority": -(2**31) + 1},
@@ -190,11 +203,12 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
         top_k=np.int64(3),  # type: ignore[arg-type]
         seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
         stop_token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        stop=np.array(["a", "b"]),  # type: ignore[arg-type]
         logit_bias={np.int32(5): np.float64(1.5)},
     )
     params.validate(10)
     assert params == SamplingParams(
-        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=[1, 2], logit_bias={5: 1.5}
+        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=[1, 2], stop=["a", "b"], logit_bias={5: 1.5}
     )
     assert type(params.top_k) is type(params.seed) is type(params.stop_token_ids[0]) is int
     assert type(params.temperature) is type(params.logit_bias[5]) is float
@@ -215,8 +229,22 @@ def test_lists_and_maps_of_any_kind_are_read_once_and_copied() -> None:
 
 def test_one_stop_string_is_a_list_of_one() -> None:
     params = SamplingParams(stop="\n\n")
-    params.validate()
     assert params == SamplingParams(stop=["\n\n"]) and params.stop == ("\n\n",)
+
+
+@pytest.mark.parametrize(
+    ("stops", "said"),
+    [
+        (["x" * (MOST_STOP_CHARACTERS + 1)], "1 strings of 16,385 characters"),
+        (["x"] * (MOST_STOPS + 1), "1,025 strings of 1,025 characters"),
+        (["q" * 5_000_000], "1 strings of 5,000,000 characters"),
+        ([f"stop{i}" for i in range(20_000)], "20,000 strings of 168,890 characters"),
+    ],
+)
+def test_stop_strings_have_a_bound_that_is_named_with_the_numbers(stops: list[str], said: str) -> None:
+    assert refusal(stop=stops) == (
+        f"stop has {said} together, but must have at most 1,024 of 16,384: leave some out, or use stop_token_ids"
+    )
 
 
 def test_functions_are_what_they_are() -> None:

@@ -16,6 +16,7 @@ from cortexmlx.scheduling.steps.plan import Segment
 from cortexmlx.serving import answers as answers_module
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from support.requests import job_of
 
@@ -50,7 +51,8 @@ class Growing:
         self.jobs = [job_of(i, [1, 2, 3]) for i in range(count)]
         for job in self.jobs:
             job.request = replace(request, params=scored(asked))
-        self.answers = [Answer(self.all, job, i, TextStream(Letters(), asked.stop)) for i, job in enumerate(self.jobs)]
+        texts = [TextStream(Letters(), Stops.of(asked)) for _ in self.jobs]
+        self.answers = [Answer(self.all, job, i, texts[i]) for i, job in enumerate(self.jobs)]
 
     def say(self, text: str, index: int = 0, logprob: float | None = None, last: FinishReason | None = None) -> None:
         for character in text:

@@ -14,6 +14,7 @@ from cortexmlx.errors import EngineClosed
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.worker import Submission, Worker
 
 ENOUGH = 20
@@ -32,7 +33,7 @@ class FakeCore:
         self.cancelled: list[int] = []
         self.enough = threading.Event()
 
-    def add(self, request: Any, handle: Any) -> None:
+    def add(self, request: Any, handle: Any, stops: Any) -> None:
         self.idle = False
 
     def cancel(self, request: int) -> None:
@@ -65,7 +66,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 def submit(worker: Worker) -> RequestHandle:
     handles: list[RequestHandle] = []
-    worker.submit([Submission(QueuedRequest((1,), SamplingParams()))], handles)
+    worker.submit([Submission(QueuedRequest((1,), SamplingParams()), Stops())], handles)
     return handles[0]
 
 

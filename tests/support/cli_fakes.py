@@ -34,6 +34,7 @@ from cortexmlx.request import Completion, FinishReason, SamplingParams, Thoughts
 from cortexmlx.serving.completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, Moment, StoreStats
@@ -221,7 +222,8 @@ class FakeEngine:
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
         begun = self.template_end.strip() == THOUGHTS.open
-        told = TextStream(Words(), thoughts=None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun))
+        thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun)
+        told = TextStream(Words(), Stops(), thoughts)
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0
         for number, word in enumerate(words[:limit]):

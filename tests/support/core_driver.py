@@ -12,6 +12,7 @@ from cortexmlx.request import Completion, QueuedRequest, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
 
 
 class Driver:
@@ -47,7 +48,7 @@ class Driver:
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
         request = QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client, cache=cache)
-        self.core.add(request, handle)
+        self.core.add(request, handle, Stops.of(asked, self.core.loaded.tokenizer.eos_token_ids))
         return handle
 
     def step(self, count: int = 1) -> None:

@@ -33,9 +33,7 @@ def params_of(said: Mapping[str, Any], style: Style, defaults: SamplingParams, e
         values["max_tokens"] = said["max_output_tokens"]
     if echo and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
-    params = replace(defaults, **values)
-    params.validate()
-    return params
+    return replace(defaults, **values)
 
 
 def echo_of(said: Mapping[str, Any]) -> bool:

@@ -159,9 +159,7 @@ def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
         given = None
     else:
         given = _number(name, value, whole=isinstance(default, int) or name == "seed")
-    changed = replace(params, **{name: given})
-    changed.validate()
-    return changed
+    return replace(params, **{name: given})
 
 
 def _quoted(value: str) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.serving.app.arguments import checked_function
 from cortexmlx.serving.app.callbacks import tell_progress
+from cortexmlx.serving.app.keywords import SamplingKeywords, with_keywords
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
@@ -62,9 +64,11 @@ class AsyncCalls(ABC):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsyncTokenStream:
         """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
-        return AsyncTokenStream(partial(self._asubmit, prompt, params, cache, timeout))
+        asked = with_keywords(params, **sampling)
+        return AsyncTokenStream(partial(self._asubmit, prompt, asked, cache, timeout))
 
     async def agenerate(
         self,
@@ -74,8 +78,11 @@ class AsyncCalls(ABC):
         cache: bool = True,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
         """`generate` for asyncio. A cancelled task cancels the request; `on_progress` is told in it."""
+        params = with_keywords(params, **sampling)
+        checked_function("on_progress", on_progress)
         if on_progress is None:
             return await ended(partial(self._asubmit, prompt, params, cache, timeout))
         done: Completion | None = None

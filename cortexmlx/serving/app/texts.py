@@ -38,6 +38,8 @@ class Texts:
         out unless `special_tokens`. Raises InvalidRequest for what is no token of the model.
         """
         self._worker.check_process()
+        if not isinstance(tokens, Iterable):
+            raise InvalidRequest(f"tokens are a list of token ids, not {tokens!r:.80}")
         ids: list[int] = []
         for token in tokens:
             if not isinstance(token, Integral) or not 0 <= token < self.info.vocab_size:
@@ -47,7 +49,9 @@ class Texts:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for by itself, as UTF-8, which may be a part of a character; none for what is no token of
-        the model.
+        the model. Raises InvalidRequest for what is no integer.
         """
         self._worker.check_process()
-        return self._tokenizer.token_bytes(token)
+        if not isinstance(token, Integral):
+            raise InvalidRequest(f"a token id is an integer, not {token!r:.80}")
+        return self._tokenizer.token_bytes(int(token))

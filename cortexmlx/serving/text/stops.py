@@ -1,8 +1,57 @@
-"""Stop strings in a text that is still coming."""
+"""What ends an answer: stop strings in a text that is still coming, and token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from cortexmlx.request import SamplingParams, Thoughts
+
+_CHARACTER_BITS = 21
+"""Bits of a Unicode code point: a key of `StopTable` is a node and a character."""
+
+
+class StopTable:
+    """A table that finds any of several strings in one pass over a text (Aho and Corasick, 1975).
+
+    Its nodes are the beginnings of the strings, node 0 the empty one. Time and memory to build it are linear in the
+    characters of the strings. It does not change afterwards, so any number of texts may use it at once.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self._children: dict[int, int] = {}
+        self._shorter = array("i", [0])
+        self.depth = array("i", [0])
+        """Characters of each node."""
+        self.complete = array("i", [0])
+        """Characters of the longest stop string that each node ends with; 0 if it ends with none."""
+        edges = [edge for stop in stops for edge in self._add(stop)]
+        for parent, code, node in sorted(edges, key=lambda edge: self.depth[edge[2]]):
+            self._shorter[node] = self.advance(self._shorter[parent], code) if parent else 0
+            self.complete[node] = self.complete[node] or self.complete[self._shorter[node]]
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def advance(self, node: int, code: int) -> int:
+        """The longest beginning of a stop string that the text of `node` and one more character end with."""
+        while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
+            node = self._shorter[node]
+        return child or 0
+
+    def _add(self, stop: str) -> Iterable[tuple[int, int, int]]:
+        """Add the nodes of one string. Returns the new ones: the node before, the character, the node."""
+        node = 0
+        for code in map(ord, stop):
+            parent, key = node, node << _CHARACTER_BITS | code
+            node = self._children.setdefault(key, len(self.depth))
+            if node == len(self.depth):
+                self.depth.append(self.depth[parent] + 1)
+                self.complete.append(0)
+                self._shorter.append(0)
+                yield parent, code, node
+        self.complete[node] = len(stop)
 
 
 class StopStrings:
@@ -13,8 +62,9 @@ class StopStrings:
     a stop string is held back. The time per character doesn't depend on the length of the text.
     """
 
-    def __init__(self, stop: Iterable[str] = ()) -> None:
-        self._matchers = [_Matcher(s) for s in stop]
+    def __init__(self, table: StopTable) -> None:
+        self._table = table
+        self._node = 0
         self._held = ""
         self.stopped = False
 
@@ -24,16 +74,17 @@ class StopStrings:
         """
         if self.stopped:
             return ""
-        if not self._matchers:
+        if not self._table:
             return new
-        text = self._held + new
+        text, node, advance, complete = self._held + new, self._node, self._table.advance, self._table.complete
         for end, char in enumerate(new, len(self._held) + 1):
-            complete = [len(m.stop) for m in self._matchers if m.feed(char)]
-            if complete:
+            node = advance(node, ord(char))
+            if complete[node]:
                 self.stopped = True
                 self._held = ""
-                return text[: end - max(complete)]
-        safe = len(text) - max(m.matched for m in self._matchers)
+                return text[: end - complete[node]]
+        self._node = node
+        safe = len(text) - self._table.depth[node]
         self._held = text[safe:]
         return text[:safe]
 
@@ -43,22 +94,22 @@ class StopStrings:
         return rest
 
 
-class _Matcher:
-    """Finds one string in a stream: how much of its beginning the stream now ends with (Knuth, Morris, Pratt)."""
+@dataclass(frozen=True)
+class Stops:
+    """What ends the answers of one request. It is made once, on the thread that submits the request."""
 
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.matched = 0
-        self._shorter = [0] * len(stop)
-        for i in range(1, len(stop)):
-            self._shorter[i] = self._advance(self._shorter[i - 1], stop[i])
+    everywhere: StopTable = field(default_factory=StopTable)
+    """Stop strings that end the thoughts, too: those that have one of their tags."""
+    in_answer: StopTable = field(default_factory=StopTable)
+    """Stop strings of the answer alone."""
+    token_ids: frozenset[int] = frozenset()
+    """Tokens that end an answer."""
 
-    def feed(self, char: str) -> bool:
-        """Take a character; true if it completes the string."""
-        self.matched = self._advance(self.matched, char)
-        return self.matched == len(self.stop)
-
-    def _advance(self, matched: int, char: str) -> int:
-        while matched and self.stop[matched] != char:
-            matched = self._shorter[matched - 1]
-        return matched + (self.stop[matched] == char)
+    @classmethod
+    def of(cls, params: SamplingParams, eos_ids: Collection[int] = (), thoughts: Thoughts | None = None) -> Stops:
+        """What `params` ask for, with the tokens that end an answer of the model."""
+        tags = () if thoughts is None else (thoughts.open, thoughts.close)
+        tagged = [s for s in params.stop if any(tag in s for tag in tags)]
+        others = [s for s in params.stop if s not in tagged]
+        token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_ids)
+        return cls(StopTable(tagged), StopTable(others), token_ids)

@@ -4,11 +4,10 @@ apart from the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from cortexmlx.request import Thoughts
-from cortexmlx.serving.text.stops import StopStrings
+from cortexmlx.serving.text.stops import Stops, StopStrings
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
 
 
@@ -37,15 +36,13 @@ class TextStream:
     """The text of one answer, piece by piece, ending before the first stop string: see `StopStrings`.
 
     With `thoughts`, those are told apart: see `ThoughtSplitter`. Stop strings are of the answer, and what the model
-    thinks ends at none, but for those that have one of the tags in them.
+    thinks ends at none, but for those that have one of the tags in them: see `Stops`.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), thoughts: Thoughts | None = None) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Stops, thoughts: Thoughts | None = None) -> None:
         self._detokenizer = detokenizer
-        tags = () if thoughts is None else (thoughts.open, thoughts.close)
-        tagged = [s for s in stop if any(tag in s for tag in tags)]
-        self._everywhere = StopStrings(tagged)
-        self._in_answer = StopStrings([s for s in stop if s not in tagged])
+        self._everywhere = StopStrings(stops.everywhere)
+        self._in_answer = StopStrings(stops.in_answer)
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
         self._thought_tokens = ThoughtTokens()
         self._text = _Text()

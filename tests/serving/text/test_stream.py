@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.serving.text.stops import Stops, StopTable
 from cortexmlx.serving.text.stream import Piece, TextStream
 
 CORPUS = [
@@ -56,7 +57,7 @@ def pieces() -> list[bytes]:
 
 def stream(ids: list[int], stops: list[str]) -> tuple[TextStream, list[str]]:
     """The pieces that a caller is shown, ending with what `finish` returned."""
-    text = TextStream(ByteDetokenizer(pieces()), stops)
+    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
     shown = [text.push(token).text for token in ids]
     return text, [*shown, text.finish().text]
 
@@ -87,7 +88,7 @@ def test_pieces_add_up_to_the_decoded_text_before_the_first_stop_string(ids: lis
 def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> None:
     ids = tokenizer().encode(answer)
     shown = ""
-    text = TextStream(ByteDetokenizer(pieces()), stops)
+    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
     for token in ids:
         shown += text.push(token).text
         assert cut(answer, stops).startswith(shown)
@@ -95,7 +96,7 @@ def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> No
 
 @given(TEXTS, STOPS)
 def test_nothing_is_held_back_without_a_reason(answer: str, stops: list[str]) -> None:
-    text = TextStream(ByteDetokenizer(pieces()), stops)
+    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
     seen = b""
     for token in tokenizer().encode(answer):
         text.push(token)
@@ -154,7 +155,7 @@ def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() 
 @given(st.text(st.sampled_from("abST \né好\U0001f600"), max_size=30).map(lambda text: "a" + text), STOPS)
 @settings(max_examples=50)
 def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str, stops: list[str]) -> None:
-    text = TextStream(detokenizer(tokenizer()), stops)
+    text = TextStream(detokenizer(tokenizer()), Stops(in_answer=StopTable(stops)))
     shown = [text.push(token).text for token in tokenizer().encode(answer)]
     assert "".join([*shown, text.finish().text]) == cut(answer, stops)
 
@@ -174,7 +175,7 @@ def wrapper() -> TokenizerWrapper:
 def test_the_wrapper_of_a_model_folder_gives_exactly_what_its_tokenizer_decodes(
     ids: list[int], stops: list[str]
 ) -> None:
-    text = TextStream(wrapper().detokenizer, stops)
+    text = TextStream(wrapper().detokenizer, Stops(in_answer=StopTable(stops)))
     shown = [text.push(token).text for token in ids]
     assert "".join([*shown, text.finish().text]) == cut(wrapper().decode(ids), stops)
 
@@ -189,7 +190,7 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
             lambda self, ids: [None if i in missing else t for i, t in zip(ids, ids_to_tokens(self, ids), strict=True)],
         )
         wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
-    text = TextStream(wrapped.detokenizer)
+    text = TextStream(wrapped.detokenizer, Stops())
     assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [Piece(), Piece()]
 
 
@@ -201,7 +202,7 @@ def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_fo
 @pytest.mark.parametrize("stops", [[], ["a stop string that is often begun: sto", "x" * 2000]])
 def test_time_per_token_does_not_grow_with_the_answer(stops: list[str]) -> None:
     ids = tokenizer().encode("the sto x theme 世界 ") * 400
-    text = TextStream(ByteDetokenizer(pieces()), stops)
+    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
     seconds = []
     for _ in range(12):
         started = time.perf_counter()
