@@ -73,6 +73,12 @@ class LogitsProcessorError(CortexError):
     """A logits processor of the caller's own raised, or returned no logits; its request failed, and no other."""
 
 
+class NoTokenToChoose(CortexError):
+    """The model's logits for a request were NaN, or all -inf; it failed, and no other. The model's weights may be
+    damaged, or its numbers too large for its type.
+    """
+
+
 class EngineClosed(CortexError):
     """The engine was closed, or its thread failed, before the request could finish."""
 

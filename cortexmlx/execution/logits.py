@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
+NO_TOKEN = -1
+"""Stands for the token of a row of which no token can be chosen."""
+
 _SUM_GROUP = 64  # elements per group of the two-level sum and draw
 _TOP_GROUP = 16  # elements per group when looking for the likeliest tokens
 _NUCLEUS_GUESS = 128  # a nucleus of at most this many tokens makes the sort behind it cheap
@@ -88,16 +91,18 @@ def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
 
 
 def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """One index per row with probability proportional to its weight, `[R] int32`.
+    """One index per row with probability proportional to its weight, `[R] int32`; `NO_TOKEN` for a row of which no
+    weight is positive, or one is NaN.
 
-    `weights [R, N] float32 >= 0`, at least one positive per row; `uniforms [R, 2] float32` in [0, 1). Inverts the
-    cumulative distribution in two levels, a group and then an element of it, each with a uniform of its own: the tail
-    of a large vocabulary is not lost in the rounding of one long sum. An index of weight 0 is never drawn.
+    `weights [R, N] float32 >= 0`; `uniforms [R, 2] float32` in [0, 1). Inverts the cumulative distribution in two
+    levels, a group and then an element of it, each with a uniform of its own: the tail of a large vocabulary is not
+    lost in the rounding of one long sum. An index of weight 0 is never drawn.
     """
     grouped = _in_groups(weights, _SUM_GROUP, 0.0)
-    group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
+    group, any_group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
     chosen = mx.take_along_axis(grouped, group[:, :, None], axis=1)[:, 0]
-    return (group * _SUM_GROUP + _invert(chosen, uniforms[:, 1:]))[:, 0]
+    element, _ = _invert(chosen, uniforms[:, 1:])
+    return mx.where(any_group, group * _SUM_GROUP + element, NO_TOKEN)[:, 0]
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
@@ -143,9 +148,12 @@ def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False)
     return (descending & _LOW_32_BITS).astype(mx.int32)
 
 
-def _invert(weights: mx.array, uniform: mx.array) -> mx.array:
-    """The first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`."""
+def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
+    """The first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`, and whether there is one,
+    `[R, 1] bool`: a total that is 0 or NaN is exceeded nowhere.
+    """
     cumulative = mx.cumsum(weights, axis=-1)
     # A parallel scan may round to sums that are not quite ascending, hence the second condition.
     reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
-    return mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)
+    index = mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)
+    return index, mx.take_along_axis(reached, index, axis=-1)

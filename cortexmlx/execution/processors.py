@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from cortexmlx.request import LogitsProcessor
 
 
+_LARGEST = 1e38
+"""What stands for +inf, by which a processor chooses a token: differences of infinities are NaN."""
+
+
 class LogitsProcessors:
     """The processors of the rows of a batch, and the tokens that those rows have."""
 
@@ -79,7 +83,7 @@ class _Row:
                 # An array of its own for each call, which it may change.
                 result = function(mx.concatenate([self.known, *self.newer]), logits[:])
                 _check(result, logits.shape)
-                result = result.astype(mx.float32)
+                result = mx.minimum(result.astype(mx.float32), _LARGEST)
                 mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
             except BaseException as error:  # whatever it is, it is of this row alone
                 if is_refusal(error):

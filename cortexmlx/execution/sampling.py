@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.logits import (
+    NO_TOKEN,
     bits_below_max,
     draw,
     log_total,
@@ -50,9 +51,10 @@ class SamplingRow:
 class Sampled:
     """The outcome of one step, all lazy.
 
-    `tokens [R] int32`. `logprobs [R] float32`: the natural-log probability of each token under the logits as the model
-    gave them, before penalties, filters and temperature; None unless some row asked. `top_ids [R, k] int32` and
-    `top_logprobs [R, k] float32`: the likeliest tokens, best first, with k the most that any row asked for; None if
+    `tokens [R] int32`, `NO_TOKEN` where the logits leave none to choose: all -inf, or NaN. `logprobs [R] float32`: the
+    natural-log probability of each token under the logits as the model gave them, before penalties, filters and
+    temperature; None unless some row asked. `top_ids [R, k] int32` and `top_logprobs [R, k] float32`: the likeliest
+    tokens, best first, with k the most that any row asked for; None if
     that is 0. Rows that did not ask hold NaN and -1. `failures`: what the processors of single rows raised; the
     tokens of those mean nothing.
     """
@@ -170,7 +172,9 @@ class _Greedy:
         pass
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+        best = mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
+        a_number = mx.take_along_axis(logits, best, axis=-1) > -mx.inf  # of NaN nothing is true
+        return mx.where(a_number, best, NO_TOKEN)[:, 0]
 
 
 class _FromShortlist:
@@ -200,7 +204,7 @@ class _FromShortlist:
             keep = keep & (bits >= self._min_bits)
         weights = mx.where(keep, exp2(_scaled(bits, self._inverse_temperature)), 0.0)
         position = draw(weights, mx.array(uniforms(self._seeds, token_index)))
-        return mx.take_along_axis(ids, position[:, None], axis=1)[:, 0]
+        return mx.where(position < 0, NO_TOKEN, mx.take_along_axis(ids, position[:, None], axis=1)[:, 0])
 
 
 class _FromVocabulary:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cortexmlx.errors import CortexError, LogitsProcessorError, NoTokenToChoose
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.request import (
@@ -230,6 +231,20 @@ def logprob_of(new: Committed, result: StepResult) -> TokenLogprob | None:
     if asked and result.top_ids is not None and result.top_logprobs is not None:
         top = tuple(zip(result.top_ids[new.result_index], result.top_logprobs[new.result_index], strict=True))[:asked]
     return TokenLogprob(new.token, result.logprobs[new.result_index], top)
+
+
+def no_token(job: Job) -> CortexError:
+    """Why a request fails whose logits leave no token to choose."""
+    where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
+    if job.params.logits_processors:
+        return LogitsProcessorError(
+            f"the logits processors left no token to choose {where}: what they return is NaN or all -inf. Leave at "
+            "least one finite logit"
+        )
+    return NoTokenToChoose(
+        f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. Its weights may be damaged, so "
+        "download it again; or its numbers are too large for float16, so take a bfloat16 or float32 version of it"
+    )
 
 
 def _likelihood(completion: Completion) -> float:

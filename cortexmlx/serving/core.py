@@ -15,6 +15,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from cortexmlx.errors import CortexError, MemoryRefused
+from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.execution.runner import Pending, StepResult
 from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
@@ -24,7 +25,7 @@ from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestSta
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.shortage import cache_full, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of
+from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of, no_token
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
@@ -314,8 +315,16 @@ class EngineCore(EngineParts):
             if result.scores is not None:
                 self._take_scores(result, result.scores)
             self._step_seconds = result.seconds
+            self._fail_without_token(result)
             for new in self.scheduler.commit(result.plan, result.tokens, result.seconds):
                 self._take(self._answers[new.job.id], new, result)
+
+    def _fail_without_token(self, result: StepResult) -> None:
+        """End the requests whose logits in this step leave no token to choose."""
+        for segment, token in zip(result.plan.logit_segments, result.tokens, strict=True):
+            answer = self._answers.get(segment.job) if token == NO_TOKEN and segment.live else None
+            if answer is not None and answer.job.generation == segment.generation:
+                self._fail(answer.of_request, no_token(answer.job))
 
     def _take_scores(self, result: StepResult, scores: TokenScores) -> None:
         """The log-probabilities of prompts' tokens."""

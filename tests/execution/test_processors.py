@@ -324,19 +324,39 @@ def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: An
     assert list(again) == theirs("llama", prompts[0], TOKENS)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.5}], ids=str)
-def test_logits_without_a_best_token_still_give_tokens_of_the_vocabulary(
-    tiny: Any, theirs: Any, value: float, params: dict[str, Any]
+WAYS = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "top_p": 0.5}]
+
+
+def only_at(place: int, value: float, otherwise: float | None = None) -> Processor:
+    """`value` as one token's logit; the others' stay, or are `otherwise`."""
+    return lambda t, x: mx.where(mx.arange(VOCAB)[None] == place, value, x if otherwise is None else otherwise)
+
+
+@pytest.mark.parametrize("params", WAYS, ids=str)
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize("wrong", [(-1, 0, mx.nan), (-1, 0, -mx.inf), (7, mx.nan), (7, mx.nan, -mx.inf)], ids=str)
+def test_logits_that_leave_no_token_to_choose_fail_their_request_only(
+    tiny: Any, theirs: Any, wrong: Any, after: int, params: dict[str, Any]
 ) -> None:
-    driver = Driver(tiny("llama"))
+    driver = Driver(tiny("llama"), tokens=512)
     prompt = tokens_of(9, seed=9)
     neighbour = driver.add(prompt, TOKENS, ignore_eos=False)
-    handle = driver.add(tokens_of(9), 20, logits_processors=[lambda t, x: mx.full(x.shape, value)], **params)
+    late = [lambda t, x: only_at(*wrong)(t, x) if t.size >= 9 + after else x]
+    handle = driver.add(tokens_of(9), 20, logits_processors=late, **params)
     driver.finish()
-    assert len(driver.result(handle).token_ids) == 20
-    assert all(0 <= t < VOCAB for t in driver.result(handle).token_ids)
+    why = f"no token to choose after 9 tokens of the prompt and {after} of the answer: .* NaN or all -inf"
+    with pytest.raises(LogitsProcessorError, match=why):
+        driver.result(handle)
     assert list(driver.result(neighbour).token_ids) == theirs("llama", prompt, TOKENS)
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("params", WAYS, ids=str)
+@pytest.mark.parametrize("otherwise", [None, -mx.inf, -1e38])
+def test_an_infinite_logit_chooses_its_token(tiny: Any, otherwise: float | None, params: dict[str, Any]) -> None:
+    driver = Driver(tiny("llama"))
+    (answer,) = driver.answers([tokens_of(9)], 5, logits_processors=[only_at(7, mx.inf, otherwise)], **params)
+    assert list(answer) == [7] * 5
 
 
 def test_through_the_engine_on_its_own_thread(tiny: Any, judge: Any) -> None:

@@ -290,8 +290,11 @@ def operations(params: SamplingParams, tmp_path: Path) -> list[str]:
     return re.findall(r'label ="(\w+)', graph.read_text())
 
 
-def test_greedy_rows_cost_an_argmax_and_nothing_else(tmp_path: Path) -> None:
-    assert operations(SamplingParams(), tmp_path) == ["ArgReduce", "Squeeze", "AsType"]
+def test_greedy_rows_cost_an_argmax_and_a_look_at_its_logit(tmp_path: Path) -> None:
+    """Nothing but the argmax reads more than one number of each row."""
+    cheap = {"AsType", "Broadcast", "Full", "GatherAxis", "Greater", "Select", "Squeeze"}
+    done = operations(SamplingParams(), tmp_path)
+    assert done.count("ArgReduce") == 1 and set(done) <= cheap | {"ArgReduce"} and len(done) <= 10
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=0.7, min_p=0.1)])

@@ -47,6 +47,7 @@ from cortexmlx import (
     ModelNotFound,
     ModelUnsupported,
     Moment,
+    NoTokenToChoose,
     OutOfMemory,
     Perplexity,
     Pin,
@@ -220,7 +221,7 @@ def fails(engine: Engine) -> None:
         engine.generate("the cat", SamplingParams(max_tokens=2000, ignore_eos=True), timeout=0.001)
     except RequestTimeout as error:
         print(isinstance(error, TimeoutError))
-    rest = (ForkedProcess, KVCacheFull, MemoryRefused, OutOfMemory, PinRefused, LogitsProcessorError)
+    rest = (ForkedProcess, KVCacheFull, MemoryRefused, OutOfMemory, PinRefused, LogitsProcessorError, NoTokenToChoose)
     loading = (ModelNotFound, DownloadFailed, ModelCorrupt, ModelUnsupported)
     kernels = (KernelCompileError, KernelFault, ToolchainMissing)
     assert all(issubclass(kind, CortexError) for kind in (*rest, *loading, *kernels, ConversationFileError))
