@@ -25,6 +25,7 @@ from cortexmlx.serving.app.alone import Alone
 from cortexmlx.serving.app.arguments import checked_client, checked_function, checked_text
 from cortexmlx.serving.app.asynchronous import AsyncCalls
 from cortexmlx.serving.app.callbacks import Tellers, tell_progress
+from cortexmlx.serving.app.interruptible import read_within
 from cortexmlx.serving.app.keywords import SamplingKeywords, checked_params, with_keywords, with_keywords_each
 from cortexmlx.serving.app.looking import Looks
 from cortexmlx.serving.app.opening import opens
@@ -33,7 +34,7 @@ from cortexmlx.serving.completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import ChatTokens, Prompt, tokenize
+from cortexmlx.serving.prompt import ChatTokens, Prompt, is_quick, tokenize
 from cortexmlx.serving.streams import TokenStream
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.threads import require_mlx_threads
@@ -364,7 +365,8 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         self._worker.check_process()
         scheduler = self._worker.core.scheduler
         fits = partial(scheduler.check_prompt, params=params)
-        tokens = tokenize(self._tokenizer, prompt, lambda least: fits(least, at_least=True))
+        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True))
+        tokens = read() if is_quick(prompt) else read_within(timeout, read)
         _require(bool(tokens), "the prompt is empty: give it at least one token")
         fits(len(tokens))
         bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)

@@ -55,6 +55,9 @@ _PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or 
 _NAMES = {"role", "name", "tool_call_id"}
 """Fields of a message that say whose it is, and nothing else."""
 
+_QUICK = 1 << 14
+"""Characters of a text that take some 10 ms to be made into tokens."""
+
 _LONG = 1 << 16
 """Characters from which on a text is first looked at as a whole, before the time is spent to tokenize it."""
 
@@ -78,6 +81,13 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
     return _of_messages(tokenizer, items, NO_VARIABLES, fits)
+
+
+def is_quick(prompt: object) -> bool:
+    """It takes little time to make it into tokens, surely: a short text, or tokens. A chat template may loop."""
+    if isinstance(prompt, str):
+        return len(prompt) < _QUICK
+    return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
 
 
 def _of_messages(

@@ -14,6 +14,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.serving.app.interruptible import read_within
 from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.exchange import as_markdown, messages_in
@@ -363,7 +364,7 @@ class Conversation:
         if not isinstance(rendered, str):
             tag = thoughts.open if thoughts is not None and thoughts.begun else ""
             return Turn(messages, Transcript(), ChatTokens(rendered, thoughts), tag)
-        read = self._transcript.read(rendered, self._encode)
+        read = self._transcript.read(rendered, partial(self._reader.encode, add_special_tokens=False))
         tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
         return Turn(messages, read, ChatTokens(read.tokens, thoughts), tag)
 
@@ -374,12 +375,9 @@ class Conversation:
         timeout: float | None,
         listener: Listener | None,
     ) -> Begun:
-        turn = self._begin(messages)
+        turn = read_within(timeout, partial(self._begin, messages))
         handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
         return Begun(handle, turn, partial(self._end, turn, params))
-
-    def _encode(self, text: str) -> list[int]:
-        return self._reader.encode(text, False)
 
     def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
         """Keep a turn that has ended with the first of its answers, unless it was cancelled before there was any."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from cortexmlx.messages import ChatPrompt
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.arguments import checked_function
@@ -17,15 +16,12 @@ from cortexmlx.serving.app.callbacks import tell_progress
 from cortexmlx.serving.app.keywords import SamplingKeywords, with_keywords
 from cortexmlx.serving.app.opening import on_a_thread
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import Prompt
+from cortexmlx.serving.prompt import Prompt, is_quick
 from cortexmlx.serving.streams import AsyncTokenStream, Listener
 from cortexmlx.serving.worker import Submission, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-
-_LONG = 1 << 14
-"""Characters from which on a text is cut into tokens on another thread: some 10 ms."""
 
 _BEHIND_SECONDS = 0.002
 """How often it is looked whether the engine's thread takes submissions again."""
@@ -101,7 +97,7 @@ class AsyncCalls(ABC):
         self, prompt: Prompt, params: SamplingParams | None, cache: bool, timeout: float | None, listener: Listener
     ) -> RequestHandle:
         check = partial(self._checked, prompt, params, listener, cache=cache, timeout=timeout)
-        checked = await on_a_thread(check) if _is_long(prompt) else check()
+        checked = check() if is_quick(prompt) else await on_a_thread(check, interruptible=True)
         while self._worker.behind:
             await asyncio.sleep(_BEHIND_SECONDS)
         return self._submit(checked)
@@ -132,12 +128,3 @@ async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Compl
         raise last.error
     assert last.completion is not None
     return last.completion
-
-
-def _is_long(prompt: Prompt) -> bool:
-    if isinstance(prompt, str):
-        return len(prompt) >= _LONG
-    messages = prompt.messages if isinstance(prompt, ChatPrompt) else prompt
-    if not isinstance(messages, (list, tuple)):
-        return False
-    return sum(len(str(m.get("content"))) for m in messages if isinstance(m, Mapping)) >= _LONG

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from cortexmlx.serving.app.interruptible import InterruptibleCall
 
 
 class Closable(Protocol):
@@ -59,9 +60,12 @@ def opens(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[
     return open
 
 
-async def on_a_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
+async def on_a_thread(
+    work: Callable[[], T], undo: Callable[[T], object] = lambda result: None, *, interruptible: bool = False
+) -> T:
     """What `work` returns or raises, on a daemon thread of its own, so that neither the event loop nor the end of the
-    program waits for it. If the task is cancelled meanwhile, `undo` gets what it returns, on another thread, too.
+    program waits for it. If the task is cancelled meanwhile, `undo` gets what it returns, on another thread, too; work
+    that is `interruptible` ends instead, between two steps of Python's, and what it has done so far must not matter.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -88,15 +92,17 @@ async def on_a_thread(work: Callable[[], T], undo: Callable[[T], object] = lambd
         except RuntimeError:
             undo(result)
 
-    _start(run)
+    call = _start(run)
     try:
         return await future
     except asyncio.CancelledError:
+        if interruptible:
+            call.interrupt()
         if future.done() and not future.cancelled() and future.exception() is None:
             result = future.result()
             _start(lambda: undo(result))
         raise
 
 
-def _start(work: Callable[[], object]) -> None:
-    threading.Thread(target=work, name="cortexmlx-async", daemon=True).start()
+def _start(work: Callable[[], object]) -> InterruptibleCall[object]:
+    return InterruptibleCall(work, "cortexmlx-async")

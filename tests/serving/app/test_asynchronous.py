@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, SamplingParams
-from cortexmlx.serving.app.asynchronous import _LONG
+from cortexmlx.serving.prompt import _QUICK
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
 from support.tiny import tokens_of
@@ -63,7 +63,7 @@ def test_the_event_loop_wakes_once_for_a_whole_answer(engine: Engine, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["text", "messages", "chat"])
-def test_a_long_text_is_cut_into_tokens_on_another_thread(
+def test_long_texts_and_all_messages_are_read_on_another_thread(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     cut_by: list[threading.Thread] = []
@@ -78,10 +78,10 @@ def test_a_long_text_is_cut_into_tokens_on_another_thread(
         messages = [{"role": "user", "content": "x" * size}]
         return {"text": "x" * size, "messages": messages, "chat": ChatPrompt(messages)}[kind]
 
-    assert asyncio.run(engine.agenerate(prompt(_LONG), SHORT)).token_ids
+    assert asyncio.run(engine.agenerate(prompt(_QUICK), SHORT)).token_ids
     assert asyncio.run(engine.agenerate(prompt(10), SHORT)).token_ids
     main = threading.main_thread()
-    assert [thread is main for thread in cut_by] == [False, True]
+    assert [thread is main for thread in cut_by] == [False, kind == "text"]
 
 
 def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> None:
