@@ -73,7 +73,7 @@ distclean: clean
 	  { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian and Ubuntu: sudo apt install python3-venv)" >&2; exit 1; }
 	@touch $@
 
-.venv/.installed: .venv/.python pyproject.toml
+.venv/.installed: .venv/.python pyproject.toml setup.py $(wildcard cortexmlx/cpu/*.c)
 	@echo "Installing cortexmlx into .venv ..."
 	@$(INSTALL) -e .
 	@touch $@

@@ -6,6 +6,6 @@ from setuptools import Extension, setup
 
 # Plain C that is loaded by ctypes, not a Python module. Optional: without a compiler the install still succeeds, and
 # `cortexmlx doctor` says what is lost.
-shim = Extension("cortexmlx.cpu._blas_shim", ["cortexmlx/cpu/_blas_shim.c"], optional=True)
+shim = Extension("cortexmlx.cpu._blas_shim", ["cortexmlx/cpu/_blas_shim.c", "cortexmlx/cpu/_rebind.c"], optional=True)
 
 setup(ext_modules=[shim] if sys.platform == "linux" else [])

@@ -44,3 +44,16 @@ void cblas_cgemm(int order, int transa, int transb, blasint m, blasint n, blasin
                  blasint lda, const void *b, blasint ldb, const void *beta, void *c, blasint ldc) {
     scipy_cblas_cgemm(order, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
+
+/* These functions and no others of their names, whichever the loader has found first. */
+extern __typeof__(cblas_sgemm) own_sgemm __attribute__((alias("cblas_sgemm"), visibility("hidden")));
+extern __typeof__(cblas_dgemm) own_dgemm __attribute__((alias("cblas_dgemm"), visibility("hidden")));
+extern __typeof__(cblas_cgemm) own_cgemm __attribute__((alias("cblas_cgemm"), visibility("hidden")));
+
+extern int cortexmlx_rebind(void *const *functions);
+
+/* Have an MLX that is loaded already call them. Returns how many of its calls were changed: three, one for each. */
+int cortexmlx_take_over(void) {
+    void *const functions[] = {(void *)own_sgemm, (void *)own_dgemm, (void *)own_cgemm};
+    return cortexmlx_rebind(functions);
+}

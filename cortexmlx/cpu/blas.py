@@ -3,14 +3,15 @@
 That build brings the reference BLAS, about 70 times slower in float32 than OpenBLAS on the same cores. MLX calls three
 CBLAS products by name, so whatever library offers those names first, loaded globally before mlx is imported, serves
 them: the scipy-openblas32 package behind a small forwarding shim (compiled when this package is installed, where a C
-compiler is at hand), else a system libopenblas. Nothing here touches the environment, and nothing happens on other
-systems.
+compiler is at hand), else a system libopenblas. Where mlx was imported first, the shim replaces the addresses that mlx
+calls (`_rebind.c`). Nothing here touches the environment, and nothing happens on other systems.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import os
 import sys
 import time
@@ -43,19 +44,32 @@ class BlasStatus:
     threads: int = 0
 
 
+_SLOWER = "float32 matrix products about 70 times slower"
+
+log = logging.getLogger("cortexmlx")
+
 _status: BlasStatus | None = None
 _held: list[ctypes.CDLL] = []
 
 
 def preload() -> BlasStatus:
-    """Load a fast BLAS globally, once; later calls return the first outcome. Must run before mlx is imported.
+    """Load a fast BLAS globally, once; later calls return the first outcome. Best called before mlx is imported; later
+    it works with the shim alone. A warning is logged where mlx is there already and stays slow.
 
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """
     global _status
     if _status is None:
         _status = _preload()
+        if _status.state is BlasState.TOO_LATE:
+            log.warning("%s", _status.line)
     return _status
+
+
+def notes() -> tuple[str, ...]:
+    """What the user of a model should know of the BLAS that `preload` came to: nothing, unless it is slow."""
+    slow = _status is not None and _status.state in (BlasState.TOO_LATE, BlasState.SLOW)
+    return (_status.line,) if slow and _status is not None else ()
 
 
 def status() -> str:
@@ -73,19 +87,33 @@ def _preload() -> BlasStatus:
         return _NOT_NEEDED
     if os.environ.get(SWITCH) == "0":
         return BlasStatus(BlasState.SWITCHED_OFF, f"reference BLAS (slow): {SWITCH}=0 switches the fast one off")
-    if "mlx.core" in sys.modules:
-        return BlasStatus(
-            BlasState.TOO_LATE,
-            "reference BLAS (slow): mlx was imported first; call cortexmlx.cpu.blas.preload() before importing mlx",
-        )
     missing: list[str] = []
     threads = _threads_to_use()
-    for attempt in (_packaged, _system):
+    late = "mlx.core" in sys.modules
+    for attempt in (_packaged,) if late else (_packaged, _system):
         outcome = attempt(missing, threads)
         if outcome is not None:
-            return outcome
+            return _taken_over(outcome) if late else outcome
+    if late:
+        return _too_late("; ".join(missing))
+    return BlasStatus(BlasState.SLOW, f"reference BLAS ({_SLOWER}): {'; '.join(missing)}")
+
+
+def _taken_over(loaded: BlasStatus) -> BlasStatus:
+    """mlx was imported before the libraries were loaded: have it call them."""
+    take_over = getattr(_held[-1], "cortexmlx_take_over", None)
+    if take_over is None:
+        return _too_late("the shim is an older version's: install cortexmlx again")
+    if take_over() != len(NEEDED):
+        return _too_late("this mlx calls its BLAS in a way that cannot be changed later")
+    return loaded
+
+
+def _too_late(why: str) -> BlasStatus:
     return BlasStatus(
-        BlasState.SLOW, f"reference BLAS (float32 matrix products about 70 times slower): {'; '.join(missing)}"
+        BlasState.TOO_LATE,
+        f"reference BLAS ({_SLOWER}): mlx was imported before cortexmlx, and {why}. Begin the program with: "
+        "from cortexmlx.cpu import blas; blas.preload()",
     )
 
 

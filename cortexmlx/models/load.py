@@ -56,6 +56,7 @@ def load_model(
         notes += _adapted(model, path, tuned)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
+        notes += blas.notes() if slow_below_float32 else ()
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
         return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
     except BaseException:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,9 +122,106 @@ def test_it_can_be_switched_off() -> None:
     assert "CORTEXMLX_BLAS=0" in out
 
 
-def test_too_late_is_said() -> None:
-    out = run("import mlx.core; from cortexmlx.cpu import blas; print(blas.preload().state.value, blas.status())")
-    assert out.startswith("too late") and "before importing mlx" in out
+@built
+@pytest.mark.parametrize("used", [False, True], ids=["imported", "used"])
+def test_a_program_that_imports_mlx_first_gets_the_fast_products(tmp_path: Path, used: bool) -> None:
+    """The loader has bound mlx's calls to its own BLAS by the time of the first product."""
+    out = run(
+        f"""
+import ctypes
+import mlx.core as mx
+if {used}:
+    mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+from cortexmlx.cpu import blas
+print(blas.preload().state.value)
+
+calls = []
+sgemm = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 6, ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
+                         ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int)
+noted = sgemm(lambda *arguments: calls.append(arguments[3:6]))
+shim = blas._held[-1]
+original = ctypes.cast(shim.cblas_sgemm, ctypes.c_void_p).value
+mx.eval(mx.ones((32, 48)) @ mx.ones((48, 64)))
+assert (mx.ones((32, 48)) @ mx.ones((48, 64)) == 48).all().item()
+addresses = [ctypes.cast(f, ctypes.c_void_p) for f in (noted, shim.cblas_dgemm, shim.cblas_cgemm)]
+assert shim.cortexmlx_rebind((ctypes.c_void_p * 3)(*addresses)) == 3
+mx.eval(mx.ones((32, 48)) @ mx.ones((48, 64)))
+print(calls)
+assert shim.cortexmlx_take_over() == 3
+assert (mx.ones((32, 48)) @ mx.ones((48, 64)) == 48).all().item() and len(calls) == 1
+""",
+        LD_DEBUG="bindings",
+        LD_DEBUG_OUTPUT=str(tmp_path / "bindings"),
+    )
+    assert out.splitlines() == ["fast", "[(32, 64, 48)]"]
+    bindings = "".join(file.read_text() for file in tmp_path.iterdir()).splitlines()
+    assert any("_blas_shim" in line.split(" to ")[0] and "scipy_cblas_sgemm" in line for line in bindings)
+
+
+@built
+def test_products_of_other_threads_are_right_while_the_calls_are_changed() -> None:
+    run(
+        """
+import threading
+import mlx.core as mx
+wrong, done = [], threading.Event()
+
+def multiply(size):
+    with mx.stream(mx.new_stream(mx.cpu)):
+        while not done.is_set():
+            if not (mx.ones((size, size)) @ mx.ones((size, size)) == size).all().item():
+                wrong.append(size)
+
+threads = [threading.Thread(target=multiply, args=[size]) for size in (8, 33, 70)]
+for thread in threads:
+    thread.start()
+from cortexmlx.cpu import blas
+assert blas.preload().state is blas.BlasState.FAST
+assert all(blas._held[-1].cortexmlx_take_over() == 3 for _ in range(300))
+done.set()
+for thread in threads:
+    thread.join()
+assert not wrong
+"""
+    )
+
+
+SHIMLESS = """
+import logging
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+from cortexmlx.cpu import blas
+blas._shim_path, blas.SYSTEM_LIBRARIES = (lambda: None), ("libnone.so",)
+from cortexmlx.models import load_model
+for _ in range(2):
+    print(load_model({path!r}).notes)
+"""
+
+
+@pytest.mark.parametrize(("head", "logged"), [("import mlx.core", 1), ("", 0)], ids=["too late", "slow"])
+def test_slow_products_are_a_note_of_the_model_and_too_late_a_warning(head: str, logged: int, tiny: Any) -> None:
+    """Once in the log: it is the program's fault, whatever engine it opens. The command line shows the notes."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{head}\n{SHIMLESS.format(path=str(tiny('one layer')))}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("WARNING cortexmlx: reference BLAS") == logged
+    first, second = done.stdout.splitlines()
+    assert first == second and "about 70 times slower" in first and "the shim was not built" in first
+    assert ("blas.preload()" in first) == bool(logged)
+
+
+def test_an_older_shim_that_cannot_take_over_is_too_late() -> None:
+    out = run(
+        """
+import mlx.core
+from cortexmlx.cpu import blas
+blas._packaged = lambda missing, threads: blas._held.append(object()) or blas.BlasStatus(blas.BlasState.FAST, "fast")
+print(blas.preload().state.value, blas.status())
+"""
+    )
+    assert out.startswith("too late") and "install cortexmlx again" in out
 
 
 def test_without_a_compiler_the_loss_is_said_and_mlx_still_works() -> None:
