@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish, piece_key
 from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
+from cortexmlx.models.weights_hash import WeightsHash
 from cortexmlx.stats import StoreStats
+from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
+from cortexmlx.store.shelf import Shelf
 from cortexmlx.store.store import KVStore, open_shelf
 from cortexmlx.store.threads import Reading
 
@@ -158,26 +162,42 @@ class Disk:
         return {key: record for key, record in found.items() if fits(key, record)}
 
 
-def open_disk(
-    path: str | Path,
-    limit: int,
-    loaded: LoadedModel,
-    way: Way,
-    block_size: int,
-    arrived: Arrived,
-    wake: Callable[[], None],
-) -> Disk | None:
-    """The store in a folder, with its threads; None if it cannot be had: then the user is told, by a warning or by
-    `not_stored`. `wake` is called from another thread when the store takes blocks again.
+class StoreOpening:
+    """Opens the store in a folder, in two steps: `weights` hashes the model's weights while the model is loaded, then
+    `disk` makes the engine's side, or `cancel` ends the hashing.
     """
-    if not_stored(way):
-        return None
-    shelf = open_shelf(path, limit)
-    if shelf is None:
-        return None
-    model = fingerprint(loaded, way.groups, block_size)
-    identity = hashlib.blake2b(model.encode(), key=shelf.secret, digest_size=32).hexdigest()
-    return Disk(KVStore(shelf, loaded.name, wake), identity, arrived)
+
+    def __init__(self, path: str | Path, limit: int) -> None:
+        self.weights = WeightsHash(self._hashes)
+        self._path = path
+        self._limit = limit
+
+    @cached_property
+    def _shelf(self) -> Shelf | None:
+        return open_shelf(self._path, self._limit)
+
+    def _hashes(self) -> KeptHashes | None:
+        return None if self._shelf is None else KeptHashes(self._shelf.path, self._shelf.secret)
+
+    def disk(
+        self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived, wake: Callable[[], None]
+    ) -> Disk | None:
+        """The store with its threads; None if it cannot be had: then the user is told, by a warning or by
+        `not_stored`. Beside the model, keys and values depend on `others`. `wake` is called from another thread when
+        the store takes blocks again.
+        """
+        try:
+            if not_stored(way) or self._shelf is None:
+                return None
+            model = fingerprint(loaded, way.groups, *others, weights=self.weights)
+        finally:
+            self.cancel()
+        identity = hashlib.blake2b(model.encode(), key=self._shelf.secret, digest_size=32).hexdigest()
+        return Disk(KVStore(self._shelf, loaded.name, wake), identity, arrived)
+
+    def cancel(self) -> None:
+        """Stop hashing, and let go of the model. Safe to call again."""
+        self.weights.cancel()
 
 
 def not_stored(way: Way) -> tuple[str, ...]:

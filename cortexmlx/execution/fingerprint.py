@@ -2,56 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from enum import Enum
 from importlib.metadata import version
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 
 from cortexmlx.models.loaded import LoadedModel
-
-_ROW = 1 << 16
-"""Words of 4 bytes that are summed to one."""
-
-_ROWS_AT_ONCE = 128
-"""Rows whose products are in memory at once: 32 MiB."""
+from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays
 
 
-def fingerprint(loaded: LoadedModel, *others: object) -> str:
-    """A name of the model as it is in memory: its weights with an adapter's, whatever file they came from, its
-    configuration, what else its layers hold (an adapter's scale is a plain number), and the versions and the device
-    that compute with it, for each rounds in its own way. `others` is what else counts.
+def fingerprint(loaded: LoadedModel, *others: object, weights: WeightsHash | None = None) -> str:
+    """A name of the model as it is in memory. Two models have the same one only if all of this is the same:
 
-    Of the weights it takes one number for each 256 KiB, the sum of their words, each times an odd number of its own,
-    modulo 2**32: a change of one word always changes it, and others do but once in 2**32 times. It reads all weights
-    once: about as long as a step takes.
+    - the SHA-256 of the weights: of the files that they were read from, an adapter's too, as long as `weights` can tell
+      that memory holds what these say; else of the arrays themselves;
+    - the name, shape and dtype of every array: so conversion and quantization count;
+    - the type of every layer with its plain settings, such as an adapter's scale, and arrays that are no parameters,
+      such as rotary frequencies;
+    - the configuration, the dtype of activations, the device, and the versions of cortexmlx, mlx and mlx-lm, each of
+      which rounds in its own way;
+    - `others`: what else counts.
     """
     digest = hashlib.sha256()
     for package in ("cortexmlx", "mlx", "mlx-lm"):
         digest.update(f"{package} {version(package)}\n".encode())
     said = json.dumps(loaded.config, sort_keys=True, default=str)
     digest.update(f"{mx.default_device()}\n{loaded.dtype}\n{said}\n{others!r}\n".encode())
-    factors = mx.array(np.random.default_rng(0).integers(0, 1 << 31, _ROW, np.uint32) * 2 + 1)
-    parameters: list[tuple[str, mx.array]] = tree_flatten(loaded.model.parameters())
-    for name, array in sorted(parameters, key=lambda each: each[0]):
-        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
-        digest.update(_sums(array, factors))
+    parameters: list[tuple[str, mx.array]] = sorted(tree_flatten(loaded.model.parameters()), key=lambda each: each[0])
+    for name, array in parameters:
+        digest.update(f"{name!r} {array.shape} {array.dtype}\n".encode())
+    files = None if weights is None else weights.value()
+    arrays = None if files is not None else hash_of_arrays([array for _, array in parameters])
+    digest.update(f"files {files} arrays {arrays}\n".encode())
+    known = {id(array) for _, array in parameters}
     for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str)}
-        digest.update(f"{name} {type(module).__name__} {sorted(plain.items())}\n".encode())
+        settings = {**vars(module), **{f"[{key}]": value for key, value in module.items()}}
+        plain = {key: _plain(value, known) for key, value in settings.items()}
+        digest.update(f"{name!r} {_name(type(module))} {sorted(plain.items())}\n".encode())
     return digest.hexdigest()
 
 
-def _sums(array: mx.array, factors: mx.array) -> bytes:
-    words = array.reshape(-1).view(mx.uint8)
-    words = mx.pad(words, [(0, -words.size % 4)]).view(mx.uint32)
-    whole = words.size // _ROW
-    sums = []
-    for begin in range(0, whole, _ROWS_AT_ONCE):
-        rows = words[begin * _ROW : min(begin + _ROWS_AT_ONCE, whole) * _ROW].reshape(-1, _ROW)
-        sums.append(np.array((rows * factors).sum(axis=1)).tobytes())
-    rest = words[whole * _ROW :]
-    sums.append(np.array((rest * factors[: rest.size]).sum()).tobytes())
-    return b"".join(sums)
+def _plain(value: Any, known: set[int]) -> str:
+    """A setting as a text that is the same in every process. Layers and parameters are told elsewhere."""
+    if value is None or isinstance(value, bool | int | float | str | Enum):
+        return repr(value)
+    if isinstance(value, mx.array):
+        return "" if id(value) in known else f"{value.shape} {value.dtype} {hash_of_arrays([value])}"
+    if isinstance(value, dict) and not hasattr(value, "parameters"):
+        return str(sorted((repr(key), _plain(each, known)) for key, each in value.items()))
+    if isinstance(value, list | tuple):
+        return str([_plain(each, known) for each in value])
+    if isinstance(value, set | frozenset):
+        return str(sorted(_plain(each, known) for each in value))
+    if dataclasses.is_dataclass(value):
+        return _plain(vars(value), known)
+    return _name(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _name(what: Any) -> str:
+    """The name of a class or a function."""
+    return f"{getattr(what, '__module__', '')}.{what.__qualname__}"

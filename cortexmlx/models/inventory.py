@@ -11,7 +11,7 @@ from typing import Any
 from cortexmlx.errors import CortexError
 from cortexmlx.models.context import of_language, stated_context
 from cortexmlx.models.folder_config import foreign_quantization, read_config
-from cortexmlx.models.gguf.parts import read_model_header
+from cortexmlx.models.gguf.parts import part_files, read_model_header
 from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
 
 
@@ -55,8 +55,13 @@ def _in_hub_cache() -> list[LocalModel]:
 def stored_bytes(path: Path) -> int:
     """Bytes of a model's weights on disk: of a .gguf file, or of the files in a folder that are read."""
     if path.is_dir():
-        return sum(file.stat().st_size for file in path.glob("model*.safetensors"))
+        return sum(file.stat().st_size for file in weight_files(path))
     return path.stat().st_size
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold a model's weights: those of a folder that are read, or a .gguf file with its parts."""
+    return sorted(path.glob("model*.safetensors")) if path.is_dir() else part_files(path)
 
 
 def _of_folder(name: str, kind: SourceKind, folder: Path) -> LocalModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelUnsupported
@@ -13,10 +13,13 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
-from cortexmlx.models.inventory import stored_bytes
+from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
 from cortexmlx.progress import OnProgress, Progress
+
+if TYPE_CHECKING:
+    from cortexmlx.models.weights_hash import WeightsHash
 
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
 
@@ -30,6 +33,7 @@ def load_model(
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
     on_progress: OnProgress | None = None,
+    weights_hash: WeightsHash | None = None,
 ) -> LoadedModel:
     """Resolve `name` and load it, on the thread that will run it (MLX's streams belong to threads).
 
@@ -38,7 +42,7 @@ def load_model(
     `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
     that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
     `on_progress(progress)` is called on this thread, and while a model is downloaded on the download's threads,
-    one at a time.
+    one at a time. `weights_hash` begins before the files are read, and learns which arrays came of them.
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx.cpu import blas
@@ -50,13 +54,19 @@ def load_model(
     source = resolve(name)
     tuned = None if adapter is None else read_adapter(adapter)
     slow_below_float32 = _slow_below_float32()
-    path, model, tokenizer, config, notes = _read(source, slow_below_float32 or dequantize is True, report)
+    float32 = slow_below_float32 or dequantize is True
+    path = fetch_model(source, report)
+    if weights_hash is not None:
+        weights_hash.begin([*weight_files(path), *([] if tuned is None else [tuned.weights])], f"float32={float32}")
+    model, tokenizer, config, notes = _read(path, source.kind, float32, report)
     try:
         report(Progress("loading", 1, LOADING_STEPS))
         notes += _adapted(model, path, tuned)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
         notes += blas.notes() if slow_below_float32 else ()
+        if weights_hash is not None:
+            weights_hash.loaded(model)
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
         return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
     except BaseException:
@@ -74,17 +84,16 @@ def _slow_below_float32() -> bool:
 
 
 def _read(
-    source: ModelSource, float32: bool, report: OnProgress
-) -> tuple[Path, Any, Any, dict[str, Any], tuple[str, ...]]:
-    path = fetch_model(source, report)
+    path: Path, kind: SourceKind, float32: bool, report: OnProgress
+) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     report(Progress("loading", 0, LOADING_STEPS))
-    if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
+    if kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf
 
-        return path, *load_gguf(path, float32)
+        return load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder
 
-    return path, *load_folder(path)
+    return load_folder(path)
 
 
 def fetch_model(source: ModelSource, report: OnProgress) -> Path:

@@ -7,8 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, MemoryRefused, ModelCorrupt
-from cortexmlx.execution.disk import Disk, not_stored, open_disk
+from cortexmlx.execution.disk import Disk, StoreOpening, not_stored
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
@@ -35,18 +36,31 @@ class EngineParts:
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
         """`wake(call)` has a call carried out between two steps; threads of the core's own use it."""
+        self.config = config
         if config.kv_bytes is not None:
             check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
-        self.loaded = load_model(
-            config.model, adapter=config.adapter, dequantize=config.dequantize, on_progress=config.on_progress
-        )
-        self.config = config
+        stores = config.kv_store is not None and config.prefix_cache
+        self._store = StoreOpening(config.kv_store or "", config.store_bytes) if stores else None
         self.disk: Disk | None = None
         try:
+            self._load()
             self._open(wake)
         except BaseException:
             self.release()
             raise
+
+    def _load(self) -> None:
+        """Load the model; its weights are hashed meanwhile if there is a store."""
+        config, store = self.config, self._store
+        self.loaded = load_model(
+            config.model,
+            adapter=config.adapter,
+            dequantize=config.dequantize,
+            on_progress=config.on_progress,
+            weights_hash=None if store is None else store.weights,
+        )
+        if store is not None:
+            store.weights.check(self.loaded.model)
 
     def _open(self, wake: Callable[[Call], None]) -> None:
         """Whatever needs the model."""
@@ -96,15 +110,13 @@ class EngineParts:
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
         """The tier below, if one is asked for and can be had."""
-        config = self.config
-        if config.kv_store is None or not config.prefix_cache:
+        if self._store is None:
             return None
-        return open_disk(
-            config.kv_store,
-            config.store_bytes,
+        attention = automatic() if self.config.attention == "auto" else self.config.attention
+        return self._store.disk(
             self.loaded,
             self._way,
-            config.block_size,
+            (self.config.block_size, attention),
             arrived=lambda wish, pieces: wake(lambda core: core.scheduler.arrived(wish, pieces)),
             wake=lambda: wake(lambda core: None),
         )
@@ -167,6 +179,8 @@ class EngineParts:
         """Free all memory at once, whatever an app still refers to: a closed engine, its handles, an error with a
         traceback. So the parts are emptied, not only dropped. Nothing here is of use afterwards. Safe to call again.
         """
+        if self._store is not None:
+            self._store.cancel()
         try:
             if self.disk is not None:
                 self.disk.close()

@@ -13,10 +13,11 @@ from typing import BinaryIO
 from cortexmlx.host.folders import cache_folder
 
 SECRET = "secret"
+HASHES = "weights.hashes"
 _SECRET_BYTES = 32
 
-_OURS = re.compile(r"secret|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
-_TAKEN = {SECRET, "index.sqlite"}
+_OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
+_TAKEN = {SECRET, HASHES, "index.sqlite"}
 """Names that other programs give, too."""
 
 _ELSEWHERE = "CORTEXMLX_KV_STORE"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.models import LoadedModel, load_model
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.core import EngineCore
 from support.adapters import write_adapter
 from support.core_driver import Driver
 from support.stored import Stored
@@ -49,3 +55,66 @@ def test_a_negated_adapter_is_another_adapter(tiny: Any, tmp_path: Path) -> None
     for cached in (0, 88):
         with Stored(tiny("llama"), tmp_path / "kv", adapter=minus) as driver:
             assert driver.ask(LONG) == (right, cached)
+
+
+def _edited(model: Any) -> None:
+    for layer in model.layers:
+        layer.self_attn.v_proj.weight[:] = -layer.self_attn.v_proj.weight
+
+
+def _with_lora(model: Any) -> None:
+    linear_to_lora_layers(model, 2, {"rank": 4, "scale": 8.0, "dropout": 0.0, "keys": ["self_attn.v_proj"]})
+    for number, layer in enumerate(model.layers):
+        layer.self_attn.v_proj.lora_b = mx.random.normal(layer.self_attn.v_proj.lora_b.shape, key=mx.random.key(number))
+
+
+def _merged(model: Any) -> None:
+    _with_lora(model)
+    for layer in model.layers:
+        layer.self_attn.v_proj = layer.self_attn.v_proj.fuse()
+
+
+@pytest.mark.parametrize("change", [_edited, _with_lora, _merged])
+def test_weights_that_an_app_changes_while_it_loads_are_another_model(
+    change: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are the same, and their hash is kept."""
+    with Stored(tiny("llama"), tmp_path / "kv") as driver:
+        driver.ask(LONG)
+
+    def changed(*arguments: Any, **options: Any) -> LoadedModel:
+        mx.random.seed(0)
+        loaded = load_model(*arguments, **options)
+        change(loaded.model)
+        return loaded
+
+    monkeypatch.setattr("cortexmlx.serving.parts.load_model", changed)
+    right = list(Driver(tiny("llama")).answers([LONG], 10)[0])
+    for cached in (0, 88):
+        with Stored(tiny("llama"), tmp_path / "kv") as driver:
+            assert driver.ask(LONG) == (right, cached)
+
+
+def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortexmlx.store.file_hash.FileHash.__init__", lambda *_: 1 // 0)
+    Driver(tiny("llama"))
+    Driver(tiny("llama"), kv_store=tmp_path / "kv", prefix_cache=False)
+    assert not (tmp_path / "kv").exists()
+
+
+def test_a_model_is_read_once_for_its_hash(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stored(tiny("llama"), tmp_path) as driver:
+        first = driver.ask(LONG)[0]
+    monkeypatch.setattr("cortexmlx.store.file_hash._FileSource.add", lambda *_: 1 // 0)
+    with Stored(tiny("llama"), tmp_path) as driver:
+        assert driver.ask(LONG) == (first, 88)
+
+
+def test_nobody_hashes_for_an_opening_that_failed(tiny: Any, tmp_path: Path) -> None:
+    """A folder that holds no model leaves no store behind, and a damaged one no thread."""
+    folder = shutil.copytree(tiny("llama"), tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    for model, error in ((folder, ModelCorrupt), (tmp_path, ModelNotFound)):
+        with pytest.raises(error):
+            EngineCore(EngineConfig(model, kv_store=tmp_path / "kv"))
+    assert not [thread for thread in threading.enumerate() if thread.name == "cortexmlx-hash"]

@@ -1,4 +1,5 @@
-"""Plant each fault in a copy of the sources, run the fast tests of the Metal path on it, and print what they said.
+"""Plant each fault in a copy of the sources, run the fast tests of the Metal path and of fingerprints on it, and print
+what they said.
 
     python -m tests.faults [--only TEXT] [--more FILE.json] [--seeds N]
 
@@ -44,6 +45,10 @@ TESTS = (
     "metal/test_prefill.py",
     "attention/test_metal.py",
     "attention/test_metal_prefill.py",
+    "store/test_kept_hashes.py",
+    "store/test_file_hash.py",
+    "models/test_weights_hash.py",
+    "execution/test_fingerprint.py",
 )
 
 

@@ -37,6 +37,16 @@ def read_model_header(path: Path) -> GGUFHeader:
     return GGUFHeader(path, first.metadata, tensors)
 
 
+def part_files(path: Path) -> list[Path]:
+    """The file of a model, or all its parts that are there, by their names alone."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found[3])
+    parts = [path.with_name(_name(path, number, count)) for number in range(1, count + 1)]
+    return [path, *(part for part in parts if part != path and part.is_file())]
+
+
 def _name(path: Path, number: int, count: int) -> str:
     found = _PART.fullmatch(path.name)
     if found is None or int(found[3]) != count:

@@ -1,0 +1,80 @@
+"""The hash of a model's weight files, and the proof that memory still holds what was read from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from cortexmlx.store.file_hash import FileHash
+from cortexmlx.store.kept_hashes import KeptHashes
+from cortexmlx.store.piece_hash import BytesSource, PieceHash
+
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+"""Whole numbers by their bytes: NumPy has no bfloat16."""
+
+Place = tuple[str, tuple[int, ...], Any, int]
+
+
+class WeightsHash:
+    """The hash of one model's weights. `load_model` calls `begin` and `loaded`, and who gets the model calls `check`
+    before the model is used. All is for the thread that loads.
+
+    `kept` opens the hashes of earlier openings; it is called once, when the files are known.
+    """
+
+    def __init__(self, kept: Callable[[], KeptHashes | None]) -> None:
+        self._kept = kept
+        self._files: FileHash | None = None
+        self._how = ""
+        self._held: dict[str, tuple[mx.array, Place]] | None = None
+
+    def begin(self, files: Sequence[Path], how: str) -> None:
+        """Hash files, which are read after this. `how` says what else decides which numbers they become."""
+        self._how = how
+        self._files = FileHash(files, self._kept())
+
+    def loaded(self, model: Any) -> None:
+        """Remember where the model's arrays lie. Each is held, so that writing into one makes a new one elsewhere."""
+        arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+        self._held = {name: _held(array) for name, array in arrays}
+
+    def check(self, model: Any) -> None:
+        """Look whether the model's arrays are those that were loaded, and let go of them. What the engine makes of them
+        later, it makes in every process.
+        """
+        held, self._held = self._held, None
+        arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+        now = {name: _held(array)[1] for name, array in arrays}
+        if held is None or now != {name: place for name, (_, place) in held.items()}:
+            self.cancel()
+
+    def value(self) -> str | None:
+        """Wait for the hash; None if it is not known that the files are what memory holds."""
+        digest = None if self._files is None or self._held is not None else self._files.digest()
+        return None if digest is None else f"{digest.hex()} {self._how}"
+
+    def cancel(self) -> None:
+        """Let go of everything; the value is None afterwards. Safe to call again."""
+        self._held = None
+        if self._files is not None:
+            self._files.cancel()
+            self._files = None
+
+
+def hash_of_arrays(arrays: Sequence[mx.array]) -> str:
+    """The hash of the bytes of some arrays, in order."""
+    views = [memoryview(np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8))) for array in arrays]
+    return hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()
+
+
+def _held(array: mx.array) -> tuple[mx.array, Place]:
+    """A second array on the same bytes, and where they lie: the dtype, the shape, the strides and the address."""
+    words = array.view(_WORDS[array.itemsize])
+    about = np.asarray(words).__array_interface__
+    return words, (str(array.dtype), array.shape, about["strides"], about["data"][0])

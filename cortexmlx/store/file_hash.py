@@ -1,0 +1,135 @@
+"""The hash of files, kept from one opening to the next for as long as the file system says that they are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.store.kept_hashes import KeptHashes
+from cortexmlx.store.piece_hash import PieceHash
+
+_BUFFER = 1 << 20
+
+_TICK = 0.02
+"""Seconds. Two changes of a file that are closer together may have the same time: kernels count in steps of 1 to 10 ms.
+"""
+
+_COARSE_NS = 10_000_000
+"""A change time that is a multiple of this comes from a file system that counts in hundredths or in whole seconds, as
+FAT does: there a file may change and keep its times.
+"""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What the file system says of a file. Writing to it changes `changed_ns`, which no program can set."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    def __bytes__(self) -> bytes:
+        return "\0".join(map(str, astuple(self))).encode(errors="surrogateescape")
+
+
+def stamp_of(path: Path) -> Stamp:
+    """The stamp of a file. Opening it makes a network's file system look again. Raises OSError if it is no file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return _stamp(os.path.realpath(path), descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(path: str, descriptor: int) -> Stamp:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{path} is no file")
+    return Stamp(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class FileHash:
+    """The hash of some files, in order. It is computed by threads from the beginning on, of those that `kept` lacks.
+
+    Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
+    """
+
+    def __init__(self, paths: Sequence[Path], kept: KeptHashes | None = None) -> None:
+        self._paths = paths
+        self._kept = kept
+        self._found: dict[Stamp, bytes] = {}
+        self._new: list[Stamp] = []
+        self._hash = PieceHash([])
+        try:
+            self._stamps: list[Stamp] | None = _settled([stamp_of(path) for path in paths], paths)
+        except OSError:
+            self._stamps = None
+        if self._stamps is not None:
+            self._found = {} if kept is None else kept.find(self._stamps)
+            self._new = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._found]
+            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new])
+
+    def digest(self) -> bytes | None:
+        """Wait for the hash; None if nobody can know that the files are what they were when this was made."""
+        if self._stamps is None:
+            return None
+        try:
+            new = dict(zip(self._new, self._hash.digests(), strict=True))
+            if [stamp_of(path) for path in self._paths] != self._stamps:
+                return None
+        except OSError:
+            return None
+        if self._kept is not None and new:
+            self._kept.add(new)
+        found = self._found | new
+        return hashlib.sha256(b"".join(found[stamp] for stamp in self._stamps)).digest()
+
+    def cancel(self) -> None:
+        """End the threads. Nobody may ask for the digest afterwards."""
+        self._hash.cancel()
+
+
+def _settled(stamps: list[Stamp], paths: Sequence[Path]) -> list[Stamp] | None:
+    """The stamps of files, taken later than the tick in which they were written; None if their times tell nothing."""
+    if any(time.time_ns() - stamp.changed_ns < _TICK * 1e9 for stamp in stamps):
+        time.sleep(_TICK)
+        stamps = [stamp_of(path) for path in paths]
+    now = time.time_ns()
+    exact = all(s.changed_ns % _COARSE_NS and now - s.changed_ns >= _TICK * 1e9 for s in stamps)
+    return stamps if exact else None
+
+
+class _FileSource:
+    """A file, as long as it has this stamp."""
+
+    def __init__(self, stamp: Stamp) -> None:
+        self._stamp = stamp
+
+    @property
+    def size(self) -> int:
+        """As the stamp says."""
+        return self._stamp.size
+
+    def add(self, digest: Any, begin: int, end: int) -> None:
+        """Read a part of it into a digest. Raises OSError if the file has changed."""
+        descriptor = os.open(self._stamp.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            if _stamp(self._stamp.path, descriptor) != self._stamp:
+                raise OSError(f"{self._stamp.path} has changed")
+            file.seek(begin)
+            buffer = memoryview(bytearray(min(_BUFFER, end - begin)))
+            while begin < end:
+                count = file.readinto(buffer[: end - begin])
+                if not count:
+                    raise OSError(f"{self._stamp.path} ends too soon")
+                digest.update(buffer[:count])
+                begin += count
