@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -20,6 +21,7 @@ from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash
 from cortexmlx.stats import StoreStats
+from cortexmlx.store.folder import SECRET
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
@@ -177,7 +179,9 @@ class StoreOpening:
         return open_shelf(self._path, self._limit)
 
     def _hashes(self) -> KeptHashes | None:
-        return None if self._shelf is None else KeptHashes(self._shelf.path, self._shelf.secret)
+        """Those in the folder, which is not made for them: a model that is just loaded may store nothing."""
+        there = "_shelf" in self.__dict__ or (Path(os.path.expanduser(self._path)) / SECRET).exists()
+        return KeptHashes(self._shelf.path, self._shelf.secret) if there and self._shelf is not None else None
 
     def disk(
         self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived, wake: Callable[[], None]

@@ -25,7 +25,7 @@ class WeightsHash:
     """The hash of one model's weights. `load_model` calls `begin` and `loaded`, and who gets the model calls `check`
     before the model is used. All is for the thread that loads.
 
-    `kept` opens the hashes of earlier openings; it is called once, when the files are known.
+    `kept` opens the hashes of earlier openings: see `FileHash`.
     """
 
     def __init__(self, kept: Callable[[], KeptHashes | None]) -> None:
@@ -37,7 +37,7 @@ class WeightsHash:
     def begin(self, files: Sequence[Path], how: str) -> None:
         """Hash files, which are read after this. `how` says what else decides which numbers they become."""
         self._how = how
-        self._files = FileHash(files, self._kept())
+        self._files = FileHash(files, self._kept)
 
     def loaded(self, model: Any) -> None:
         """Remember where the model's arrays lie. Each is held, so that writing into one makes a new one elsewhere."""
@@ -69,7 +69,7 @@ class WeightsHash:
 
 def hash_of_arrays(arrays: Sequence[mx.array]) -> str:
     """The hash of the bytes of some arrays, in order."""
-    views = [memoryview(np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8))) for array in arrays]
+    views = [np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8)).data for array in arrays]
     return hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()
 
 

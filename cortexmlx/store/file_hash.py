@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,12 @@ def _stamp(path: str, descriptor: int) -> Stamp:
 
 class FileHash:
     """The hash of some files, in order. It is computed by threads from the beginning on, of those that `kept` lacks.
+    `kept` opens the hashes of earlier times, if there are any; it is called again when there are new ones to keep.
 
     Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
     """
 
-    def __init__(self, paths: Sequence[Path], kept: KeptHashes | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], kept: Callable[[], KeptHashes | None] = lambda: None) -> None:
         self._paths = paths
         self._kept = kept
         self._found: dict[Stamp, bytes] = {}
@@ -74,7 +75,8 @@ class FileHash:
         except OSError:
             self._stamps = None
         if self._stamps is not None:
-            self._found = {} if kept is None else kept.find(self._stamps)
+            known = kept()
+            self._found = {} if known is None else known.find(self._stamps)
             self._new = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._found]
             self._hash = PieceHash([_FileSource(stamp) for stamp in self._new])
 
@@ -88,8 +90,8 @@ class FileHash:
                 return None
         except OSError:
             return None
-        if self._kept is not None and new:
-            self._kept.add(new)
+        if new and (known := self._kept()) is not None:
+            known.add(new)
         found = self._found | new
         return hashlib.sha256(b"".join(found[stamp] for stamp in self._stamps)).digest()
 

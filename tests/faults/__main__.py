@@ -20,7 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.planted import FAULTS, Fault
+from tests.faults import identity, planted
+from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
@@ -111,7 +112,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
-    faults = [f for f in (*FAULTS, *more) if options.only in f.name]
+    faults = [f for f in (*planted.FAULTS, *identity.FAULTS, *more) if options.only in f.name]
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

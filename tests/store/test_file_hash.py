@@ -26,7 +26,7 @@ def kept(tmp_path: Path) -> KeptHashes:
 
 
 def digest(*paths: Path, kept: KeptHashes | None = None) -> bytes:
-    found = FileHash(paths, kept).digest()
+    found = FileHash(paths, lambda: kept).digest()
     assert found is not None
     return found
 
@@ -89,11 +89,11 @@ def test_whatever_is_done_to_a_file_its_old_hash_is_not_found(
 
 def test_a_file_that_changes_meanwhile_has_no_hash(tmp_path: Path, kept: KeptHashes) -> None:
     path = written(tmp_path / "a", b"before")
-    begun = FileHash([path], kept)
+    begun = FileHash([path], lambda: kept)
     written(path, b"behind")
     assert begun.digest() is None
     assert not (tmp_path / HASHES).exists()
-    begun = FileHash([path], kept)
+    begun = FileHash([path], lambda: kept)
     path.unlink()
     assert begun.digest() is None
     assert FileHash([path]).digest() is None
@@ -112,5 +112,5 @@ def test_times_that_tell_nothing_are_not_believed(
     whole = time.time_ns() // 10**9 * 10**9 - 10**10
     told = replace(stamp, changed_ns=whole if age == 0 else stamp.changed_ns - int(age * 1e9))
     monkeypatch.setattr(file_hash, "_stamp", lambda path, descriptor: told)
-    assert FileHash([path], kept).digest() is None
+    assert FileHash([path], lambda: kept).digest() is None
     assert not (tmp_path / HASHES).exists()

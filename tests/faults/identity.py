@@ -1,0 +1,31 @@
+"""Faults in what a store knows a model by: its weights, and the hashes of files that are kept."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/store/file_hash.py"
+KEPT_HASHES = "cortexmlx/store/kept_hashes.py"
+
+_WORDS = 'np.frombuffer(bytes(view) + b"0" * (-len(view) % 4), np.uint32)'
+_SUMS = (
+    "str([int((words * np.arange(1, 2 * words.size, 2, np.uint32)).sum()) % 2**32 for view in views "
+    f"for words in [{_WORDS}]])"
+)
+
+
+FAULTS = (
+    Fault(
+        "weights are summed, each word times an odd number",
+        WEIGHTS,
+        'hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()',
+        _SUMS,
+    ),
+    Fault("no file of weights is read", FILE_HASH, "digest.update(buffer[:count])", "pass"),
+    Fault("arrays that an app put into a model are the files'", WEIGHTS, "if held is None or now != {", "if {} == {"),
+    Fault("arrays are known by their names", WEIGHTS, ', about["strides"], about["data"][0])', ", 0, 0)"),
+    Fault("a file that was written again keeps its hash", FILE_HASH, "found.st_ctime_ns)", "found.st_mtime_ns)"),
+    Fault(
+        "kept hashes have no proof", KEPT_HASHES, "secrets.compare_digest(found[3], self._proof(name, digest))", "True"
+    ),
+)
