@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,11 +21,14 @@ from cortexmlx.bench.suites.arrivals import ROWS as ARRIVING
 from cortexmlx.bench.suites.arrivals import Promise, Served, Traffic, serve
 from cortexmlx.bench.suites.rows import Runs, Test
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
+from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import ModelInfo
 
 WARM_UP = ((64, 8), (300, 4))
 """Prompt and generated tokens of the runs that both sides make before the first pair."""
+
+_NOTHING = "nothing to measure: give prompt tokens (-p) or tokens to generate (-n)"
 
 INTERRUPTED = "interrupted: what was measured so far"
 
@@ -36,7 +39,7 @@ def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int])
     Raises InvalidRequest if the model's context is too short for one.
     """
     if not wanted:
-        raise InvalidRequest("nothing to measure: give prompt tokens (-p) or tokens to generate (-n)")
+        raise InvalidRequest(_NOTHING)
     machine = Machine.here()
     sizes = [(size, max(test.tokens + test.batch * 2 * size for test in wanted)) for size in block_sizes]
     batch = max(test.batch for test in wanted)
@@ -115,16 +118,18 @@ def compare_sections(
     name, if there are any.
 
     An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest for a text that no
-    case has.
+    case has, if there are no cases, and if the model's context is too short for one.
     """
     machine = Machine.here()
-    row = max(CONTEXTS[1] + DECODED, shape.context + shape.generate) + 2 * block_size
-    tokens = max(ROWS * row, shape.prompt + block_size)
+    tokens = max(ROWS * (CONTEXTS[1] + DECODED + 2 * block_size), shape.tokens(block_size))
+    engine = partial(_engine, plan, shape, block_size, tokens)
     found: list[Comparison] = []
     info: ModelInfo | None = None
     stacks = [ExitStack() for _ in sections]
-    contests = [_contest(plan, stack, s, block_size, tokens) for stack, s in zip(stacks, sections, strict=True)]
+    contests = [Contest(partial(engine, stack, s), plan.seed) for stack, s in zip(stacks, sections, strict=True)]
     cases = [section.cases(contest) for section, contest in zip(sections, contests, strict=True)]
+    if not any(cases):
+        raise InvalidRequest(_NOTHING)
     chosen = _chosen([case for each in cases for case in each], only)
     interrupted = False
     try:
@@ -133,7 +138,7 @@ def compare_sections(
                 wanted = [case for case in each if case in chosen]
                 if wanted:
                     info = contest.engine.info
-                    _warm_up(contest)
+                    _warm_up(contest, plan.tell)
                 for case in wanted:
                     found += compare(case, plan.repetitions, plan.on_run)
     except KeyboardInterrupt:
@@ -148,13 +153,11 @@ def _ended(interrupted: bool) -> tuple[str, ...]:
     return (INTERRUPTED,) if interrupted else ()
 
 
-def _contest(plan: Plan, stack: ExitStack, section: Section, block_size: int, tokens: int) -> Contest:
-    """A contest whose engine opens when it is needed and closes with `stack`."""
+def _engine(plan: Plan, shape: Shape, block_size: int, tokens: int, stack: ExitStack, section: Section) -> Engine:
+    """The engine of a section, closed with `stack`."""
     options: dict[str, Any] = {} if section.token_target else {"token_target": None}
-    return Contest(
-        lambda: open_engines(plan, stack, [(block_size, tokens)], ROWS, **options)[block_size],
-        plan.seed,
-    )
+    check = partial(_check_context, shape.longest, "a case", ": lower -p, -n or -d")
+    return open_engines(plan, stack, [(block_size, tokens)], shape.batch, check, **options)[block_size]
 
 
 def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
@@ -190,10 +193,14 @@ def combined(reports: Sequence[Report]) -> Report:
     )
 
 
-def _warm_up(contest: Contest) -> None:
+def _warm_up(contest: Contest, tell: Callable[[str], None]) -> None:
+    """Run what is not counted: each side's first steps of a kind take longer than those after them."""
     prompts = contest.prompts("warm-up", 0)
     for length, tokens in WARM_UP:
         for rows in (1, 8):
             work = [Work(prompts.take(length), tokens) for _ in range(rows)]
+            asked = f"warming up, {rows} prompt{'s' * (rows > 1)} of {length} tokens"
+            tell(f"{asked}: cortexmlx")
             contest.cortex().run(work)
+            tell(f"{asked}: mlx-lm")
             contest.mlx_lm().run(work)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Trace:
         """
         begin, end = self.prefilled, min(r.stamps[-1] for r in self.requests)
         if end.wall <= begin.wall:
-            raise ValueError("the requests never decode all at once: let them generate more tokens")
+            raise InvalidRequest("the requests never decode all at once: let them generate more tokens (-n)")
         rates = [r.rate(begin, end) for r in self.requests]
         cpu = [rate.cpu for rate in rates if rate.cpu is not None]
         return Figure(sum(rate.wall for rate in rates), sum(cpu) if len(cpu) == len(rates) else None)

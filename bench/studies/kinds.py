@@ -26,7 +26,7 @@ from cortexmlx.bench.suites.against import Contest, Section, Shape, decode_cases
 from cortexmlx.bench.suites.serving import second_turn  # noqa: E402
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE  # noqa: E402
 
-_SHAPE = Shape(prompt=512, context=128, generate=64)
+_SHAPE = Shape((512,), 128, (64,))
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4_096,

@@ -110,12 +110,13 @@ def bench(
 ) -> None:
     """Measure prefill (pp) and decode (tg) in tokens per second; lists give every combination.
 
-    With --against the ratio cortexmlx / mlx-lm of the median pair of runs. Prompts are random and never repeat, and
+    With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
+    --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
     paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
     """
-    chosen = sections(suite, against is not None)
-    check_options(options.given(ctx), chosen, suite, against is not None)
+    chosen, given = sections(suite, against is not None), options.given(ctx)
+    check_options(given, chosen, suite, against is not None)
     if not 0 < request_rate < float("inf"):
         raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
     sizes, prompts = lists.block_sizes(block_size), lists.numbers("--prompt", prompt, 0)
@@ -123,9 +124,6 @@ def bench(
     depths = lists.numbers("--depth", depth, 0)
     if chosen != [Section.ROWS]:
         lists.only("--block-size", sizes, "here")
-    if Section.RATIOS in chosen:
-        lists.only("--prompt", prompts, "with --against")
-        lists.only("--generate", generates, "with --against")
     ttft, tpot = lists.promise(goodput)
     memory = options.memory_size(kv_memory)
 
@@ -146,11 +144,13 @@ def bench(
         count = repetitions or REPETITIONS
         plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size)
         rows = _in_rounds(plan, repetitions) if save is not None or compare is not None else plan
-        shape = Shape(prompt=prompts[0] or Shape.prompt, generate=generates[0] or Shape.generate)
+        wanted = tests(prompts, generates, batches, depths)
+        same_rows = bool({"batch", "depth"} & set(given))
+        shape = Shape(tuple(prompts), generates=tuple(generates), rows=tuple(wanted) if same_rows else ())
         suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
         traffic, peer = Traffic(requests, request_rate), against is not None
         steps: dict[Section, Callable[[], Report]] = {
-            Section.ROWS: lambda: session.measure_rows(rows, tests(prompts, generates, batches, depths), sizes),
+            Section.ROWS: lambda: session.measure_rows(rows, wanted, sizes),
             Section.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
             Section.TRACE: lambda: session.measure_trace(plan, traffic, Promise(ttft, tpot), peer, sizes[0]),
             Section.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),

@@ -39,8 +39,8 @@ TAKEN: dict[str, Collection[Section]] = {
     "adapter": _ENGINES,
     "prompt": {Section.ROWS, Section.RATIOS},
     "generate": {Section.ROWS, Section.RATIOS},
-    "batch": {Section.ROWS},
-    "depth": {Section.ROWS},
+    "batch": {Section.ROWS, Section.RATIOS},
+    "depth": {Section.ROWS, Section.RATIOS},
     "block_size": set(Section),
     "repetitions": set(Section),
     "case": {Section.RATIOS},
@@ -74,7 +74,7 @@ def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suit
     """Raise typer.BadParameter for an option that says nothing to what runs."""
     for name in names:
         if name not in TAKEN or set(TAKEN[name]) & set(chosen):
-            if name in ("prompt", "generate") and suite is Suite.serving:
+            if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
                 raise typer.BadParameter("the cases of --suite serving have sizes of their own", param_hint=_hint(name))
             continue
         asked = f"--suite {suite.value}" + (" with --against" if against else "")

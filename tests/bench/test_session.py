@@ -10,8 +10,10 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.bench import session
+from cortexmlx.bench.measure.engines import Plan
 from cortexmlx.bench.measure.subject import Flight
 from cortexmlx.bench.measure.yardstick import Yardstick
+from cortexmlx.bench.suites.against import Shape
 from cortexmlx.cli.start import run
 from support.bench_model import bench
 
@@ -150,3 +152,16 @@ def test_a_figure_of_fewer_tokens_than_were_asked_for_is_refused(
     monkeypatch.setattr(Flight, "_take", lost)
     assert run(["bench", model, "-p", "0", "-n", "9", "-r", "1"]) == 1
     assert "has 3 of 10 tokens: no figure" in capsys.readouterr().err
+
+
+def test_what_is_warmed_up_before_the_first_pair_is_said(model: str) -> None:
+    """It takes minutes with a large model, in which "loading: 100%" was all there was to see."""
+    said: list[str] = []
+    plan = Plan(model, (), None, "auto", 1, 0, said.append)
+    session.compare_with_mlx_lm(plan, ["basic"], ["pp20 x16"], Shape((24,), generates=(8,)), 16)
+    loaded = max(n for n, what in enumerate(said) if what.endswith("100%"))
+    pair = next(n for n, what in enumerate(said) if "pair 1 of 1" in what)
+    assert said[loaded + 1] == "warming up, 1 prompt of 64 tokens: cortexmlx"
+    assert pair - loaded - 1 == 2 * 2 * len(session.WARM_UP) and said[pair - 1].endswith(
+        "8 prompts of 300 tokens: mlx-lm"
+    )

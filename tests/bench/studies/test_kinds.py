@@ -31,7 +31,7 @@ def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
 
 
 def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_SHAPE", kinds.Shape(prompt=24, context=8, generate=8))
+    monkeypatch.setattr(kinds, "_SHAPE", kinds.Shape((24,), 8, (8,)))
     measured = kinds.compare("full", 1, SMALL)
     assert [c["case"].split(",")[0] for c in measured.parts[0].records] == [
         "pp24",

@@ -32,7 +32,8 @@ def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -
 @pytest.mark.parametrize(
     ("names", "suite", "against"),
     [
-        (["batch"], Suite.basic, True),
+        (["batch"], Suite.serving, True),
+        (["depth"], Suite.trace, True),
         (["case"], Suite.basic, False),
         (["model"], Suite.pool, False),
         (["requests"], Suite.basic, False),
