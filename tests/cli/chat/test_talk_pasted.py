@@ -1,0 +1,81 @@
+"""Pastes into a real terminal: each is one message, as it was pasted, whatever quotes are in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.sessions.saved import Saved
+from support.terminal import Terminal
+
+FIGURES = "TTFT 12 ms · prompt"
+DOCSTRING = '"""What it does."""\n\nimport sys\n\n\ndef main() -> None:\n\t"""Do it."""\n\tsys.exit(0)'
+UP = "\x1b[A"
+
+
+def kept(tmp_path: Path) -> list[str]:
+    """What the user said."""
+    (path,) = (tmp_path / "state" / "cortexmlx" / "chats").iterdir()
+    return [str(m["content"]) for m in Saved.read(path).messages if m["role"] == "user"]
+
+
+def sent(tmp_path: Path, *keys: str) -> list[str]:
+    """The messages that are sent by these keys, each as many as it takes for one."""
+    with Terminal("--no-history") as terminal:
+        for each in keys:
+            terminal.wait_for_prompt()
+            terminal.type(each)
+            terminal.wait_for(FIGURES)
+        terminal.wait_for_prompt()
+    return kept(tmp_path)
+
+
+def paste(text: str) -> str:
+    """What a terminal sends for a paste."""
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+def test_pasted_quotes_neither_open_nor_close_a_block(tmp_path: Path) -> None:
+    pasted = [
+        DOCSTRING,
+        '"""\nWhat it does.\n"""\nimport sys',
+        '"""',
+        '"""\nOnly a docstring.\n"""',
+        '"""hello"""',
+        '  """indented\n  text',
+        "'''\nother quotes\n'''",
+        '"""no end\n' + "\n".join(f"line {number}" for number in range(200)),
+    ]
+    assert sent(tmp_path, *(paste(each) + "\r" for each in pasted)) == pasted
+
+
+def test_a_paste_in_a_typed_block_is_a_part_of_it(tmp_path: Path) -> None:
+    typed = [
+        '"""\r' + paste(DOCSTRING + '"""') + '\r"""\r',
+        '"""\r' + paste(DOCSTRING) + ' and?\r"""\r',
+        "so:\x0a" + paste(DOCSTRING) + "\r",
+    ]
+    assert sent(tmp_path, *typed) == [DOCSTRING + '"""', DOCSTRING + " and?", f"so:\n{DOCSTRING}"]
+
+
+def test_a_line_that_closes_its_own_quotes_opens_nothing(tmp_path: Path) -> None:
+    assert sent(tmp_path, '"""hello""" said he\r', '"""/help"""\r') == ['"""hello""" said he', "/help"]
+
+
+def test_what_was_pasted_comes_back_with_its_quotes(tmp_path: Path) -> None:
+    """From the history, where it lies as a block, and as the draft of /edit."""
+    assert sent(tmp_path, paste(DOCSTRING) + "\r", UP + "\r", "/edit\r\r") == [DOCSTRING] * 2
+
+
+@pytest.mark.parametrize(
+    ("pasted", "message"),
+    [
+        ('"""a\r\nb\r\n', '"""a\nb\n'),
+        ('\x1b[31m"""\x1b[0m red\x07', '\x1b[31m"""\x1b[0m red\x07'),
+        ("\ttabs\t\n\tthere", "\ttabs\t\n\tthere"),
+        ('x"""y\n' * 3, 'x"""y\n' * 3),
+    ],
+)
+def test_other_line_ends_tabs_and_escapes_are_sent_at_once(pasted: str, message: str, tmp_path: Path) -> None:
+    assert sent(tmp_path, paste(pasted) + "\r") == [message]
