@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from typing import Protocol
 from cortexmlx.cli.chat.kept import state_folder
 from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
 from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
-from cortexmlx.cli.chat.typed.reading import is_open
+from cortexmlx.cli.chat.typed.quotes import TypedQuotes, is_open
 
 PROMPT = ">>> "
 CONTINUATION = "... "
@@ -68,7 +68,7 @@ class PlainInput:
 
 class TerminalInput:
     """prompt_toolkit's input line: history, editing, several lines, bracketed paste, completion with Tab. Alt-Enter and
-    Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor.
+    Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor. A paste is a part of the message, quotes and all.
     """
 
     def __init__(self, vocabulary: Vocabulary, history: Path | None) -> None:
@@ -83,6 +83,19 @@ class TerminalInput:
                 with suppress(OSError, ValueError):  # a full disk, or half a character: the line is sent all the same
                     super().store_string(string)
 
+        class Remembered(History):
+            """Holds messages as they can be typed."""
+
+            def append_string(self, string: str) -> None:
+                super().append_string(quotes.message(string))
+
+            def load_history_strings(self) -> Iterable[str]:
+                return kept.load_history_strings()
+
+            def store_string(self, string: str) -> None:
+                kept.store_string(string)
+
+        quotes = TypedQuotes()
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
@@ -95,18 +108,23 @@ class TerminalInput:
         kept: History = Kept(str(history)) if history and private_file(history) else InMemoryHistory()
         session: PromptSession[str]
         session = PromptSession(
-            history=kept,
+            history=Remembered(),
             key_bindings=keys,
             completer=completer(vocabulary),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_history_search=True,
             enable_open_in_editor=True,
-            multiline=Condition(lambda: is_open(session.default_buffer.text)),
+            multiline=Condition(lambda: quotes.is_open(session.default_buffer.text)),
             prompt_continuation=CONTINUATION,
             enable_suspend=True,
             interrupt_exception=LineCleared,
         )
+        # Older entries are put in front as they are loaded: counted from the end, an entry keeps its number.
+        session.default_buffer.on_text_changed += lambda buffer: quotes.changed(
+            buffer.text, len(buffer._working_lines) - buffer.working_index - 1
+        )
+        self._quotes = quotes
         self._session = session
         self._asides: PromptSession[str] = PromptSession(enable_suspend=True, interrupt_exception=LineCleared)
         self._ahead = Ahead(session.input, session.output)
@@ -114,9 +132,11 @@ class TerminalInput:
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next message."""
-        asked = self._session if prompt == PROMPT else self._asides  # an answer to another question is no message
         try:
-            return asked.prompt(prompt, default=draft)
+            if prompt != PROMPT:  # an answer to another question is no message
+                return self._asides.prompt(prompt, default=draft)
+            self._quotes.begin(draft)
+            return self._quotes.message(self._session.prompt(prompt, default=draft))
         except EOFError:
             return None
 

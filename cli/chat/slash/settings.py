@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Figures
-from cortexmlx.cli.chat.typed.reading import unquoted
+from cortexmlx.cli.chat.typed.quotes import unquoted
 from cortexmlx.cli.options import json_or_text
 from cortexmlx.cli.prompts import checked
 from cortexmlx.errors import InvalidRequest

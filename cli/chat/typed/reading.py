@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from cortexmlx.cli.chat.typed.quotes import QUOTES, unquoted
 from cortexmlx.errors import InvalidRequest
-
-QUOTES = '"""'
 
 BARE = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", ":q": "/exit", "help": "/help"}
 """Words that stand for a command when they are all that is typed."""
 
 _NEAR = 0.76
 """How alike a word and a command must be for it to be a mistyped command: /tmp and /etc are paths."""
-
-_SYSTEM = re.compile(r"^/(?:set\s+)?system\s+")
 
 
 class Named(Protocol):
@@ -62,17 +59,3 @@ def read(typed: str, commands: Mapping[str, C]) -> Typed:
             f"no command {name}: did you mean {near[0]}? (A message that begins so: a blank before it.)"
         )
     return Typed(None, typed)
-
-
-def is_open(text: str) -> bool:
-    """Whether `text`, or a system prompt in it, has begun with three quotes and not ended with them."""
-    body = _SYSTEM.sub("", text.lstrip())
-    return body.startswith(QUOTES) and not (len(body) >= 2 * len(QUOTES) and body.rstrip().endswith(QUOTES))
-
-
-def unquoted(text: str) -> str:
-    """`text` without the three quotes around it, if it has them."""
-    body = text.strip()
-    if not body.startswith(QUOTES):
-        return text
-    return body.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.chat.commands import BY_NAME
-from cortexmlx.cli.chat.typed.reading import Typed, is_open, read, unquoted
+from cortexmlx.cli.chat.typed.reading import Typed, read
 from cortexmlx.errors import InvalidRequest
 
 
@@ -85,9 +85,3 @@ def test_nothing_is_no_message_and_quotes_are_always_one() -> None:
     assert read("  \n", BY_NAME) == Typed(None, "")
     assert read('"""/exit"""', BY_NAME) == Typed(None, "/exit")
     assert read('  """\n/set x\ny\n"""', BY_NAME) == Typed(None, "/set x\ny")
-
-
-def test_three_quotes_open_and_close_several_lines() -> None:
-    texts = ("hi", '"""', '"""a\nb', '"""a"""', '  """a\nb"""  ', '/system """a', '/set system """a"""')
-    assert [is_open(text) for text in texts] == [False, True, True, False, False, True, False]
-    assert unquoted('"""a\nb\n"""') == "a\nb" and unquoted(' hi "') == ' hi "'
