@@ -184,7 +184,7 @@ def _hold(lines: Sequence[Line], number: int, begin: int) -> None:
     """Emphasis, or a link, that began there has ended behind an open sign that binds tighter: with the end of that, it
     is none. Then it is as open as the sign."""
     for line, at in ((line, begin if line is lines[number] else 0) for line in lines[number:]):
-        if any(mark[0] in TIGHTER for mark in OPEN_MARK.finditer(line.shape) if mark.start() >= at):
+        if any(mark[0] in TIGHTER for mark in OPEN_MARK.finditer(line.shape, at)):
             shape = lines[number].shape
             lines[number].shape = f"{shape[:begin]}`{shape[begin + 1 :]}"
             return

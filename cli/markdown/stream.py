@@ -15,11 +15,12 @@ from itertools import pairwise
 from rich.text import Text
 
 from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
+from cortexmlx.cli.markdown.budget import Budget
 from cortexmlx.cli.markdown.code import Highlighter
-from cortexmlx.cli.markdown.flows import Flow, Prose, Row
+from cortexmlx.cli.markdown.flows import Flow, Prose, Row, wrapped
 from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
-from cortexmlx.cli.terminal.console import CONTROLS
+from cortexmlx.cli.terminal.harmless.characters import harmless
 
 ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
 MARKS = ("*", "_", "~", "`")
@@ -32,6 +33,11 @@ LONG = 2000
 """Characters from which on a paragraph is rid of what has been printed of it."""
 TRIES = 3
 """Places where that is tried."""
+
+FIRST_STEP = 64
+"""Characters behind what has been printed where a paragraph past the budget may lose its markup; then 4 times more."""
+MOST_ROWS = 50
+"""Of what is pending at most so much is looked at."""
 
 Place = tuple[int, int]
 """A flow of a block, and a place in it."""
@@ -71,10 +77,16 @@ class MarkdownStream:
         self._printed: Place = (0, 0)
         self._table: Printed | None = None
         self._long = LONG
+        self._plain = False
+        self._budget = Budget()
+        self._read = 0
+        self._last_pending: list[Text] = []
 
     def feed(self, text: str) -> None:
         """More of the answer."""
-        self._open += text.translate(CONTROLS)
+        text = harmless(text)
+        self._open += text
+        self._budget.earn(len(text))
 
     @property
     def begun(self) -> bool:
@@ -85,27 +97,39 @@ class MarkdownStream:
         """The rows that have become final since the last call, `width` cells wide.
 
         If more than `room` rows are pending, the first of them become final as they look: columns of a table keep their
-        widths, signs of emphasis that have not found their end stay signs.
+        widths, signs of emphasis that have not found their end stay signs. Where the parser has read too much of the
+        text already, nothing becomes final, and what came since is pending as it was written.
         """
+        if self._fence is None and not self._budget.allows():
+            begin = max(self._read, len(self._open) - width * min(room, MOST_ROWS))
+            new = self._open[begin:].split("\n")
+            rows = [Text(line[a:b]) for line in new for a, b, _ in wrapped(line, 0, width)]
+            self.pending = [*self._last_pending, *rows]
+            return []
+        out = self._settle(width, room)
+        self._read, self._last_pending = len(self._open), self.pending
+        return out
+
+    def _settle(self, width: int, room: int) -> list[Text]:
         out: list[Text] = []
         while True:
             if self._fence is not None:
                 out += self._code(self._fence)
                 if self._fence is not None:
                     begun, gap = self._begun, [*self._gap(FENCE)]
-                    self.pending = [*gap, Text(self._fence.plain(self._open))] if self._open else []
+                    self.pending = [*gap, *self._line_begun(self._fence, width, room)]
                     self._begun = begun
                     return out
             text = certain(self._open)
             if len(text) > self._long:  # signs at its end that may mean anything cannot hold all of it back
                 text = text.rstrip("".join(MARKS))
-            found = blocks(text)
+            found = self._blocks(text)
             for block in found[:-1]:
                 out += self._finish(block, width)
             if len(found) > 1:
                 done = first_lines(self._open, found[-1].begin)
                 self._open, text = self._open[done:], text[done:]
-                found = blocks(text)
+                found = self._blocks(text)
             if not (found and self._enters_fence(found[-1])):
                 break
         if found:
@@ -118,7 +142,7 @@ class MarkdownStream:
         """The rows that are left when the answer has ended."""
         if self._open and not self._open.endswith("\n"):
             self._open += "\n"
-        out = self.settle(width, room=10**9)
+        out = self._settle(width, room=10**9)
         for block in blocks(self._open) if self._fence is None else ():
             out += self._finish(block, width)
         self._open, self.pending, self._fence = "", [], None
@@ -147,6 +171,17 @@ class MarkdownStream:
             yield fence.coloured(line)
         self._open = self._open.rpartition("\n")[2]
 
+    def _line_begun(self, fence: Fence, width: int, room: int) -> list[Text]:
+        """The line of code that is being written: of a very long one the end."""
+        if not self._open:
+            return []
+        line = fence.plain(self._open)
+        return [Text(line[max(len(line) // width - min(room, MOST_ROWS), 0) * width :])]
+
+    def _blocks(self, text: str) -> list[Block]:
+        self._budget.spend(len(text))
+        return blocks(text)
+
     def _finish(self, block: Block, width: int) -> Iterator[Text]:
         for _, row in self._rows(flows(block.tokens, self._table), width):
             yield from self._gap(block.kind)
@@ -156,7 +191,7 @@ class MarkdownStream:
     def _end(self, kind: str) -> None:
         """A block is printed as a whole."""
         self._last = kind if self._begun else self._last
-        self._begun, self._printed, self._table, self._long = False, (0, 0), None, LONG
+        self._begun, self._printed, self._table, self._long, self._plain = False, (0, 0), None, LONG, False
 
     def _gap(self, kind: str) -> Iterator[Text]:
         """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
@@ -189,7 +224,7 @@ class MarkdownStream:
         printed = len("\n".join([*whole[:number], ""])) + place
         joined = "\n".join(whole)
         for cut in [*LETTER.finditer(text, LONG // 2, first_lines(text, number) + place)][: -TRIES - 1 : -1]:
-            before, after = "\n".join(_words(text[: cut.start()])), _words(text[cut.start() :])
+            before, after = "\n".join(self._words(text[: cut.start()])), self._words(text[cut.start() :])
             behind = len(joined) - len("\n".join(after))
             if (
                 after
@@ -233,15 +268,50 @@ class MarkdownStream:
         if block.kind == PARAGRAPH:  # all of them at once, if none of them means anything
             end = first_lines(text, block.begin + wanted[0]) + wanted[1]
             end += text.count("\\", 0, 2 * end)
-            lines, text = _signs(lines, text, before, SIGN.sub(r"\\\g<0>", text[:end]) + text[end:])
+            lines, text = self._signs(lines, text, before, SIGN.sub(r"\\\g<0>", text[:end]) + text[end:])
         whole = text
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
-            if _mark(lines, text) >= wanted:
+            if self._plain or _mark(lines, text) >= wanted:
                 break
+            self._plain = not self._budget.allows(TRIES * len(text))
             at = sign.start() + len(text) - len(whole)
-            lines, text = _signs(lines, text, before, f"{text[:at]}\\{text[at:]}")
+            lines, text = self._signs(lines, text, before, f"{text[:at]}\\{text[at:]}")
+        if self._plain and block.kind == PARAGRAPH and _mark(lines, text) < wanted:
+            lines, text = self._without_markup(lines, text)
         self._open = text + behind
         return lines, text, _mark(lines, text)
+
+    def _without_markup(self, lines: list[Flow], text: str) -> tuple[list[Flow], str]:
+        """The text with all signs behind what has been printed as they were written, and its lines: past the budget
+        nobody looks which of them mean something. What has been printed stays as it is.
+        """
+        number, place = self._printed
+        fixed = "\n".join([*_plain(lines)[:number], _plain(lines)[number][:place]])
+        at, step = first_lines(text, number) + place, FIRST_STEP
+        while at < len(text):
+            at += text[:at].endswith("\\")
+            escaped = text[:at] + SIGN.sub(r"\\\g<0>", text[at:])
+            found = self._blocks(escaped)
+            if len(found) == 1 and found[0].kind == PARAGRAPH:
+                changed = flows(found[0].tokens)
+                words = "\n".join(_plain(changed))
+                if words.startswith(fixed) and words.count("\\") <= text.count("\\"):  # in code it would be seen
+                    return changed, escaped
+            at, step = at + step, 4 * step
+        return lines, text
+
+    def _signs(self, lines: list[Flow], text: str, words: Sequence[str], escaped: str) -> tuple[list[Flow], str]:
+        """The text with more signs `escaped`, and its lines, if it has the same words as before."""
+        found = self._blocks(escaped)
+        if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == words:
+            return changed, escaped
+        return lines, text
+
+    def _words(self, text: str) -> list[str]:
+        """The lines of a text that is one paragraph; none if it is not."""
+        found = self._blocks(text)
+        alone = len(found) == 1 and found[0].kind == PARAGRAPH and certain(text) == text
+        return _plain(flows(found[0].tokens)) if alone else []
 
     def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, Row]]:
         """The rows that have not been printed, each with the number of its flow."""
@@ -261,7 +331,7 @@ class MarkdownStream:
     def _preview(self, width: int) -> list[Text]:
         shown: list[Text] = []
         kept = (self._last, self._begun, self._printed, self._table)
-        for block in blocks(self._open):
+        for block in self._blocks(self._open):
             shown += self._finish(block, width)
         self._last, self._begun, self._printed, self._table = kept
         return shown
@@ -294,27 +364,12 @@ def _end_of(lines: Sequence[Flow]) -> Place:
     return len(lines) - 1, lines[-1].size
 
 
-def _signs(lines: list[Flow], text: str, words: Sequence[str], escaped: str) -> tuple[list[Flow], str]:
-    """The text with more signs `escaped`, and its lines, if it has the same words as before."""
-    found = blocks(escaped)
-    if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == words:
-        return changed, escaped
-    return lines, text
-
-
 def _place(lines: Sequence[str], at: int) -> Place:
     """The place that is `at` characters behind the beginning of the first line."""
     number = 0
     while at > len(lines[number]):
         at, number = at - len(lines[number]) - 1, number + 1
     return number, at
-
-
-def _words(text: str) -> list[str]:
-    """The lines of a text that is one paragraph; none if it is not."""
-    found = blocks(text)
-    alone = len(found) == 1 and found[0].kind == PARAGRAPH and certain(text) == text
-    return _plain(flows(found[0].tokens)) if alone else []
 
 
 def _plain(lines: Sequence[Flow]) -> list[str]:

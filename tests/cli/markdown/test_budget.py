@@ -1,0 +1,103 @@
+"""The parser's work is bounded by the length of an answer, whatever signs are in it, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.cli.markdown import stream as streaming
+from cortexmlx.cli.markdown.budget import BURST, RATE, Budget
+from cortexmlx.cli.markdown.stream import MarkdownStream
+
+SIGNS = "*a |_b |`c |~~e |<f |\"h |'i |word |**|a_b_|\\*|***x|__|[d |&g |!|](|\n|天 "
+DENSE = st.lists(st.sampled_from(SIGNS.split("|")), min_size=1, max_size=40).map("".join)
+BEGINNINGS = st.sampled_from(["", "> ", "- ", "1. ", "# ", "> - "])
+
+
+def work(monkeypatch: pytest.MonkeyPatch, text: str, piece: int, width: int = 34) -> tuple[int, int, list[str]]:
+    """Characters that the parser reads while `text` comes in pieces, all that it reads, and the rows."""
+    read, real = [0], streaming.blocks
+
+    def counted(part: str) -> list[streaming.Block]:
+        read[0] += len(part)
+        return real(part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streaming, "blocks", counted)
+        stream, rows = MarkdownStream(), []
+        for at in range(0, len(text), piece):
+            stream.feed(text[at : at + piece])
+            rows += stream.settle(width, 8)
+        meanwhile = read[0]
+        rows += stream.rest(width)
+    return meanwhile, read[0], [row.plain for row in rows]
+
+
+def test_what_is_read_may_overdraw_once() -> None:
+    budget = Budget()
+    budget.spend(BURST + 1000)
+    assert not budget.allows()
+    budget.earn(1 + 1000 // RATE)
+    assert budget.allows() and not budget.allows(RATE)
+
+
+@given(unit=DENSE, begin=BEGINNINGS, prefixed=st.booleans(), piece=st.sampled_from([10, 40]))
+@settings(max_examples=6)
+def test_the_work_is_bounded_for_any_text(unit: str, begin: str, prefixed: bool, piece: int) -> None:
+    """Of 1,500 characters; each line of them begins with the signs of a quote or an item, or the first alone."""
+    unit = unit.replace("\n", f"\n{begin}") if prefixed else unit
+    text = (begin + unit * (1500 // len(unit) + 1))[:1500]
+    with pytest.MonkeyPatch.context() as patched:
+        meanwhile, whole, _ = work(patched, text, piece)
+    assert meanwhile <= RATE * len(text) + BURST + 8 * len(text)
+    assert whole - meanwhile <= 8 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("begin", "length"), [("> ", 5000), *(pytest.param(b, 20_000, marks=pytest.mark.slow) for b in ("", "> ", "- "))]
+)
+def test_a_very_long_block_is_not_read_again_for_each_piece(
+    begin: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"{begin if begin == '> ' else '  '}word and *more of it\n"
+    text = (begin + line * 1000)[:length]
+    meanwhile, _, rows = work(monkeypatch, text, 40)
+    assert meanwhile <= RATE * len(text) + BURST + 8 * len(text)
+    assert letters("".join(rows)) == letters(text)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))])
+def test_past_the_budget_every_letter_is_there_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    signs = ["*a ", "_b ", "`c ", "~~e ", "<f ", '"h ', "'i ", "word ", "**", "j* ", "`k` ", "*l* ", "\\", "天 "]
+    text = "".join(chance.choice(signs) for _ in range(700))
+    for piece, width in ((30, 34),):
+        _, _, rows = work(monkeypatch, text, piece, width)
+        assert letters("".join(rows)) == letters(text)
+        assert "".join(rows).count("\\") <= text.count("\\")
+
+
+def test_what_came_since_the_last_reading_is_seen_as_it_was_written() -> None:
+    stream = MarkdownStream()
+    stream.feed("so *it is")
+    stream.settle(20, 4)
+    stream._budget.spend(10**6)
+    stream.feed(" and so **on")
+    assert stream.settle(20, 4) == []
+    assert [row.plain for row in stream.pending] == ["so *it is", "and so **on"]
+    assert [row.plain for row in stream.rest(40)] == ["so *it is and so **on"]
+
+
+def test_of_a_long_line_of_code_the_end_is_looked_at() -> None:
+    stream = MarkdownStream()
+    stream.feed("```\n" + "x" * 10_000)
+    stream.settle(20, 4)
+    assert sum(len(row.plain) for row in stream.pending) <= 100
+    assert [row.plain for row in stream.rest(20)] == ["x" * 10_000]
+
+
+def letters(text: str) -> list[str]:
+    return [sign for sign in text if sign.isalnum()]
