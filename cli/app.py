@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
+from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import exit_codes
 from cortexmlx.models.resolve import STARTER
 
@@ -46,6 +48,21 @@ ELSEWHERE_CALLED = {
     "perplexity": "eval",
 }
 """What people type who know other programs."""
+
+_USED = "a model is downloaded when it is first used: cortexmlx chat org/name"
+_GONE = "models of the hub lie in its cache: `hf cache rm`, or remove the folder that `cortexmlx models --json` names"
+_SERVE = "there is no server. Files of requests: cortexmlx batch; in a program: https://github.com/cortexmlx/cortexmlx"
+NOT_HERE = {
+    **dict.fromkeys(("pull", "download", "get", "install"), _USED),
+    **dict.fromkeys(("serve", "server", "start"), _SERVE),
+    **dict.fromkeys(("rm", "remove", "delete"), _GONE),
+    **dict.fromkeys(("show", "info"), "what a model takes: cortexmlx plan MODEL; in a chat: /show"),
+    **dict.fromkeys(("ps", "stop"), "nothing runs in the background: a model is loaded for as long as a command runs"),
+    "help": "cortexmlx --help, or cortexmlx COMMAND --help",
+    "version": "cortexmlx --version",
+    **dict.fromkeys(("update", "upgrade"), "pip install --upgrade cortexmlx"),
+}
+"""Commands of other programs that have none of their own here, and what to do instead."""
 
 
 class OptionalValue(TyperCommand):
@@ -84,7 +101,10 @@ class Commands(TyperGroup):
         word = args[0]
         if self.get_command(ctx, word) is None:
             if word in ELSEWHERE_CALLED:
-                ctx.fail(f"No such command {word!r}. Did you mean {ELSEWHERE_CALLED[word]!r}?")
+                line = shlex.join(["cortexmlx", ELSEWHERE_CALLED[word], *args[1:]])
+                ctx.fail(f"No such command {word!r}. Did you mean {ELSEWHERE_CALLED[word]!r}? Type: {line}")
+            if word in NOT_HERE:
+                ctx.fail(f"No such command {word!r}: {NOT_HERE[word]}")
             if word == STARTER or "/" in word or word.endswith(".gguf"):
                 ctx.fail(f"No such command {word!r}. To talk to a model: cortexmlx chat {word}")
         return super().resolve_command(ctx, args)
@@ -109,7 +129,7 @@ app = typer.Typer(
 def show_version(wanted: bool) -> None:
     """Print the version and end."""
     if wanted:
-        print(f"cortexmlx {__version__}")
+        console.say(f"cortexmlx {__version__}")
         raise typer.Exit
 
 

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli import options
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.store.folder import SECRET, default_folder
@@ -39,7 +41,7 @@ def cache(
     if clear:
         freed = shelf.clear()
         shelf.close()
-        print(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
+        console.say(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
         return
     models: dict[str, tuple[int, int]] = {}
     for segment in shelf.segments():
@@ -69,9 +71,10 @@ def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> Non
     total = sum(size for size, _ in models.values())
     if as_json:
         each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]
-        print(json.dumps({"path": str(folder), "bytes": total, "models": each}))
+        console.say(json.dumps({"path": str(folder), "bytes": total, "models": each}))
         return
-    print(f"{folder}  {format_bytes(total)}")
+    console.say(f"{in_a_line(str(folder))}  {format_bytes(total)}")
+    models = {in_a_line(model): found for model, found in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
-        print(f"  {model:<{width}}  {format_bytes(size):>9}  {blocks:,} blocks")
+        console.say(f"  {model:<{width}}  {format_bytes(size):>9}  {blocks:,} blocks")

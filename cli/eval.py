@@ -83,7 +83,7 @@ def evaluate(
         except KeyboardInterrupt:
             interrupted = True
     for found in known:
-        print(to_json(record(found)) if as_json else page(found))
+        console.say(to_json(record(found)) if as_json else page(found))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -122,7 +122,12 @@ def progress() -> Iterator[Callable[[Perplexity], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console.stderr(), transient=True) as bar:
         task = bar.add_task("reading", total=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cortexmlx.cli.terminal.text import duration
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion
 
@@ -11,10 +12,12 @@ def summary(completion: Completion, ended: str) -> str:
     where the model would have gone on.
     """
     usage, timings = completion.usage, completion.timings
+    answers = (completion, *completion.others)
+    tokens = sum(answer.usage.completion_tokens for answer in answers)
     parts = [
-        f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}",
-        f"{timings.decode_tokens_per_second:.1f} tok/s",
-        f"TTFT {timings.ttft * 1000:.0f} ms",
+        f"{tokens:,} token{'s' * (tokens != 1)}" + (f" of {len(answers)} answers" if completion.others else ""),
+        f"{_rate(completion):.1f} tok/s",
+        f"TTFT {latency(timings.ttft)}",
         f"prompt {usage.prompt_tokens:,} tok{_cached(completion)}",
     ]
     if usage.dropped_tokens:
@@ -31,7 +34,7 @@ def figures(completion: Completion, ended: str, load_seconds: float, peak_memory
     said = sum(answer.usage.completion_tokens for answer in answers)
     thought = sum(answer.usage.thinking_tokens for answer in answers)
     thoughts = f" ({thought:,} of thoughts)" if thought else ""
-    rate = timings.decode_tokens_per_second
+    rate = _rate(completion)
     lines = {
         "load": f"{load_seconds:.2f} s",
         "prompt": f"{usage.prompt_tokens:,} tokens{_cached(completion)}, {timings.prefill_tokens_per_second:.1f} tok/s",
@@ -41,6 +44,23 @@ def figures(completion: Completion, ended: str, load_seconds: float, peak_memory
         "peak memory": format_bytes(peak_memory),
     }
     return [f"{name + ':':<13}{value}" for name, value in lines.items()]
+
+
+def latency(seconds: float) -> str:
+    """Such as `180 ms`, `12.3 s` or `3:05` minutes."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _rate(completion: Completion) -> float:
+    """Tokens per second, of several answers together: they are written at once."""
+    if not completion.others:
+        return completion.timings.decode_tokens_per_second
+    answers = (completion, *completion.others)
+    seconds = max(answer.timings.total - answer.timings.ttft for answer in answers)
+    tokens = sum(answer.usage.completion_tokens - 1 for answer in answers)
+    return tokens / seconds if tokens > 0 and seconds > 0 else completion.timings.decode_tokens_per_second
 
 
 def _cached(completion: Completion) -> str:

@@ -84,14 +84,14 @@ def generate(
         handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
         completion = collect(handle) if as_json else stream(handle, hide_thinking)
         if as_json:
-            print(to_json(record(engine, completion, hide_thinking)))
+            console.say(to_json(record(engine, completion, hide_thinking)))
         elif logprobs is not None:
             show_logprobs(engine, completion)
         ended = ending(completion, params, engine)
         peak = engine.stats().peak_memory
     if verbose:
         for line in figures(completion, ended, loaded, peak):
-            print(line, file=sys.stderr)
+            console.tell(line)
     elif not as_json and console.is_terminal(sys.stderr):
         console.note(summary(completion, ended))
     if completion.finish_reason is FinishReason.CANCELLED:
@@ -110,8 +110,7 @@ def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
                 thoughts.show(event.thinking)
                 if event.text:
                     thoughts.end()
-                    sys.stdout.write(event.text)
-                    sys.stdout.flush()
+                    console.say(event.text, end="", flush=True)
         except KeyboardInterrupt:
             handle.cancel()
             reading.stopping()
@@ -120,12 +119,12 @@ def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
             raise
         completion = handle.result()
     thoughts.end()
-    print(flush=True)
+    console.say(flush=True)
     for other in completion.others:
-        print("---")
+        console.say("---")
         thoughts.show(other.thinking)
         thoughts.end()
-        print(other.text, flush=True)
+        console.say(other.text, flush=True)
     return completion
 
 
@@ -164,9 +163,9 @@ def _answer(engine: Engine, completion: Completion, hide_thinking: bool) -> dict
 def show_logprobs(engine: Engine, completion: Completion) -> None:
     """The table of each answer's tokens."""
     for answer in (completion, *completion.others):
-        print()
+        console.say()
         for line in table(answer.logprobs or (), _texts(engine)):
-            print(line)
+            console.say(line)
 
 
 def _texts(engine: Engine) -> Callable[[int], str]:

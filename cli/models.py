@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.kv.sizing import format_bytes
 
 if TYPE_CHECKING:
@@ -23,21 +25,23 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
 
     found = list_models()
     if as_json:
-        print(json.dumps([record(model) for model in found]))
+        console.say(json.dumps([record(model) for model in found]))
         return
     if found:
         rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(row, found)]
         name, size, quantization, context, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         for each in rows:
-            print(f"{each[0]:<{name}}  {each[1]:>{size}}  {each[2]:<{quantization}}  {each[3]:>{context}}  {each[4]}")
+            console.say(
+                f"{each[0]:<{name}}  {each[1]:>{size}}  {each[2]:<{quantization}}  {each[3]:>{context}}  {each[4]}"
+            )
     if STARTER not in {model.name for model in found}:
-        typer.echo(f"the starter model is not installed: {STARTER_INSTALL}", err=True)
+        console.tell(f"the starter model is not installed: {STARTER_INSTALL}")
 
 
 def row(model: LocalModel) -> tuple[str, ...]:
     """A model for a person."""
     context = "" if model.context is None else f"{model.context:,}"
-    return model.name, format_bytes(model.size), model.quantization, context, model.kind.value
+    return in_a_line(model.name), format_bytes(model.size), model.quantization, context, model.kind.value
 
 
 def record(model: LocalModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from cortexmlx.cli.app import COMMANDS, EXAMPLES, top
+from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, SLOWER
 
 HEAD = """\
@@ -114,4 +115,4 @@ def _meaning(parameter: inspect.Parameter, info: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    console.say(page(), end="")

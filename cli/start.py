@@ -10,6 +10,7 @@ from typing import TextIO
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
+from cortexmlx.cli.terminal.harmless.streams import guarded_streams
 
 MLX_ENVIRONMENT = {
     # Metal commits a command buffer once the buffers bound to it pass this size. Every layer binds its slabs of the
@@ -32,7 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     log_to_stderr(debug)
     console.harden_streams()
-    with interrupts():
+    with guarded_streams(), interrupts():
         try:
             from cortexmlx.cli.app import app
 

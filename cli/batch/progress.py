@@ -56,13 +56,15 @@ class Progress:
             self._status.stop()
 
     def _watch(self) -> None:
+        from rich.text import Text
+
         while not self._over.wait(self._every):
             try:
                 line = self._line()
             except CortexError:  # the engine has ended, which the run itself will say
                 return
             if self._status:
-                self._status.update(line)
+                self._status.update(Text(line))
             else:
                 console.note(line)
 
@@ -70,11 +72,15 @@ class Progress:
         stats, run = self._engine.stats(), self._run
         elapsed = run.seconds
         done = self._before + run.done
+        running, waiting = stats.rows_running, stats.rows_waiting
+        if self._total is not None:  # the engine knows of a few at a time: the rest of the file waits, too
+            running = min(running, self._total - done)
+            waiting = self._total - done - running
         parts = [
             f"{done}/{self._total} done" if self._total is not None else f"{done} done",
             *([f"{run.failed} failed"] if run.failed else []),
-            f"{stats.rows_running} running",
-            f"{stats.rows_waiting} waiting",
+            f"{running} running",
+            f"{waiting} waiting",
             f"{stats.generated_tokens / elapsed:.0f} tok/s",
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]

@@ -32,6 +32,9 @@ _OTHERS = {
     **dict.fromkeys((".csv", ".tsv"), _TABLE),
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".rtf"), "a text of another form"),
 }
+GUIDE = "https://github.com/cortexmlx/cortexmlx/blob/main/docs/batch.md"
+"""The page on batch files, for those who have only the package."""
+
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
 _WIDE = {
     b"\xff\xfe\0\0": "UTF-32",
@@ -140,7 +143,7 @@ def _check(source: str, head: bytes, input_format: Format) -> None:
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHERS.get(suffix)) is not None:
-        how = ". Five lines of Python in docs/batch.md make JSONL of one" if kind == _TABLE else ""
+        how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE else ""
         raise InvalidRequest(
             f"{name} is {kind}: batch reads JSONL, a request a line, or plain lines, a prompt a line. With --format "
             f"lines every line of it is a prompt, the first one too{how}"

@@ -251,11 +251,13 @@ def _finish(
     if output is Output.md:
         seen = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if seen else text.WIDTH
-        print(text.markdown(report, width))
+        console.say(text.markdown(report, width))
         if seen and (drawn := chart.chart([bar for part in report.parts for bar in part.bars], width)):
-            print(f"\n{drawn}")
+            console.say(f"\n{drawn}")
     else:
-        print({Output.json: formats.as_json, Output.jsonl: formats.json_lines}.get(output, formats.as_csv)(report))
+        console.say(
+            {Output.json: formats.as_json, Output.jsonl: formats.json_lines}.get(output, formats.as_csv)(report)
+        )
     if failed:
         raise failed[0]
     if report.interrupted:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 
 LOG_SECONDS = 10.0
 
@@ -18,8 +19,14 @@ def shown() -> Iterator[Callable[[str], None]]:
     if not console.is_terminal(sys.stderr):
         yield _Log()
         return
+    from rich.text import Text
+
     with console.stderr().status("starting") as status:
-        yield status.update
+
+        def update(what: str) -> None:
+            status.update(Text(in_a_line(what)))
+
+        yield update
 
 
 class _Log:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cortexmlx import __version__
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
@@ -17,9 +16,9 @@ from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.cli.terminal.signals.interrupts import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
-from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.exchange import messages_in
@@ -216,26 +215,17 @@ def so_far(conversation: Conversation, keeper: Keeper | None) -> str:
 
 
 def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
-    """Which model, how much context and KV memory, on what, what stays on disk, and what was said so far."""
-    from rich.markup import escape
-
-    from cortexmlx.cli.device import device_line
+    """Print which model answers, how much it can read, what stays on disk, and what was said so far. /show has the
+    rest.
+    """
+    from rich.text import Text
 
     info, stats = engine.info, engine.stats()
+    name = info.name if info.adapter is None else f"{info.name} + {info.adapter}"
     size = f"{info.parameters / 1e6:,.0f} M parameters"
-    memory = f"KV memory up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens"
-    if stats.kv_bits:
-        memory += f", {stats.kv_bits} bits"
-    if not info.kv_bytes_per_token:
-        memory = "tokens take no KV memory"
-    name = escape(info.name if info.adapter is None else f"{info.name} + {info.adapter}")
-    screen.print(f"[bold]{name}[/bold] · {info.architecture}, {size}, {info.dtype} · cortexmlx {__version__}")
     kept = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
-    screen.print(f"[dim]context {info.context_length:,} tokens{kept} · {memory}[/dim]")
-    screen.print(f"[dim]{device_line()} · {stats.attention_backend} attention[/dim]")
-    for remark in info.notes:
-        screen.print(remark, style="dim", markup=False)
-    screen.print(on_disk, style="dim", markup=False)
-    screen.print("[dim]/help lists the commands, Ctrl-D leaves[/dim]\n")
-    if so_far:
-        screen.print(f"{so_far}\n", style="dim", markup=False)
+    context = f"context {info.context_length:,} tokens{kept}"
+    screen.print(Text.assemble((in_a_line(name), "bold"), f" · {size} · {context}"))
+    said = [on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
+    for line in [*said, "", *([so_far, ""] if so_far else [])]:
+        screen.print(line, style="dim", markup=False)

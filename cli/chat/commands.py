@@ -59,11 +59,14 @@ def _help(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 KEYS = (
-    ('  """', "begins and ends a message of several lines; a paste is one message"),
+    ('  """', "typed, begins and ends a message of several lines; a paste is one message"),
     ("  Alt-Enter, Ctrl-J", "a new line"),
     ("  @path in a message", "puts the text of that file in front of it; Tab completes"),
+    ("  Up, Ctrl-R", "what was typed before; Ctrl-R searches it"),
+    ("  Ctrl-X Ctrl-E", "the message in your $EDITOR"),
     ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),
     ("  Ctrl-C", "stops an answer or clears the line, twice it leaves"),
+    ("  Ctrl-Z", "stops the program, and fg goes on with it"),
     ("  Ctrl-D", "leaves"),
     ("  a blank in front", "makes a command a message"),
 )

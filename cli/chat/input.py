@@ -13,6 +13,8 @@ from cortexmlx.cli.chat.kept import state_folder
 from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
 from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
 from cortexmlx.cli.chat.typed.quotes import TypedQuotes, is_open
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.prompt import prompt_output
 
 PROMPT = ">>> "
 CONTINUATION = "... "
@@ -43,7 +45,7 @@ class PlainInput:
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next line, or the lines between three quotes. No draft can be shown: one is printed above."""
         if draft:
-            print(draft, file=sys.stderr)
+            console.tell(draft)
         text = self._line(prompt)
         while text is not None and is_open(text):
             more = self._line(CONTINUATION)
@@ -61,7 +63,7 @@ class PlainInput:
 
     def _line(self, prompt: str) -> str | None:
         if sys.stdin.isatty():
-            print(prompt, end="", file=sys.stderr, flush=True)
+            console.tell(prompt, end="")
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
 
@@ -106,9 +108,12 @@ class TerminalInput:
         # Nothing is drawn around the line, so where the cursor is need not be asked; not every terminal answers.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
         kept: History = Kept(str(history)) if history and private_file(history) else InMemoryHistory()
+        output = prompt_output()
         session: PromptSession[str]
         session = PromptSession(
             history=Remembered(),
+            output=output,
+            erase_when_done=True,
             key_bindings=keys,
             completer=completer(vocabulary),
             complete_while_typing=False,
@@ -116,7 +121,7 @@ class TerminalInput:
             enable_history_search=True,
             enable_open_in_editor=True,
             multiline=Condition(lambda: quotes.is_open(session.default_buffer.text)),
-            prompt_continuation=CONTINUATION,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else CONTINUATION,
             enable_suspend=True,
             interrupt_exception=LineCleared,
         )
@@ -126,7 +131,9 @@ class TerminalInput:
         )
         self._quotes = quotes
         self._session = session
-        self._asides: PromptSession[str] = PromptSession(enable_suspend=True, interrupt_exception=LineCleared)
+        self._asides: PromptSession[str] = PromptSession(
+            output=output, enable_suspend=True, interrupt_exception=LineCleared
+        )
         self._ahead = Ahead(session.input, session.output)
         self._ahead.silence()
 
@@ -136,9 +143,16 @@ class TerminalInput:
             if prompt != PROMPT:  # an answer to another question is no message
                 return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
-            return self._quotes.message(self._session.prompt(prompt, default=draft))
+            try:
+                return self._quotes.message(self._session.prompt(prompt, default=draft))
+            finally:
+                self._echo(self._session.default_buffer.text)
         except EOFError:
             return None
+
+    def _echo(self, text: str) -> None:
+        """Write what was typed in the place of the input line. The terminal wraps it, so it is copied as it was."""
+        console.say(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
 
     def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
         """A thread reads."""

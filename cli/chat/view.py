@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
@@ -16,7 +15,7 @@ from cortexmlx.cli.chat.status import Status
 from cortexmlx.cli.markdown.flows import folded
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
-from cortexmlx.cli.terminal.console import CONTROLS
+from cortexmlx.cli.terminal import console as terminal
 from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import TokenEvent
@@ -56,7 +55,7 @@ class RawView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thoughts.end()
-        print(flush=True)
+        terminal.say(flush=True)
 
     def feed(self, text: str, thought: bool = False) -> None:
         """Print it: thoughts to stderr."""
@@ -65,8 +64,7 @@ class RawView:
             return
         if text:
             self._thoughts.end()
-        sys.stdout.write(text.translate(CONTROLS) if sys.stdout.isatty() else text)
-        sys.stdout.flush()
+        terminal.say(text, end="", flush=True)
 
     def note(self, event: TokenEvent) -> None:
         """Plain text says nothing of it."""

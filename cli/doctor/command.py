@@ -26,10 +26,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
 
     def show(check: Check) -> None:
         verdict = f"{check.verdict.value:<4}"
-        mark = f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m" if coloured else verdict
-        print(f"{mark}  {check.name:<14}{check.detail}", flush=True)
+        if coloured:
+            console.control(sys.stdout, f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m")
+        else:
+            console.say(verdict, end="")
+        console.say(f"  {check.name:<14}{check.detail}", flush=True)
         if check.advice:
-            print(f"{'':<20}-> {check.advice}", flush=True)
+            console.say(f"{'':<20}-> {check.advice}", flush=True)
 
     done = []
     for check in all_checks():
@@ -37,6 +40,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
         if not as_json:
             show(check)
     if as_json:
-        print(json.dumps([asdict(check) for check in done]))
+        console.say(json.dumps([asdict(check) for check in done]))
     if any(check.verdict is Verdict.FAIL for check in done):
         raise typer.Exit(FAILED)

@@ -11,6 +11,7 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.plan.text import kv_lines, line, page
+from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
@@ -139,11 +140,11 @@ def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_js
     totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
     if as_json:
         table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
-        print(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
+        console.say(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
         return
-    print("\n".join(kv_lines((group,), per_token, itemsize)))
+    console.say("\n".join(kv_lines((group,), per_token, itemsize)))
     for tokens, size in totals.items():
-        print(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
+        console.say(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
 
 
 def plan_model(
@@ -184,11 +185,11 @@ def plan_model(
     replayed = itemsize is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
     if as_json:
-        print(json.dumps(json_figures(figures, runs)))
+        console.say(json.dumps(json_figures(figures, runs)))
         return
-    print(page(figures, runs))
+    console.say(page(figures, runs))
     if lengths and machine.on_cpu != this_machine().on_cpu:
-        print("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
+        console.say("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
 def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
 from cortexmlx.cli.plan.machine import called
 from cortexmlx.cli.plan.run import Run
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup
@@ -25,7 +26,8 @@ def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
 def _model(model: ModelFigures) -> Iterator[str]:
     millions = model.parameters / 1e6
     size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
-    yield f"{model.name}: {model.architecture}, {size} parameters, context {model.context_length:,} tokens"
+    name = f"{in_a_line(model.name)}: {in_a_line(model.architecture)}"
+    yield f"{name}, {size} parameters, context {model.context_length:,} tokens"
     yield line("weights", format_bytes(model.weight_bytes), "as stored")
     if model.adapter_bytes:
         yield line("adapter", format_bytes(model.adapter_bytes), "as stored")

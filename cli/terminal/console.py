@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from cortexmlx.cli.terminal.harmless.characters import harmless
+from cortexmlx.cli.terminal.harmless.streams import unguarded
+from cortexmlx.cli.terminal.region import Above
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-CONTROLS: dict[int, int | None] = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
-CONTROLS |= {13: None, 127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-"""Control characters would be obeyed by the terminal; their pictures are only seen. For `str.translate`."""
+NARROW = 80
+"""Columns of a terminal that does not say how many it has."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -24,30 +26,55 @@ def is_terminal(stream: TextIO) -> bool:
 
 def is_coloured(stream: TextIO) -> bool:
     """True if colours make sense on `stream`."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not isinstance(stream, Above)
 
 
 def stdout() -> Console:
-    """A rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text. A terminal does not obey what
-    was said, or read from a file.
+    """Return a rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text."""
+    return on(unguarded(sys.stdout))
+
+
+def stderr() -> Console:
+    """Return a rich console on stderr, for progress and notes."""
+    return on(unguarded(sys.stderr))
+
+
+def on(stream: TextIO) -> Console:
+    """Return a rich console that writes control sequences of its own to a terminal, but none that is in a text. Text is
+    no markup.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class Harmless(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            seen = self.is_terminal or self.file.isatty()
             for text, style, control in super().render(renderable, options):
-                words = text if control or not self.is_terminal else text.translate(CONTROLS)
-                yield Segment(words, style, control)
+                plain = style.update_link(None) if style is not None and style.link else style
+                yield Segment(harmless(text) if seen and not control else text, plain, control)
 
-    return Harmless(file=sys.stdout, highlight=False)
+    return Harmless(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def stderr() -> Console:
-    """A rich console on stderr, for progress and notes."""
-    from rich.console import Console
+def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Write a result to stdout: harmless on a terminal, as it is elsewhere."""
+    _write(sys.stdout, text + end, flush=flush)
 
-    return Console(file=sys.stderr, highlight=False)
+
+def tell(text: str = "", *, end: str = "\n") -> None:
+    """Write to stderr what is no result: harmless on a terminal."""
+    _write(sys.stderr, text + end, flush=True)
+
+
+def _write(stream: TextIO, text: str, *, flush: bool) -> None:
+    stream.write(harmless(text) if stream.isatty() else text)
+    if flush:
+        stream.flush()
+
+
+def control(stream: TextIO, sequence: str) -> None:
+    """Write a control sequence of our own."""
+    unguarded(stream).write(sequence)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, style: str = "dim") -> None:
@@ -66,16 +93,38 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
 
 def note(message: str) -> None:
     """One line for the user that is not a result."""
-    print(f"cortexmlx: {message}", file=sys.stderr)
+    tell(at_words(f"cortexmlx: {message}", sys.stderr))
 
 
 def error(message: str) -> None:
     """The one or two lines that say what went wrong and what next."""
-    message = message.translate(CONTROLS)  # of a file's name, or of what was typed
+    label = "error:"
+    rest = at_words(f"{label} {harmless(message)}", sys.stderr).removeprefix(
+        label
+    )  # of a file's name, or what was typed
     if is_coloured(sys.stderr):
-        print(f"\x1b[1;31merror:\x1b[0m {message}", file=sys.stderr)
+        control(sys.stderr, f"\x1b[1;31m{label}\x1b[0m")
+        tell(rest)
     else:
-        print(f"error: {message}", file=sys.stderr)
+        tell(label + rest)
+
+
+def at_words(text: str, stream: TextIO) -> str:
+    """Return `text` in lines that fit a terminal; only a word that is longer than a line is broken there. For a file or
+    a pipe it stays as it is.
+    """
+    if not stream.isatty():
+        return text
+    from cortexmlx.cli.markdown.flows import wrapped
+
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns or NARROW
+    except (OSError, ValueError):  # of something that only stands in for a terminal
+        width = NARROW
+    rows: list[str] = []
+    for line in harmless(text).split("\n"):
+        rows += [line[begin:end] for begin, end, _ in wrapped(line, 0, width)] or [""]
+    return "\n".join(rows)
 
 
 def harden_streams() -> None:

@@ -43,8 +43,16 @@ def exit_codes(debug: bool) -> Iterator[None]:
         fail_unexpectedly(error, debug)
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: typer prints it
+            _break_at_words(error)
             raise
         fail_unexpectedly(error, debug)
+
+
+def _break_at_words(usage: Any) -> None:
+    """typer writes `Error: ` and the message of wrong usage in one line."""
+    before = "Error: "
+    said = console.at_words(before + usage.format_message(), sys.stderr).removeprefix(before)
+    usage.format_message = lambda: said
 
 
 def fail_unexpectedly(error: Exception, debug: bool) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import uninterrupted
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.cli.terminal.text import duration, fitted
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.progress import OnProgress, Progress
@@ -26,6 +27,7 @@ def loading(model: str) -> Iterator[OnProgress]:
     """What is to be told of a model's progress, as `on_progress` of an engine. The bar goes away when the model is
     there. A pipe gets lines of a download alone: the rest takes seconds. An interrupted download says what is kept.
     """
+    model = in_a_line(model)
     last: list[Progress] = []
     try:
         with _bar(model) if console.is_terminal(sys.stderr) else _lines(model) as show:
@@ -45,7 +47,7 @@ def loading(model: str) -> Iterator[OnProgress]:
 def _bar(model: str) -> Iterator[OnProgress]:
     from rich import progress as rich
 
-    figures = rich.TextColumn("{task.fields[figures]}")
+    figures = rich.TextColumn("{task.fields[figures]}", markup=False)
     screen = console.stderr()
     columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
     bar = rich.Progress(*columns, console=screen, transient=True)

@@ -12,6 +12,7 @@ import time
 from random import Random
 from typing import TYPE_CHECKING
 
+from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.blockmap import draw
 from cortexmlx.request import SamplingParams
 from cortexmlx.stats import BlockMap, BlockState
@@ -68,7 +69,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as store,
         Engine(sys.argv[1], kv_memory="256MB", block_size=16, max_rows=8, kv_store=store) as engine,
     ):
-        print(svg(scene(engine)))
+        console.say(svg(scene(engine)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cortexmlx.cli.terminal.harmless.characters import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -87,5 +89,5 @@ class Above(io.TextIOBase):
 
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            self._show([Text.from_ansi(line) for line in lines])
+            self._show([Text(harmless(Text.from_ansi(line).plain)) for line in lines])
         return len(text)

@@ -19,14 +19,14 @@ class ThoughtsPrinter:
         if self._hidden or not text:
             return
         if not self._open and console.is_coloured(sys.stderr):
-            sys.stderr.write("\x1b[2m")
+            console.control(sys.stderr, "\x1b[2m")
         self._open = True
-        sys.stderr.write(text.translate(console.CONTROLS) if sys.stderr.isatty() else text)
-        sys.stderr.flush()
+        console.tell(text, end="")
 
     def end(self) -> None:
         """The answer begins, or there is none: the line and its style end. Safe to call again."""
         if self._open:
             self._open = False
-            sys.stderr.write("\x1b[0m\n\n" if console.is_coloured(sys.stderr) else "\n\n")
-            sys.stderr.flush()
+            if console.is_coloured(sys.stderr):
+                console.control(sys.stderr, "\x1b[0m")
+            console.tell("\n")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortexmlx.cli.figures import figures, summary
+import pytest
+
+from cortexmlx.cli.figures import figures, latency, summary
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 
 ANSWER = Completion("a", (1,), FinishReason.STOP, Usage(1037, 1), Timings(0.02, 0.18, 2.0, 500.0, 41.23))
@@ -29,4 +31,18 @@ def test_all_figures_count_the_tokens_of_all_answers() -> None:
     assert said[2] == "generation:  3 tokens, 41.2 tok/s, ended by itself"
     thought = replace(ANSWER, usage=Usage(5, 900, thinking_tokens=700))
     said = figures(replace(thought, others=(thought,)), "stopped", 1.5, 3 << 30)
-    assert said[2] == "generation:  1,800 tokens (1,400 of thoughts), 41.2 tok/s, stopped"
+    assert said[2] == "generation:  1,800 tokens (1,400 of thoughts), 987.9 tok/s, stopped"
+
+
+def test_the_line_is_of_all_answers_that_were_written_at_once() -> None:
+    times = Timings(0.0, 1.0, 11.0, 500.0, 9.9)
+    three = [replace(ANSWER, usage=Usage(20, tokens), timings=times) for tokens in (101, 51, 51)]
+    line = summary(replace(three[0], others=tuple(three[1:])), "")
+    assert line == "203 tokens of 3 answers · 20.0 tok/s · TTFT 1.0 s · prompt 20 tok"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0124, "12 ms"), (3.21, "3.2 s"), (101.281, "1:41"), (7200, "2:00:00")]
+)
+def test_a_latency_is_in_the_unit_that_people_use(seconds: float, said: str) -> None:
+    assert latency(seconds) == said

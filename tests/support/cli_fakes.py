@@ -5,7 +5,7 @@ make it do what a test needs: `!fail` and `!full` fail the request, `!slow` take
 words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
 appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
 null it waits (`support/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters. With FAKE_MACHINE it
-says nothing of the machine and the version.
+says nothing of the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import pytest
 
 from cortexmlx.cli import device
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.chat import command as chat
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -363,7 +362,7 @@ def main() -> None:
     from cortexmlx.cli import main as command
 
     if "FAKE_MACHINE" in os.environ:  # what the chat says of this one would be another everywhere
-        device.device_line, chat.__version__ = lambda: "a CPU", "1.2.3"  # type: ignore[attr-defined]
+        device.device_line = lambda: "a CPU"
     fakes = Fakes()
     engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
     command()

@@ -67,13 +67,21 @@ def show(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _info(chat: ChatSession, console: Console) -> None:
-    info = chat.engine.info
+    from cortexmlx.cli.device import device_line
+
+    info, stats = chat.engine.info, chat.engine.stats()
+    each = f"each {format_bytes(info.kv_bytes_per_token)} of KV memory"
+    each = each if info.kv_bytes_per_token else "which take no KV memory"
+    bits = f", {stats.kv_bits} bits" if stats.kv_bits else ""
     lines = {
         "model": info.name if info.adapter is None else f"{info.name} + {info.adapter}",
         "files": info.path,
         "architecture": f"{info.architecture}, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}, "
         f"{format_bytes(info.weight_bytes)}",
-        "context": f"{info.context_length:,} tokens, each {format_bytes(info.kv_bytes_per_token)} of KV memory",
+        "context": f"{info.context_length:,} tokens, {each}",
+        "KV memory": f"up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens{bits}",
+        "computed by": f"{device_line()} · {stats.attention_backend} attention",
+        **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }
     if chat.keeper is not None and chat.keeper.path is not None:

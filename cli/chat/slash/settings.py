@@ -15,6 +15,7 @@ from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.typed.quotes import unquoted
 from cortexmlx.cli.options import json_or_text
 from cortexmlx.cli.prompts import checked
+from cortexmlx.cli.terminal.console import print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.messages import THINKING
@@ -63,6 +64,9 @@ NOT_HERE = {
     "noformat": "answers in a given format are not served, so there is none to leave",
     "template": "the chat template is that of the model's files",
 }
+
+COLUMN = 35
+"""Where the meanings of settings begin."""
 
 
 def change(chat: ChatSession, argument: str, console: Console) -> None:
@@ -118,7 +122,7 @@ def _set_variable(chat: ChatSession, name: str, value: str) -> None:
 
 def _show_variables(chat: ChatSession, console: Console) -> None:
     for name, value in chat.conversation.template_vars.items():
-        console.print(f"  {name:<20}{json.dumps(value):<12} of the chat template", style="dim", markup=False)
+        _row(console, f"  {name:<20}{json.dumps(value)}", "of the chat template")
 
 
 def _show(chat: ChatSession, console: Console, wanted: list[str]) -> None:
@@ -129,7 +133,11 @@ def _show(chat: ChatSession, console: Console, wanted: list[str]) -> None:
         else:
             value = _of_engine(chat, name)
         shown = "none" if value is None or value == "" else value
-        console.print(f"  {name:<20}{shown!s:<12} {(SAMPLING | ENGINE)[name]}", style="dim", markup=False)
+        _row(console, f"  {name:<20}{shown}", (SAMPLING | ENGINE)[name])
+
+
+def _row(console: Console, label: str, meaning: str) -> None:
+    print_rows(console, [(label, meaning)], max(COLUMN, len(label) + 1))
 
 
 def _of_engine(chat: ChatSession, name: str) -> object:

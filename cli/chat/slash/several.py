@@ -12,8 +12,8 @@ from rich.text import Text
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.flows import folded, wrapped
 from cortexmlx.cli.markdown.stream import printed
-from cortexmlx.cli.terminal.console import CONTROLS
 from cortexmlx.cli.terminal.drawing import Away, Drawing
+from cortexmlx.cli.terminal.harmless.characters import harmless
 from cortexmlx.request import Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
 def _end(text: str, width: int, rows: int) -> list[Text]:
     """The last rows of a text; only so much of it is looked at."""
     made = []
-    for line in text[-width * rows :].translate(CONTROLS).split("\n"):
+    for line in harmless(text[-width * rows :]).split("\n"):
         made += [Text(line[begin:end]) for begin, end, _ in wrapped(line, 0, width)] or [Text()]
     return made[-rows:]
 

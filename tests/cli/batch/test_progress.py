@@ -43,9 +43,12 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
     out, err = capsys.readouterr()
     assert out == "" and err, "nothing of it goes to the results"
     of, left = ("/7", r" · [\d:]+( s)? left") if total else ("", "")
-    line = rf"cortexmlx: [3-7]{of} done( · 1 failed)? · \d running · 0 waiting · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
+    counts = rf"([3-7]){of} done( · 1 failed)? · (\d) running · (\d) waiting"
+    line = rf"cortexmlx: {counts} · \d+ tok/s · KV 1 MiB of 2 GiB({left})?"
     assert all(re.fullmatch(line, said) for said in err.splitlines()), err
     assert ("left" in err) is (total is not None)
+    for said in err.splitlines() if total else ():
+        assert sum(int(n) for n in re.match(line, said).group(1, 3, 4)) == total  # type: ignore[union-attr]
 
 
 @dataclass

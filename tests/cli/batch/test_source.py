@@ -17,7 +17,11 @@ from cortexmlx.errors import InvalidRequest
     ("name", "content", "says"),
     [
         ("t.csv", b"id,prompt\n1,hi\n", "is a table: batch reads JSONL"),
-        ("t.TSV", b"id\tprompt\n", "Five lines of Python in docs/batch.md make JSONL of one"),
+        (
+            "t.TSV",
+            b"id\tprompt\n",
+            "Five lines of Python make JSONL of one: https://github.com/cortexmlx/cortexmlx/blob/main/docs/batch.md",
+        ),
         ("t.yaml", b"- hi\n", "is a text of another form"),
         ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value, but must have"),
         ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),

@@ -98,7 +98,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def test_a_chat_in_a_terminal_from_banner_to_exit(terminal: Terminal) -> None:
-    assert "fake · llama, 134 M parameters, float32 · cortexmlx" in terminal.wait_for(">>>")
+    assert "fake · 134 M parameters · context 8,192 tokens" in terminal.wait_for(">>>")
     terminal.type("hello **there**\r")
     assert "You said: hello there\n" in terminal.wait_for(
         "4 tokens · 40.0 tok/s · TTFT 12 ms · prompt 5 tok (2 cached)"
@@ -149,18 +149,18 @@ def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
     assert [len(Saved.read(kept).messages) for kept in path.parent.iterdir()] == [4]
 
 
-def test_the_banner_names_the_adapter_and_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
     banner(engine, Console(width=200), "on disk: [it]")
     shown = capsys.readouterr().out
-    assert shown.startswith("fake + /my/[red]adapter · llama") and "on 8 [layers]\non disk: [it]\n" in shown
-    assert "KV memory up to 2 GiB in blocks of 32 tokens" in shown
-    recurrent: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(kv_bytes_per_token=0))
-    banner(recurrent, Console(width=200), "")
-    assert "context 8,192 tokens · tokens take no KV memory\n" in capsys.readouterr().out
+    assert shown.splitlines()[:2] == [
+        "fake + /my/[red]adapter · 134 M parameters · context 8,192 tokens",
+        "on disk: [it]",
+    ]
+    assert len(shown.splitlines()) == 4, "three lines, and an empty one: /show has the rest"
     selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
     banner(selective, Console(width=200), "")
-    assert "context 8,192 tokens, then the first 9 and newest 4,000 · KV memory" in capsys.readouterr().out
+    assert "context 8,192 tokens, then the first 9 and newest 4,000\n" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:

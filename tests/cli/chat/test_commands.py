@@ -17,6 +17,8 @@ def test_help_names_every_command_and_alias(session: ChatSession, screen: Consol
     run_command("/help", session, screen)
     for command in COMMANDS:
         assert all(name in printed(screen) for name in (command.name, *command.aliases, command.meaning))
+    for keys in ("Alt-Enter", "Ctrl-R", "Ctrl-X Ctrl-E", "Ctrl-T", "Ctrl-C", "Ctrl-Z", "Ctrl-D"):
+        assert keys in printed(screen)
     offered = vocabulary(lambda: ["2026-kept"])
     assert [name for name, _ in offered.commands] == [command.name for command in COMMANDS]
     assert offered.arguments["/load"]() == ["2026-kept"] and "temperature" in offered.arguments["/set"]()

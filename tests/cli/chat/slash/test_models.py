@@ -92,7 +92,7 @@ def test_the_models_on_this_machine_are_listed(
     ("topic", "says"),
     [
         ("", ["model         fake", "temperature", "system prompt: S", "chat          2 messages"]),
-        ("info", ["llama, 134 M parameters", "8,192 tokens, each 45 KiB of KV memory"]),
+        ("info", ["llama, 134 M parameters", "8,192 tokens, each 45 KiB of KV memory", "up to 2 GiB in blocks of 32"]),
         ("parameters", ["top_p"]),
         ("system", ["system prompt: S"]),
         ("messages", ["one", "You said: one"]),

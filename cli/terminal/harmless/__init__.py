@@ -1,0 +1,1 @@
+"""What keeps a terminal from obeying text that others wrote: models, files, folders, servers."""
