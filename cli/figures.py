@@ -15,7 +15,7 @@ def summary(completion: Completion, ended: str) -> str:
     answers = (completion, *completion.others)
     tokens = sum(answer.usage.completion_tokens for answer in answers)
     parts = [
-        f"{tokens:,} token{'s' * (tokens != 1)}" + (f" of {len(answers)} answers" if completion.others else ""),
+        f"{tokens:,} token{'s' * (tokens != 1)}" + (f" ({len(answers)} answers)" if completion.others else ""),
         f"{_rate(completion):.1f} tok/s",
         f"TTFT {latency(timings.ttft)}",
         f"prompt {usage.prompt_tokens:,} tok{_cached(completion)}",

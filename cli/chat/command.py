@@ -215,8 +215,8 @@ def so_far(conversation: Conversation, keeper: Keeper | None) -> str:
 
 
 def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
-    """Print which model answers, how much it can read, what stays on disk, and what was said so far. /show has the
-    rest.
+    """Print which model answers, how much it can read, what is to be known of it, what stays on disk, and what was said
+    so far. /show has the rest.
     """
     from rich.text import Text
 
@@ -226,6 +226,6 @@ def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> N
     kept = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
     context = f"context {info.context_length:,} tokens{kept}"
     screen.print(Text.assemble((in_a_line(name), "bold"), f" · {size} · {context}"))
-    said = [on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
+    said = [*info.notes, on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
     for line in [*said, "", *([so_far, ""] if so_far else [])]:
         screen.print(line, style="dim", markup=False)

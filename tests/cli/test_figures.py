@@ -38,7 +38,7 @@ def test_the_line_is_of_all_answers_that_were_written_at_once() -> None:
     times = Timings(0.0, 1.0, 11.0, 500.0, 9.9)
     three = [replace(ANSWER, usage=Usage(20, tokens), timings=times) for tokens in (101, 51, 51)]
     line = summary(replace(three[0], others=tuple(three[1:])), "")
-    assert line == "203 tokens of 3 answers · 20.0 tok/s · TTFT 1.0 s · prompt 20 tok"
+    assert line == "203 tokens (3 answers) · 20.0 tok/s · TTFT 1.0 s · prompt 20 tok"
 
 
 @pytest.mark.parametrize(

@@ -153,11 +153,12 @@ def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixt
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
     banner(engine, Console(width=200), "on disk: [it]")
     shown = capsys.readouterr().out
-    assert shown.splitlines()[:2] == [
+    assert shown.splitlines()[:3] == [
         "fake + /my/[red]adapter · 134 M parameters · context 8,192 tokens",
+        "on 8 [layers]",
         "on disk: [it]",
     ]
-    assert len(shown.splitlines()) == 4, "three lines, and an empty one: /show has the rest"
+    assert len(shown.splitlines()) == 5, "three lines, a note and an empty line: /show has the rest"
     selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
     banner(selective, Console(width=200), "")
     assert "context 8,192 tokens, then the first 9 and newest 4,000\n" in capsys.readouterr().out
