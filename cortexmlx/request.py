@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -26,6 +27,10 @@ MOST_STOPS = 1024
 
 MOST_STOP_CHARACTERS = 16_384
 """Characters of all stop strings of a request together: their table takes up to 3 MB and 20 ms to build."""
+
+
+MOST_STOP_TOKENS = 16_384
+"""Stop tokens of a request: words to end at have a few thousand."""
 
 
 class FinishReason(StrEnum):
@@ -55,10 +60,18 @@ class RequestState(StrEnum):
 
 
 class TokenBiases(Mapping[int, float]):
-    """Token ids and what is added to their logits: a map that nobody can change, so that parameters are values."""
+    """Token ids and what is added to their logits: a map that nobody can change. Where they are `valid`, numbers in
+    their ranges, `ids` and `amounts` are the same as arrays, for the sampler.
+    """
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         self._biases: dict[int, float] = {_plain(token): _plain(bias) for token, bias in biases.items()}
+        self.valid = all(
+            _is_int(token, -_INT_MAX, _INT_MAX) and _is_number(bias, -_BIAS_MAX, _BIAS_MAX)
+            for token, bias in self._biases.items()
+        )
+        self.ids = array("i", self._biases if self.valid else ())
+        self.amounts = array("f", self._biases.values() if self.valid else ())
 
     def __getitem__(self, token: int) -> float:
         return self._biases[token]
@@ -178,21 +191,20 @@ class SamplingParams:
             )
 
     def _check_tokens(self, top: int) -> None:
-        ids = isinstance(self.stop_token_ids, tuple) and all(
-            _is_int(t, -_INT_MAX, _INT_MAX) for t in self.stop_token_ids
-        )
-        self._check("stop_token_ids", ids, f"a list of token ids in 0..{top}")
-        self._check_ids("stop_token_ids", f"a list of token ids in 0..{top}", top)
-        biases = isinstance(self.logit_bias, Mapping) and all(
-            _is_int(t, -_INT_MAX, _INT_MAX) and _is_number(b, -_BIAS_MAX, _BIAS_MAX) for t, b in self.logit_bias.items()
-        )
+        wanted, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
+        listed = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
+        self._check("stop_token_ids", listed and all(_is_int(t, -_INT_MAX, _INT_MAX) for t in ids), wanted)
+        self._check_ids("stop_token_ids", wanted, top)
         wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
-        self._check("logit_bias", biases, wanted)
+        self._check("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
         self._check_ids("logit_bias", wanted, top)
 
     def _check_ids(self, name: str, wanted: str, top: int) -> None:
         """Of many, those that are no tokens are named."""
-        wrong = [token for token in getattr(self, name) if not 0 <= token <= top]
+        ids = getattr(self, name)
+        if not ids or (min(ids) >= 0 and max(ids) <= top):
+            return
+        wrong = [token for token in ids if not 0 <= token <= top]
         if wrong:
             more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
             raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}")
@@ -240,11 +252,8 @@ def _plain_list(value: Any) -> Any:
     """Any iterable as a tuple, except those that are no list of things: texts, bytes, maps and arrays without axes."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
         return value
-    try:
-        items = iter(value)
-    except TypeError:
-        return value
-    return tuple(_plain(item) for item in items)
+    array_of_one = getattr(value, "shape", None) == ()
+    return value if array_of_one else tuple(_plain(item) for item in value)
 
 
 def _shown(value: object) -> str:

@@ -11,21 +11,54 @@ filled up with their own entries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.request import TokenBiases
+
+C = TypeVar("C", bound="Change")
+
 TokenList = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+class Change(Protocol):
+    """A change to the logits of rows."""
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """`logits [R, V] float32`, changed."""
+
+
+class OfSome(Generic[C]):
+    """A change to some rows of a batch, which others do not pay for: lists are as wide as their longest row's."""
+
+    def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
+        """`rows` of the `total` are those that `change` knows."""
+        self.change = change
+        self._rows = None if len(rows) == total else mx.array(list(rows))
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """`logits [R, V] float32` with those rows changed."""
+        if self._rows is None:
+            return self.change.apply(logits)
+        changed = logits[:]
+        changed[self._rows] = self.change.apply(logits[self._rows])
+        return changed
+
+    def of(self, tokens: mx.array) -> mx.array:
+        """Of `tokens [R]` those of the rows."""
+        return tokens if self._rows is None else tokens[self._rows]
 
 
 class LogitBias:
     """Adds a constant to single logits, as `logit_bias` of the OpenAI API."""
 
     def __init__(self, biases: Sequence[Mapping[int, float]]) -> None:
-        tokens = [np.fromiter(bias.keys(), np.int32, len(bias)) for bias in biases]
-        values = [np.fromiter(bias.values(), np.float32, len(bias)) for bias in biases]
+        plain = [bias if isinstance(bias, TokenBiases) else TokenBiases(bias) for bias in biases]
+        tokens = [np.frombuffer(bias.ids, np.int32) for bias in plain]
+        values = [np.frombuffer(bias.amounts, np.float32) for bias in plain]
         self._tokens = mx.array(_rectangle(tokens, np.int32))
         self._values = mx.array(_rectangle(values, np.float32))
 

@@ -28,7 +28,7 @@ from cortexmlx.execution.logits import (
     top_tokens,
     uniforms,
 )
-from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, TokenList
+from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty, TokenList
 from cortexmlx.execution.processors import LogitsProcessors
 from cortexmlx.request import SamplingParams
 
@@ -81,15 +81,8 @@ class BatchSampler:
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
         """Prepare what all steps share. There is at least one row, and the parameters are valid for `vocab_size`."""
         params = [row.params for row in rows]
-        self._bias = LogitBias([p.logit_bias for p in params]) if any(p.logit_bias for p in params) else None
-        self._histories: list[RepetitionPenalty | CountPenalty] = []
-        if any(p.repetition_penalty != 1.0 for p in params):
-            tails = [_tail(row, row.params.repetition_context) for row in rows]
-            penalties = [p.repetition_penalty for p in params]
-            self._histories.append(RepetitionPenalty(tails, penalties, [p.repetition_context for p in params]))
-        if any(p.presence_penalty != 0.0 or p.frequency_penalty != 0.0 for p in params):
-            presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
-            self._histories.append(CountPenalty([row.output for row in rows], presence, frequency))
+        self._bias = _bias(rows)
+        self._histories = [history for make in (_repetition, _counts) if (history := make(rows)) is not None]
         self._processors: LogitsProcessors | None = None
         if any(p.logits_processors for p in params):
             tokens = [[*row.prompt, *row.output] if row.params.logits_processors else () for row in rows]
@@ -111,9 +104,10 @@ class BatchSampler:
         if self._processors is not None:
             adjusted, failures = self._processors.apply(adjusted, live)
         tokens = self._choose(adjusted, token_index)
-        for history in (*self._histories, self._processors):
-            if history is not None:
-                history.append(tokens)
+        for history in self._histories:
+            history.change.append(history.of(tokens))
+        if self._processors is not None:
+            self._processors.append(tokens)
         sampled = Sampled(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
         return replace(sampled, failures=failures) if failures else sampled
 
@@ -265,6 +259,30 @@ class _Logprobs:
         if self._all:
             return values
         return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
+
+
+def _bias(rows: Sequence[SamplingRow]) -> OfSome[LogitBias] | None:
+    asking = [i for i, row in enumerate(rows) if row.params.logit_bias]
+    return OfSome(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
+
+
+def _repetition(rows: Sequence[SamplingRow]) -> OfSome[RepetitionPenalty] | None:
+    asking = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
+    if not asking:
+        return None
+    params = [rows[i].params for i in asking]
+    contexts = [p.repetition_context for p in params]
+    tails = [_tail(rows[i], count) for i, count in zip(asking, contexts, strict=True)]
+    return OfSome(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
+
+
+def _counts(rows: Sequence[SamplingRow]) -> OfSome[CountPenalty] | None:
+    asking = [i for i, row in enumerate(rows) if row.params.presence_penalty or row.params.frequency_penalty]
+    if not asking:
+        return None
+    params, outputs = [rows[i].params for i in asking], [rows[i].output for i in asking]
+    presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
+    return OfSome(CountPenalty(outputs, presence, frequency), asking, len(rows))
 
 
 def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -273,7 +274,9 @@ def scored(params: SamplingParams) -> SamplingParams:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:
         return params
-    return replace(params, logprobs=0)
+    changed = copy(params)  # `replace` would check all token ids again, for each answer, on the engine's thread
+    object.__setattr__(changed, "logprobs", 0)
+    return changed
 
 
 def seed_of(seed: int, index: int) -> int:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.request import QueuedRequest, TokenBiases
+from cortexmlx.serving.answers import asked
 from cortexmlx.serving.text.stops import StopTable
 from support.core_driver import Driver
 from support.tiny import tokens_of
@@ -37,3 +42,42 @@ def test_answers_that_are_preempted_keep_their_table(tiny: Any, monkeypatch: pyt
     monkeypatch.setattr(StopTable, "__init__", lambda self, stops=(): pytest.fail("a table is built again"))
     driver.finish()
     assert driver.core.stats().preemptions and all(len(driver.result(h).token_ids) == 40 for h in handles)
+
+
+def test_what_the_engines_thread_does_for_each_answer_does_not_look_at_the_parameters_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = SamplingParams(best_of=4, logit_bias=dict.fromkeys(range(1000), 1.0), stop_token_ids=range(1000))
+    request = QueuedRequest((1, 2, 3), params)
+    monkeypatch.setattr(SamplingParams, "validate", lambda *_: pytest.fail("the parameters are checked again"))
+    each = [asked(request, index).params for index in range(4)]
+    assert all(p.logprobs == 0 and p.logit_bias is params.logit_bias for p in each)
+
+
+def test_a_step_builds_the_table_of_biases_from_arrays_that_the_caller_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0))
+    monkeypatch.setattr(TokenBiases, "__iter__", lambda *_: pytest.fail("the map is gone through again"))
+    BatchSampler([SamplingRow(params, 0, [1], [])] * 4, 1000)
+
+
+@pytest.mark.parametrize(
+    "wide",
+    [
+        SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0)),
+        SamplingParams(repetition_penalty=1.1, repetition_context=2**31 - 1),
+        SamplingParams(presence_penalty=1.0),
+    ],
+    ids=["bias", "repetition", "presence"],
+)
+def test_a_row_with_a_long_list_does_not_make_the_others_pay(wide: SamplingParams) -> None:
+    """Of sixteen rows one asks: no array between the logits and the tokens has sixteen of its lists."""
+    long = SamplingRow(wide, 0, list(range(900)), list(range(900)))
+    rows = [long] + [SamplingRow(SamplingParams(), 0, [1], [2])] * 15
+    logits = mx.zeros((16, 1000))
+    sampler = BatchSampler(rows, 1000)
+    change = sampler._bias or sampler._histories[0]
+    widths = []
+    apply = change.change.apply
+    change.change.apply = lambda part: widths.append(part.shape) or apply(part)  # type: ignore[method-assign]
+    sampler(logits, np.zeros(16, np.int64))
+    assert widths == [(1, 1000)]

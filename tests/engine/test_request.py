@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler, SamplingRow
-from cortexmlx.request import MOST_STOP_CHARACTERS, MOST_STOPS
+from cortexmlx.request import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = (
@@ -57,7 +57,7 @@ RANGES = {
     "priority": "an integer in -2147483647..2147483647",
     "ignore_eos": "true or false",
     "stop": "a non-empty string or a list of them",
-    "stop_token_ids": "a list of token ids in 0..2147483647",
+    "stop_token_ids": "a list of at most 16,384 token ids in 0..2147483647",
     "logits_processors": "a list of functions of (tokens, logits)",
     "logit_bias": "a map from token ids in 0..2147483647 to numbers in -1e+09..1e+09",
 }
@@ -99,6 +99,7 @@ WRONG: list[tuple[str, Any]] = [
     *((name, "text") for name in LISTS if name != "stop"),
     *(("stop", value) for value in ("", [""], ["ok", ""], [1], [b"bytes"])),
     *((name, np.array(5)) for name in LISTS),
+    ("stop_token_ids", [5] * (MOST_STOP_TOKENS + 1)),
     ("stop", np.array([1])),
     ("max_tokens", np.array([1, 2])),
     *(("stop_token_ids", value) for value in (["1"], [HUGE])),

@@ -63,7 +63,7 @@ def test_the_history_kept_is_no_longer_than_the_longest_context() -> None:
     for _ in range(12):
         sampler(mx.array(random_logits(2, 100)), np.zeros(2, np.int64))
     (history,) = sampler._histories
-    assert history._tokens.shape == (2, 9)
+    assert history.change._tokens.shape == (2, 9)
 
 
 @given(HISTORY.filter(len), st.floats(0.1, 3.0), st.integers(1, 15), st.integers(0, 100))

@@ -181,6 +181,13 @@ class PieceDetokenizer(Detokenizer):
                 self._pending = b""
 
 
+_CHARACTER_TOKENS = 4
+"""Tokens of a character, at most: of a byte each."""
+
+_MOST_HELD = 16
+"""Tokens that may wait for the end of a character: decoding them is work for each token that comes."""
+
+
 class WindowDetokenizer(Detokenizer):
     """The text is what `decode` makes of all tokens together, where a token's own text depends on those before it: the
     text that the newest ones add to that of the ones just before them.
@@ -210,3 +217,13 @@ class WindowDetokenizer(Detokenizer):
         if final or (len(text) > len(before) and not text.endswith("\ufffd")):
             self._text.append(text[len(before) :])
             self._begin, self._told = self._told, len(self.tokens)
+        elif len(self.tokens) - self._told > _MOST_HELD:
+            self._tell_all_but_a_character(before, text)
+
+    def _tell_all_but_a_character(self, before: str, text: str) -> None:
+        """A long run of broken text is no character that is still coming, but for its newest tokens."""
+        told = len(self.tokens) - _CHARACTER_TOKENS
+        certain = self._decode(self.tokens[self._begin : told])
+        if len(certain) > len(before) and text.startswith(certain):
+            self._text.append(certain[len(before) :])
+            self._begin, self._told = self._told, told

@@ -325,7 +325,7 @@ def test_token_ids_that_the_model_does_not_have_are_an_error_of_their_record(
     source.write_text("\n".join(map(json.dumps, lines)))
     assert run(["batch", "fake", str(source), "-o", str(out)]) == 1
     stops, biases, answered = records(out)
-    says = "stop_token_ids names the token id 1000, but must be a list of token ids in 0..999"
+    says = "stop_token_ids names the token id 1000, but must be a list of at most 16,384 token ids in 0..999"
     assert stops["error"] == {"code": "invalid_request", "message": says, "line": 1}
     assert biases["error"]["message"].startswith("logit_bias names the token id 70000 and 1 more like it, but must be")
     assert answered["text"] == "You said: b"

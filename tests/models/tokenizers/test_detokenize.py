@@ -53,6 +53,36 @@ def test_a_piece_is_its_text_or_its_byte() -> None:
     assert WindowDetokenizer(lambda ids: "né" * len(ids)).bytes_of(0) == "né".encode()
 
 
+RUNS = st.tuples(st.sampled_from([0x80, 0xE2, 0x82, 0xF0, 0x9F, 0xFF]), st.integers(1, 40))
+BROKEN = st.lists(RUNS.map(lambda run: [run[0]] * run[1]) | st.text(max_size=3).map(lambda text: [*text.encode()])).map(
+    lambda runs: [byte for run in runs[:8] for byte in run]
+)
+
+
+class Windows:
+    """Decodes tokens that are bytes, and counts them."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def __call__(self, tokens: list[int]) -> str:
+        self.decoded += len(tokens)
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+@given(BROKEN)
+def test_a_window_shows_what_python_decodes_of_all_tokens_however_broken(tokens: list[int]) -> None:
+    assert "".join(shown(WindowDetokenizer(Windows()), tokens)) == bytes(tokens).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("run", [[0xFF], [0xE2], [0x80], [0xF0, 0x9F], [0xE2, 0x82, 0x41, 0xE2]])
+def test_the_work_of_a_window_is_linear_in_a_run_of_broken_text(run: list[int]) -> None:
+    """An answer of tokens that are no text, which a bias can force, is decoded on the engine's thread."""
+    decode = Windows()
+    shown(WindowDetokenizer(decode), run * 2000)
+    assert decode.decoded < 100 * len(run) * 2000
+
+
 @given(st.text(max_size=20))
 def test_no_byte_of_a_character_shows_before_its_last(text: str) -> None:
     data = text.encode()
