@@ -30,6 +30,8 @@ KINDS = {
     "one paragraph": PROSE,
     "one word": "a",
     "one word with signs": "a_b_",
+    "signs without an end": "*so `it [is ~~and _not <that &c ",
+    "one quote": f"> {PROSE}\n",
     "one block of code": CODE,
     "one table": ROW,
 }

@@ -68,6 +68,21 @@ def test_what_was_pasted_comes_back_with_its_quotes(tmp_path: Path) -> None:
     assert sent(tmp_path, paste(DOCSTRING) + "\r", UP + "\r", "/edit\r\r") == [DOCSTRING] * 2
 
 
+def test_a_question_stays_as_it_was_typed_whatever_the_window(tmp_path: Path) -> None:
+    """The terminal wraps it: it is copied in one line, and what it has of several lines is marked."""
+    question = " ".join(f"word{number}" for number in range(20))
+    with Terminal("--no-history", columns=40, lines=8) as terminal:
+        for keys, line in ((question, f">>> {question}"), ("one\x0atwo three", "... two three")):
+            terminal.wait_for_prompt()
+            terminal.type(f"{keys}\r")
+            terminal.wait_for("40.0 tok/s")
+            terminal.wait_for_prompt()
+            assert [each for each in terminal.lines() if each.startswith(line[:8])] == [line]
+        terminal.type("half\x03")
+        terminal.wait_for("Ctrl-C again")
+        assert ">>> half" in terminal.lines()
+
+
 @pytest.mark.parametrize(
     ("pasted", "message"),
     [

@@ -58,6 +58,18 @@ def test_colours_go_to_a_person_who_wants_them(
     assert noted == "cortexmlx: by the way"
 
 
+def test_an_error_and_a_note_break_at_words_and_a_pipe_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"word{number}" for number in range(40)]
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, most in ((Terminal(), console.NARROW), (io.StringIO(), 1000)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        console.error(" ".join(words))
+        console.note(" ".join(words))
+        lines = stream.getvalue().replace("\x1b[1;31m", "").replace("\x1b[0m", "").splitlines()
+        assert max(map(len, lines)) <= most and (len(lines) == 2) is (most == 1000)
+        assert " ".join(lines).split() == ["error:", *words, "cortexmlx:", *words]
+
+
 WIDE = """\
   one     all of it fits
   two     a text of a few words that is
