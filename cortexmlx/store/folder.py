@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -12,9 +13,13 @@ from typing import BinaryIO
 
 from cortexmlx.host.folders import cache_folder
 
+log = logging.getLogger("cortexmlx")
+
 SECRET = "secret"
 HASHES = "weights.hashes"
 _SECRET_BYTES = 32
+_OTHERS = 0o077
+"""Bits of a file's mode that let others than its user read, write or execute it."""
 
 _OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
 _TAKEN = {SECRET, HASHES, "index.sqlite"}
@@ -32,7 +37,8 @@ def open_folder(path: Path) -> bytes:
     """Make the folder, mode 0700, if it is not there, and return its secret, which all who share it have.
 
     The secret goes into the keys and proofs of all that is stored: so files from elsewhere are not believed, and nobody
-    can guess the key of another's text. Without it nothing here is of use; a new one is made if it is lost. Raises
+    can guess the key of another's text. Without it nothing here is of use; a new one is made if it is lost, damaged, or
+    if others than its user could read or write it. Raises
     OSError if the folder cannot be made or written, if its secret is somebody else's, who could make files that are
     believed, or if it has files of a store's names that belong to something else.
     """
@@ -40,16 +46,25 @@ def open_folder(path: Path) -> bytes:
     for _ in range(3):
         try:
             with open_plain(path / SECRET) as file:
-                _check_owner(path / SECRET, os.fstat(file.fileno()).st_uid)
+                status = os.fstat(file.fileno())
+                _check_owner(path / SECRET, status.st_uid)
                 known = file.read(_SECRET_BYTES + 1)
-            if len(known) == _SECRET_BYTES:
+            private = not status.st_mode & _OTHERS
+            if len(known) == _SECRET_BYTES and private:
                 return known
             _check_ours(path)
-            (path / SECRET).unlink(missing_ok=True)
+            if not private:
+                log.warning(
+                    "others could read %s: it is made anew, and what was stored is computed anew", path / SECRET
+                )
+            if os.path.samestat(os.lstat(path / SECRET), status):  # or another process has made a new one
+                (path / SECRET).unlink()
         except FileNotFoundError:
             _check_ours(path)
         _make_secret(path)
-    raise OSError(f"{path / SECRET} does not stay what it is")
+    raise OSError(
+        f"{path / SECRET} does not stay what it is, for its user alone: use a folder on a file system that keeps modes"
+    )
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -37,6 +37,7 @@ def test_those_who_come_at_once_have_one_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 33])
 def test_a_damaged_secret_is_replaced(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / SECRET).write_bytes(damage)
+    (tmp_path / SECRET).chmod(0o600)
     assert len(open_folder(tmp_path)) == 32
 
 
@@ -51,6 +52,34 @@ def test_a_secret_of_somebody_else_is_not_believed(tmp_path: Path, monkeypatch: 
     open_folder(tmp_path)
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(PermissionError, match="belongs to user"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o777])
+def test_a_secret_that_others_could_read_is_made_anew(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may know it for ever. All who share the folder have the new one."""
+    old = open_folder(tmp_path)
+    (tmp_path / SECRET).chmod(mode)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: open_folder(tmp_path), range(8)))
+    new = open_folder(tmp_path)
+    assert new != old and open_folder(tmp_path) == new
+    assert (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
+    assert "others could read" in caplog.records[0].getMessage()
+
+
+def test_a_file_system_without_modes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There every secret would be replaced, and nothing ever found."""
+    monkeypatch.setattr("cortexmlx.store.folder._OTHERS", 0o600)
+    with pytest.raises(OSError, match="use a folder on a file system that keeps modes"):
+        open_folder(tmp_path)
+
+
+def test_a_folder_in_the_place_of_the_secret_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / SECRET).mkdir()
+    with pytest.raises(OSError, match="no file"):
         open_folder(tmp_path)
 
 
