@@ -47,6 +47,8 @@ def cache(
     for segment in shelf.segments():
         size, records = models.get(segment.model, (0, 0))
         models[segment.model] = (size + segment.bytes, records + segment.records)
+    if others := shelf.others():
+        models["(another version)"] = (others, 0)
     shelf.close()
     show(folder, models, as_json)
 

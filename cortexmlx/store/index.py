@@ -14,7 +14,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS records(
     key BLOB PRIMARY KEY, segment TEXT NOT NULL, begin INTEGER NOT NULL, size INTEGER NOT NULL, layout TEXT NOT NULL,
     proof BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS records_of ON records(segment);
+CREATE INDEX IF NOT EXISTS segments_by_use ON segments(used);
 """
 
 
@@ -100,19 +101,21 @@ class Index:
         with self._lock:
             return _found(self._file, keys)
 
-    def add(self, name: str, model: str, size: int, places: Sequence[Place], *, last: bool = True) -> None:
-        """A segment is there now. `last`: it was written just now, and is where its records are found. Else it is an
-        old one, found again: it counts as used before all others, and what lies elsewhere, too, is found there.
+    def add(self, name: str, model: str, size: int, places: Sequence[Place]) -> None:
+        """A segment was written just now: its records are found there, and it was used last."""
+        with self._change() as file:
+            _add(file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE")
+            keys = [p.key for p in places]
+            if len(_found(file, keys)) < len(keys):  # nobody else can have removed them yet
+                raise sqlite3.DatabaseError("what was added is not there")
+
+    def add_old(self, segments: Iterable[tuple[str, str, int, Sequence[Place]]]) -> None:
+        """Segments were found again (name, model, bytes, places), each used before all others. What lies elsewhere,
+        too, is found there. All are one change, for each change takes SQLite milliseconds.
         """
         with self._change() as file:
-            used = "coalesce(max(used), 0) + 1" if last else "coalesce(min(used), 1) - 1"
-            file.execute(f"INSERT OR REPLACE INTO segments SELECT ?, ?, ?, {used} FROM segments", (name, model, size))
-            rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
-            verb = "REPLACE" if last else "IGNORE"
-            file.executemany(f"INSERT OR {verb} INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
-            keys = [p.key for p in places]
-            if last and len(_found(file, keys)) < len(keys):  # nobody else can have removed them yet
-                raise sqlite3.DatabaseError("what was added is not there")
+            for name, model, size, places in segments:
+                _add(file, name, model, size, places, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE")
 
     def use(self, names: Sequence[str]) -> None:
         """Segments were read, the last of them last."""
@@ -157,6 +160,14 @@ class Index:
             return [SegmentLine(_checked(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
         except (ValueError, TypeError, OverflowError) as error:
             raise sqlite3.DatabaseError(str(error)) from None
+
+
+def _add(
+    file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[Place], used: str, verb: str
+) -> None:
+    file.execute(f"INSERT OR REPLACE INTO segments VALUES (?, ?, ?, {used})", (name, model, size))
+    rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
+    file.executemany(f"INSERT OR {verb} INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
 def _make(path: Path) -> tuple[int, int]:

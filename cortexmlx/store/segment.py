@@ -23,7 +23,11 @@ SEGMENT_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 UNFINISHED_NAME = re.compile(r"[0-9a-f]{32}\.unfinished")
 
 _MOST_HEADER = 64 << 20
-"""Bytes of a header at most: what is more is damage."""
+"""Bytes of a header at most: this version writes no longer one."""
+
+
+class ForeignSegment(ValueError):
+    """A file that another version may have written, and may read."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,22 @@ def write_segment(folder: Path, secret: bytes, model: str, records: Sequence[Rec
 
 
 def read_header(folder: Path, name: str) -> tuple[str, list[Place]]:
-    """The model's name of a segment and where its records lie, by its own word. Raises OSError, or ValueError if the
-    file is no whole segment.
+    """The model's name of a segment and where its records lie, by its own word. Raises OSError, ForeignSegment
+    for one of another format, or ValueError if the file is no whole segment.
     """
     with open_plain(folder / name) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= _MOST_HEADER:
-            raise ValueError(f"{name} has no header")
-        data = file.read(length)
         total = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= total - 8:
+            raise ValueError(f"{name} has no header")
+        if length > _MOST_HEADER:
+            raise ForeignSegment(f"the header of {name} has {length} bytes")
+        data = file.read(length)
     try:
         header = json.loads(data)
-        about = header.pop("__metadata__")
-        if about.pop("format") != FORMAT:
-            raise ValueError(f"{name} has another format")
+        about = header.pop("__metadata__", {})
+        if about.pop("format", None) != FORMAT:
+            raise ForeignSegment(f"{name} has another format")
         return printable(str(about.pop("model"))), _places(name, header, about, 8 + length, total)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the header of {name} is damaged") from error

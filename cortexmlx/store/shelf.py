@@ -9,22 +9,32 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cortexmlx.store.folder import open_folder, open_plain
 from cortexmlx.store.index import Index, SegmentLine, throw_away
 from cortexmlx.store.known import Known
 from cortexmlx.store.record import Record, proof, restored
-from cortexmlx.store.segment import SEGMENT_NAME, Place, printable, read_header, remove_unfinished, write_segment
+from cortexmlx.store.segment import (
+    SEGMENT_NAME,
+    ForeignSegment,
+    Place,
+    printable,
+    read_header,
+    remove_unfinished,
+    write_segment,
+)
 
 log = logging.getLogger("cortexmlx")
 
 SPARE = 1 << 30
 """Bytes of the file system that are left to others."""
 
-
 _CLOSING_SECONDS = 0.1
+
+_AT_ONCE = 200
+"""Segments that become known together, with one change of the index."""
 
 
 class Shelf:
@@ -40,6 +50,7 @@ class Shelf:
         self.secret = open_folder(path)
         self._index: Index | None = None
         self._broken = self._warned = self._closed = False
+        self._opening = True
         self._lock = threading.Lock()
         self._opened_once = threading.Event()
         self._known: Known | None = None
@@ -57,11 +68,17 @@ class Shelf:
         except Exception as error:
             self.warn("cannot be opened", error)
         finally:
+            self._opening = False
             self._opened_once.set()
 
     def wait(self) -> None:
         """Wait until it is open."""
         self._opened_once.wait()
+
+    def stop_opening(self) -> bool:
+        """Leave the rest of opening to the next one; return whether it is not open yet."""
+        self._closed = self._closed or self._opening
+        return self._opening
 
     def close(self) -> None:
         """Close the index. A thread that is just opening it closes it then."""
@@ -191,8 +208,13 @@ class Shelf:
             return index.segments()
         return []
 
+    def others(self) -> int:
+        """Bytes of the segments that are not in the index: another version's. They do not count to the limit."""
+        known = {line.name for line in self.segments()}
+        return sum(size for name, size in self._files().items() if name not in known)
+
     def clear(self) -> int:
-        """Remove all segments. Returns their bytes."""
+        """Remove all segments, another version's too. Returns their bytes."""
         freed = 0
         for name, size in self._files().items():
             self._remove([name])
@@ -252,20 +274,35 @@ class Shelf:
         return index
 
     def _agree(self, index: Index) -> None:
-        """Let an index know of all segments that are in the folder, and of no others."""
+        """Let an index know of all segments that are in the folder and of this format, and of no others. If there are
+        many that it does not know, nobody waits for them: until then nothing is found.
+        """
         files, known = self._files(), {line.name for line in index.segments()}
         index.remove(sorted(known - set(files)))
-        for name in sorted(set(files) - known, key=lambda name: _modified(self.path / name), reverse=True):
+        new = sorted(set(files) - known, key=lambda name: _modified(self.path / name), reverse=True)
+        if len(new) > _AT_ONCE:
+            self._known = Known()
+            self._opened_once.set()
+        for start in range(0, len(new), _AT_ONCE):
+            if self._closed:
+                return
+            index.add_old(self._read_headers({name: files[name] for name in new[start : start + _AT_ONCE]}))
+
+    def _read_headers(self, files: Mapping[str, int]) -> list[tuple[str, str, int, list[Place]]]:
+        """What the segments say of themselves, given their bytes. Damaged ones are removed; those of another format are
+        left to whichever version wrote them.
+        """
+        found = []
+        for name in files:
             try:
-                model, places = read_header(self.path, name)
-            except OSError:
-                continue
+                found.append((name, *read_header(self.path, name)))
+            except (OSError, ForeignSegment) as error:
+                log.debug("the KV store %s does not use %s: %r", self.path, name, error)
             except ValueError as error:
                 self.warn("has a damaged segment", error)
                 with contextlib.suppress(OSError):
                     (self.path / name).unlink()
-                continue
-            index.add(name, model, files[name], places, last=False)
+        return [(name, model, files[name], places) for name, model, places in found]
 
     def _files(self) -> dict[str, int]:
         """The segments in the folder, with their bytes."""

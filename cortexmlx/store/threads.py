@@ -96,15 +96,17 @@ class Writer:
             return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Write what waits, in so many seconds at most, and end."""
+        """Write what waits, in so many seconds at most, and end. Nobody waits for a thread that is only opening."""
         until = time.monotonic() + seconds
-        self.flush(seconds)
+        if self._waiting:
+            self.flush(seconds)
         with self._changed:
             self._stopping = True
             self.dropped += len(self._records)
             self._records.clear()
             self._changed.notify_all()
-        self._thread.join(max(0.0, until - time.monotonic()))
+        if not self._shelf.stop_opening():
+            self._thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         _be_modest()

@@ -36,7 +36,7 @@ def test_the_segment_that_was_used_last_goes_last(tmp_path: Path) -> None:
     for letter in "abc":
         index.add(segment(letter), "model", 1, [])
     index.use([segment("b"), segment("a")])
-    index.add(segment("d"), "model", 1, [], last=False)
+    index.add_old([(segment("d"), "model", 1, [])])
     assert [line.name[0] for line in index.segments()] == ["d", "c", "b", "a"]
 
 
@@ -44,7 +44,7 @@ def test_a_record_is_found_where_it_was_written_last(tmp_path: Path) -> None:
     one, other = Index(tmp_path), Index(tmp_path)
     one.add(segment("a"), "model", 1, [place(1, segment("a"))])
     other.add(segment("b"), "model", 1, [place(1, segment("b")), place(2, segment("b"))])
-    one.add(segment("c"), "model", 1, [place(2, segment("c")), place(3, segment("c"))], last=False)
+    one.add_old([(segment("c"), "model", 1, [place(2, segment("c")), place(3, segment("c"))])])
     found = one.find([key_of(n) for n in (1, 2, 3)])
     assert [found[key_of(n)].segment[0] for n in (1, 2, 3)] == ["b", "b", "c"]
     other.remove([segment("b")])
