@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
+from support.desk import Desk
 
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 CROWD = 2500
-ANSWER = SamplingParams(max_tokens=40, ignore_eos=True)
-
-
-class Desk:
-    """A scheduler whose results come at once."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.cache = KVCache([LAYER], 1 << 16, 8)
-        self.scheduler = Scheduler(
-            self.cache, **({"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20} | settings)
-        )
-        self.asked = 0
-
-    def ask(self, prompt: list[int], client: str | None = None, fork_of: Job | None = None) -> Job:
-        self.asked += 1
-        return add(self.scheduler, self.asked, prompt, ANSWER, fork_of=fork_of, client=client)
-
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            plan = self.scheduler.plan(0)
-            if plan is not None:
-                self.scheduler.commit(plan, [5] * len(plan.logit_segments))
-
-    def cancel(self, job: Job) -> None:
-        self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
 
 
 def beyond_its_share(desk: Desk) -> None:

@@ -1,0 +1,51 @@
+"""A scheduler whose results come at once, for tests of who begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.scheduler import Scheduler
+from support.requests import add
+
+LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
+
+
+class Desk:
+    """A scheduler whose results come at once."""
+
+    def __init__(self, blocks: int = 1 << 16, **settings: Any) -> None:
+        self.cache = KVCache([LAYER], blocks, 8)
+        self.scheduler = Scheduler(
+            self.cache, **({"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20} | settings)
+        )
+        self.asked = 0
+
+    def ask(
+        self,
+        prompt: list[int],
+        client: str | None = None,
+        fork_of: Job | None = None,
+        max_tokens: int = 40,
+        priority: int = 0,
+    ) -> Job:
+        self.asked += 1
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, priority=priority)
+        return add(self.scheduler, self.asked, prompt, params, fork_of=fork_of, client=client)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            plan = self.scheduler.plan(0)
+            if plan is not None:
+                self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+
+    def drain(self) -> None:
+        """Steps until everything has ended."""
+        while not self.scheduler.idle:
+            self.step()
+
+    def cancel(self, job: Job) -> None:
+        self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
