@@ -101,8 +101,8 @@ class SamplingParams:
     context is full (with the engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in
     the batch. `logprobs` n asks for the log-probability of each token and of the n likeliest (0: only the chosen one),
     `prompt_logprobs` n the same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0:
-    nothing is generated. `n` answers are wanted, the likeliest of `best_of` (None: any). A higher `priority` goes
-    first.
+    nothing is generated. `n` answers are wanted, the likeliest of `best_of` (None: any). Of one client's
+    requests, those with a higher `priority` go first.
 
     `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
     bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with

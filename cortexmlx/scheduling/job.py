@@ -44,7 +44,8 @@ class Job:
     states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one),
     `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's. Steps
     that it took most of were refused memory when it had `refused_at` computed tokens, and `refusals` times since when
-    it had no more.
+    it had no more. `turn` is the number of its first beginning (0: it has none yet). Its client has `paid` tokens for
+    it, of which `price` for its prompt.
     """
 
     id: JobId
@@ -73,6 +74,9 @@ class Job:
     refused_at: int = 0
     refusals: int = 0
     drops: int = 0
+    turn: int = 0
+    price: int = 0
+    paid: int = 0
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
     dropped: list[int] = field(init=False)

@@ -32,6 +32,7 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
+        self._turns = 0
         self._loads: list[PieceLoad] = []
 
     @property
@@ -46,8 +47,29 @@ class RunningSet:
 
     @property
     def in_order(self) -> list[Job]:
-        """The running jobs, those that come first before the others."""
-        return sorted(self.jobs, key=lambda j: j.order)
+        """The running jobs, those that come first before the others: by the turns in which they began, but a client's
+        own turns go to its jobs by priority and age.
+        """
+        ordered = sorted(self.jobs, key=lambda j: j.order)
+        turns: dict[str | None, list[int]] = {}
+        for job in self.jobs:
+            turns.setdefault(job.client, []).append(job.turn)
+        if len(turns) == 1:
+            return ordered
+        for own in turns.values():
+            own.sort(reverse=True)
+        return [job for _, job in sorted(((turns[job.client].pop(), job) for job in ordered), key=lambda pair: pair[0])]
+
+    @property
+    def victim(self) -> Job:
+        """Who loses its row first. Of the clients with several rows the one that uses the most tokens loses its last
+        one; if all have one, the row that began last goes.
+        """
+        rows: dict[str | None, list[Job]] = {}
+        for job in self.in_order:
+            rows.setdefault(job.client, []).append(job)
+        several = [own for own in rows.values() if len(own) > 1]
+        return max(several or [self.in_order], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
     def keys(self, tokens: Sequence[int], salt: str | None, shared: bool = True) -> list[Key]:
         """What the full blocks of `tokens` are called in the prefix cache; none if they are not shared."""
@@ -102,6 +124,9 @@ class RunningSet:
         else:
             copies = self._fork(job, job.fork_of)
         self.jobs.append(job)
+        if not job.turn:
+            self._turns += 1
+            job.turn = self._turns
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.length(job.id)

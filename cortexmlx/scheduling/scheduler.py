@@ -134,7 +134,7 @@ class Scheduler:
             self._admission.remove(job)
             return
         self._running.release_row(job)
-        self._admission.release_claim(job)
+        self._admission.leave(job)
         if lane is not None and self._running.keeps_all_of(job):
             self._window.await_flush(lane)
         else:
@@ -350,12 +350,12 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Room for `tokens` tokens of a running job: drop headroom, then preempt the row that comes last in order.
+        """Room for `tokens` tokens of a running job: drop headroom, then preempt the row whose turn it is to go.
 
         One job alone always fits: its limit keeps it within the cache.
         """
         while job.running and not self._running.reserve(job, tokens):
-            self._preempt(self._running.in_order[-1])
+            self._preempt(self._running.victim)
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks."""

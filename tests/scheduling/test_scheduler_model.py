@@ -280,13 +280,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         return bounded and held > 0 and held + job.max_total_tokens > self.client_tokens
 
     def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], computing: list[Job], held: set[Job]) -> None:
-        """Who begins comes before all who wait on, but for those who let others pass. As the order is that of arrival
-        up to a bounded head start, waiting is bounded.
+        """Who begins comes before all of its client that wait on, but for those who let others pass. As the order is
+        that of arrival up to a bounded head start, waiting is bounded. Turns of clients: `test_admission_model`.
         """
         begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
         for job, preemptions in waiting:
             if job.state in WAITS and job.preemptions == preemptions and job not in held:
-                passed = [b.id for b in begun if b.order > job.order]
+                passed = [b.id for b in begun if b.client == job.client and b.order > job.order]
                 computes = computing + [b for b in begun if b.order < job.order]
                 assert not passed or self.lets_others_pass(job, computes), f"job {job.id} was passed by {passed}"
 

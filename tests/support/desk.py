@@ -9,6 +9,7 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.waiting.turns import Turns
 from support.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -23,6 +24,14 @@ class Desk:
             self.cache, **({"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20} | settings)
         )
         self.asked = 0
+
+    @property
+    def turns(self) -> Turns:
+        return self.scheduler._admission._turns
+
+    def tokens(self, client: str | None) -> int:
+        """What a client has had."""
+        return self.turns.tokens(client)
 
     def ask(
         self,

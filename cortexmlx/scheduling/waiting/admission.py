@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,7 @@ from cortexmlx.scheduling.running import RunningSet, can_fork
 from cortexmlx.scheduling.waiting.claims import Claims
 from cortexmlx.scheduling.waiting.lines import Lines
 from cortexmlx.scheduling.waiting.readings import Readings
+from cortexmlx.scheduling.waiting.turns import Client, Turns, size
 
 _NEVER = -1
 """In the place of `RunningSet.changes` when nobody could begin: nobody can until that or the queue changes."""
@@ -24,6 +26,9 @@ _LOOKED_AT = 128
 next step goes on behind them.
 """
 
+_TOO_LARGE = 16
+"""How many clients may be passed in a step because the first of theirs does not fit: bounds its work, too."""
+
 Gate = Key | Job | Wish
 """What a job is held by: the block that another computes for it, the job that it forks, or what is read from below."""
 
@@ -31,13 +36,17 @@ Gate = Key | Job | Wish
 class Admission:
     """The queue in front of the rows.
 
-    Jobs come first, come served, but for some reasons to let others pass: a client may have `client_tokens` tokens
-    running (None: no limit), prompts and answers together, and one that has them is passed over with all it wants. A
-    fork waits for its parent's prompt. One whose next blocks are being computed by another may wait for them (see
-    `Claims`), and one whose next blocks lie in the tier below, until they are read (see `Readings`). The last three are
-    *held*, out of everybody's way, until that has happened. So what a step costs here depends on the rows, not on how
-    many wait, and nobody's queue keeps others from an empty row. `cached_tokens` of the prompts that began were found
-    in the prefix cache or below it. How long computing takes is known to `costs`.
+    Turns go among the clients: the next to begin is a job of the client that has had the fewest tokens (see `Turns`).
+    Priority and age order the jobs of one client only. A job passes a client's whole line for two reasons. The client
+    may have `client_tokens` tokens running (None: no limit), prompts and answers together, and has them. Or the first
+    of the line does not fit into the memory: then others may begin until each has had as many tokens more than that
+    client as this job needs, and after that nobody may, so the job begins at last.
+
+    Some jobs are *held*, in nobody's way and at no cost for their client: a fork waits for its parent's prompt. One
+    whose next blocks are being computed by another may wait for them (see `Claims`), and one whose next blocks lie in
+    the tier below, until they are read (see `Readings`). So what a step costs here depends on the rows, not on how many
+    wait. `cached_tokens` of the prompts that began were found in the prefix cache or below it. How long computing takes
+    is known to `costs`.
     """
 
     def __init__(
@@ -46,7 +55,8 @@ class Admission:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
         self._running = running
-        self._lines = Lines()
+        self._turns = Turns()
+        self._lines = Lines(self._turns)
         self._claims = Claims(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
         self._readings = Readings(running.cache.lower)
@@ -61,12 +71,14 @@ class Admission:
 
     @property
     def waiting(self) -> list[Job]:
-        """Who waits, in order."""
+        """Who waits, by priority and age."""
         return sorted((*self._lines, *self._gates), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Into the queue behind everyone who comes first."""
+        """Into the queue, behind what its client wants before."""
         self._count += 1
+        self._turns.arrive(job)
+        self._lines.move(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
             self._hold(job, job.fork_of)
         else:
@@ -83,6 +95,7 @@ class Admission:
             del self._held[gate][job]
             if not self._held[gate]:
                 del self._held[gate]
+        self._turns.withdraw(job)
         self._release_reading(job)
         self._let_go([job])
 
@@ -108,9 +121,16 @@ class Admission:
         """A job has computed its prompt, or will not: nobody waits for it any more."""
         self._let_go([*self._claims.release(job), job])
 
+    def leave(self, job: Job) -> None:
+        """A running job has ended: what its client paid in vain comes back, and nobody waits for it any more."""
+        self._turns.end(job)
+        self._lines.move(job.client)
+        self.release_claim(job)
+
     def clear(self) -> None:
-        """Forget the queue and all claims."""
-        self._lines = Lines()
+        """Forget the queue, all claims and what clients have had."""
+        self._turns.clear()
+        self._lines = Lines(self._turns)
         self._claims.clear()
         self._readings.clear()
         self._gates.clear()
@@ -122,7 +142,9 @@ class Admission:
         """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
         assert len(self) == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
         assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
-        assert self._lines.first is min(self._lines, key=lambda j: j.order, default=None), "the queue is out of order"
+        self._turns.check_invariants()
+        first = min(self._lines, key=lambda j: (self._turns.place(j.client), j.order), default=None)
+        assert self._lines.first is first, "the queue is out of order"
         assert all(owner in self._running.jobs for owner in self._claims.owners), "a claim of a job that does not run"
         assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
         for job, gate in self._gates.items():
@@ -150,6 +172,8 @@ class Admission:
                 break
             self._lines.remove(job)
             self._count -= 1
+            self._turns.begin(job)
+            self._lines.move(job.client)
             self._release_reading(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
@@ -160,10 +184,7 @@ class Admission:
         return tuple(copies)
 
     def _next(self) -> tuple[Job, Match | None] | None:
-        """The first in the queue who can begin now, and what of its tokens is cached; None if nobody can.
-
-        One that waits for memory lets nobody pass.
-        """
+        """Who can begin now and comes first, and what of its tokens is cached; None if nobody can."""
         running = self._running
         if not self._count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
             return None
@@ -174,8 +195,10 @@ class Admission:
 
     def _look(self) -> tuple[Job, Match | None] | None:
         running, tokens = self._running, self._tokens_of_clients()
-        looked: Counter[str | None] = Counter()
-        while (job := self._lines.first) is not None:
+        looked: Counter[Client] = Counter()
+        limit, too_large = math.inf, 0
+        self._settle()
+        while (job := self._lines.first) is not None and self._turns.tokens(job.client) <= limit:
             if not self._within_share(job, tokens):
                 self._lines.pass_over(job.client)
                 continue
@@ -192,7 +215,11 @@ class Admission:
                     job.waited = isinstance(gate, Key)
                     self._claims.keep_state(gate)
             elif not running.fits(job, match):
-                break
+                limit = min(limit, self._turns.tokens(job.client) + size(job))
+                too_large += 1
+                if too_large == _TOO_LARGE:
+                    break
+                self._lines.pass_over(job.client)
             elif (wish := self._below(job, match)) is not None:
                 self._lines.remove(job)
                 self._hold(job, wish)
@@ -201,6 +228,12 @@ class Admission:
         if _LOOKED_AT not in looked.values():
             self._nobody_at = running.changes
         return None
+
+    def _settle(self) -> None:
+        """Charge the clients for what their rows have generated."""
+        for job in self._running.jobs:
+            if self._turns.settle(job):
+                self._lines.move(job.client)
 
     def _awaited(self, job: Job, match: Match | None) -> Key | None:
         """The block that a job waits for. If it takes a recurrent state to begin behind it, the job waits but once: the

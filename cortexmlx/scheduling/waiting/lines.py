@@ -1,4 +1,4 @@
-"""Lines: who waits, one line per client, and the lines by who is first in them. No mlx."""
+"""Lines: who waits, one line per client, and the lines by whose turn it is. No mlx."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.waiting.turns import Client, Turns
 
 T = TypeVar("T")
 Order = tuple[float, int]
@@ -61,14 +62,15 @@ class Ordered(Generic[T]):
 
 
 class Lines:
-    """The jobs that wait, in order, and those of one client in a line of their own: it can be passed over as a whole,
-    however long it is.
+    """The jobs that wait: those of one client in a line of their own, by priority and age, and the lines by whose turn
+    it is. A line can be passed over as a whole, however long it is.
     """
 
-    def __init__(self) -> None:
-        self._lines: dict[str | None, Ordered[Job]] = {}
-        self._heads: Ordered[Ordered[Job]] = Ordered()
-        self._passed: list[Ordered[Job]] = []
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._lines: dict[Client, Ordered[Job]] = {}
+        self._heads: Ordered[Client] = Ordered()
+        self._passed: list[Client] = []
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -79,35 +81,37 @@ class Lines:
 
     @property
     def first(self) -> Job | None:
-        """The first of all jobs whose client is not passed over; None if there is none."""
-        return self._heads.first.first if self._heads else None
+        """The first job of the client whose turn it is and that is not passed over; None if there is none."""
+        return self._lines[self._heads.first].first if self._heads else None
 
     def add(self, job: Job) -> None:
         """To its place in its client's line."""
-        line = self._lines.setdefault(job.client, Ordered())
+        line = self._lines.get(job.client)
+        if line is None:
+            line = self._lines[job.client] = Ordered()
+            self._heads.add(self._turns.place(job.client), job.client)
         line.add(job.order, job)
-        if line.first is job:
-            self._heads.add(job.order, line)
 
     def remove(self, job: Job) -> None:
         """Out of its line, which need not be its first."""
         line = self._lines[job.client]
-        was_first = line.first is job
         line.remove(job)
         if not line:
-            self._heads.remove(line)
+            self._heads.remove(job.client)
             del self._lines[job.client]
-        elif was_first:
-            self._heads.add(line.first.order, line)
 
-    def pass_over(self, client: str | None) -> None:
+    def move(self, client: Client) -> None:
+        """A client's account has changed, so its line has another place, if it has one. None is passed over now."""
+        if client in self._lines:
+            self._heads.add(self._turns.place(client), client)
+
+    def pass_over(self, client: Client) -> None:
         """Leave a client's whole line out until `bring_back`; O(log clients)."""
-        line = self._lines[client]
-        self._heads.remove(line)
-        self._passed.append(line)
+        self._heads.remove(client)
+        self._passed.append(client)
 
     def bring_back(self) -> None:
         """Nobody is passed over any more."""
-        for line in self._passed:
-            self._heads.add(line.first.order, line)
+        for client in self._passed:
+            self._heads.add(self._turns.place(client), client)
         self._passed.clear()

@@ -1,0 +1,164 @@
+"""Turns: how many tokens each client has had, and so whose turn it is. No mlx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from cortexmlx.scheduling.job import Job
+
+QUANTUM = 32
+"""Tokens that every client that waits may still have before one that comes now. It must be above 0: a stream of new
+clients would otherwise keep one that has had more waiting for ever.
+"""
+
+ADVANCE = 256
+"""Tokens of an answer that are charged when it begins. Nobody knows its length then; without an advance many answers
+would begin at the price of one long prompt. What is not used is paid back.
+"""
+
+Client = str | None
+Place = tuple[int, int]
+"""Where a client stands among those that wait: its tokens, then the number of its arrival."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """`tokens` are what the client has had, on a scale that all clients share. `requests` of it wait, held ones
+    included, and `rows` run. `owed`: it is in the heap of those that are idle and have had more than others.
+    """
+
+    tokens: int
+    number: int
+    requests: int = 0
+    rows: int = 0
+    owed: bool = False
+
+
+class Turns:
+    """The accounts of the clients.
+
+    The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
+    request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
+    client that was served last. A client that had nothing to wait for begins `QUANTUM` tokens behind `now`, so it
+    cannot save up turns; if it has had more than that, it keeps its own account. Accounts of idle clients are dropped
+    as soon as they make no difference, and all of them when nobody waits or runs.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._accounts: dict[Client, _Account] = {}
+        self._owed: list[tuple[int, int, Client]] = []
+        self._arrivals = 0
+        self._open = 0
+
+    def __len__(self) -> int:
+        """Accounts that are kept."""
+        return len(self._accounts)
+
+    def tokens(self, client: Client) -> int:
+        """What a client has had that waits or runs."""
+        return self._accounts[client].tokens
+
+    def place(self, client: Client) -> Place:
+        """Where a client stands that waits or runs."""
+        account = self._accounts[client]
+        return account.tokens, account.number
+
+    def arrive(self, job: Job) -> None:
+        """A job waits, for the first time or because it lost its row. One that lost its row has had its turn, so it
+        brings its client to the front; what it did not generate is paid back.
+        """
+        account = self._accounts.setdefault(job.client, _Account(0, 0))
+        if job.generation:
+            self._pay(job, job.price + job.generated)
+            account.rows -= 1
+            self._open -= 1
+        if not account.requests:
+            self._arrivals += 1
+            account.number = self._arrivals
+            account.tokens = max(account.tokens, self.now + (0 if job.generation else QUANTUM))
+        account.requests += 1
+        self._open += 1
+
+    def withdraw(self, job: Job) -> None:
+        """A job that waited has ended."""
+        self._accounts[job.client].requests -= 1
+        self._close(job.client)
+
+    def begin(self, job: Job) -> None:
+        """A job that waited has a row. Its client pays for the prompt tokens that are not cached, and in advance."""
+        account = self._accounts[job.client]
+        self.now = max(self.now, account.tokens)
+        account.requests -= 1
+        account.rows += 1
+        if not job.generation:
+            job.price = len(job.tokens) - job.num_computed_tokens
+        self.settle(job)
+        self._drop_equal()
+
+    def settle(self, job: Job) -> bool:
+        """Charge what a running job has generated beyond what is paid; return whether that was anything."""
+        return self._pay(job, job.price + max(job.generated, _advance(job)))
+
+    def end(self, job: Job) -> None:
+        """A running job has ended: pay back what it did not generate."""
+        self._pay(job, job.price + job.generated)
+        self._accounts[job.client].rows -= 1
+        self._close(job.client)
+
+    def clear(self) -> None:
+        """Forget all accounts."""
+        self.now = self._open = 0
+        self._accounts.clear()
+        self._owed.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if an account is lost, or kept for nothing."""
+        assert self._open == sum(a.requests + a.rows for a in self._accounts.values()), "requests were counted wrongly"
+        assert self._open or not self._accounts, "accounts are kept while nobody waits or runs"
+        assert {client for *_, client in self._owed} == {c for c, a in self._accounts.items() if a.owed}
+        for client, account in self._accounts.items():
+            idle = not account.requests and not account.rows
+            assert account.owed or not idle, f"the account of {client} is kept for nothing"
+
+    def _pay(self, job: Job, total: int) -> bool:
+        due, job.paid = total - job.paid, total
+        self._accounts[job.client].tokens += due
+        return due != 0
+
+    def _close(self, client: Client) -> None:
+        """One of a client's requests is gone."""
+        self._open -= 1
+        if not self._open:
+            self.clear()
+        elif not self._accounts[client].owed:
+            self._drop_or_owe(client)
+
+    def _drop_equal(self) -> None:
+        """Drop the accounts of idle clients that a new client would begin with, too."""
+        while self._owed and self._owed[0][0] <= self.now + QUANTUM:
+            *_, client = heappop(self._owed)
+            self._accounts[client].owed = False
+            self._drop_or_owe(client)
+
+    def _drop_or_owe(self, client: Client) -> None:
+        """If a client is idle, drop its account, or keep it until the others have had as much."""
+        account = self._accounts[client]
+        if account.requests or account.rows:
+            return
+        if account.tokens <= self.now + QUANTUM:
+            del self._accounts[client]
+        else:
+            account.owed = True
+            self._arrivals += 1
+            heappush(self._owed, (account.tokens, self._arrivals, client))
+
+
+def size(job: Job) -> int:
+    """Tokens that a job needs to begin: its own, cached or not, and those of its answer that are charged then."""
+    return len(job.tokens) + max(0, _advance(job) - job.generated)
+
+
+def _advance(job: Job) -> int:
+    return min(ADVANCE, job.max_new_tokens)
