@@ -37,7 +37,9 @@ _CALLS_SECONDS = 0.0002
 """And no less than this, in seconds."""
 
 _TOGETHER_SECONDS = 0.05
-"""So long it takes what is asked for when nothing runs: whose prompts come together, share the first step."""
+"""So long it takes what is asked for when nothing runs: whose prompts come together, share the first step. What is
+already here then is taken however long it takes.
+"""
 
 _AHEAD = 64
 """Submissions that the engine's thread has not seen yet, at most: who comes then waits until it has taken one."""
@@ -272,11 +274,11 @@ class Worker:
 
     def _take_calls(self) -> bool:
         """Carry out what others asked for, as long as the step that is due may wait; wait for something if the core
-        is idle. False: stop.
+        is idle. No step is due then, so all that is here with it is carried out first. False: stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
-        until = time.perf_counter() + wait
-        while (idle := self.core.idle) or time.perf_counter() < until:
+        until, together = time.perf_counter() + wait, 0
+        while (idle := self.core.idle) or together or time.perf_counter() < until:
             more = idle and self._calls.empty() and self.core.tidy()
             try:
                 call = self._calls.get(block=idle and not more)
@@ -288,6 +290,9 @@ class Worker:
                 return False
             if idle:
                 until = time.perf_counter() + max(wait, _TOGETHER_SECONDS)
+                together = self._calls.qsize()
+            else:
+                together = max(0, together - 1)
             call(self.core)
         return True
 
