@@ -160,9 +160,10 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         event has a `completion` or an `error`. Requests of one `client` share its turns, what `client_tokens` allows,
         and the beginnings of their prompts; those without a name are one client's. Nobody watches the tokens of a
         `background` one come: others' prompts are computed in large pieces beside it, others of its client go first for
-        up to a minute, and of the background ones those with the longest `max_tokens` begin first. `cache` False keeps the request out of the prefix cache: its whole prompt is computed,
-        and nothing of it is left for others. A request that has not ended `timeout` seconds after this call fails with
-        RequestTimeout, between two steps. Sampling parameters may be given by their names, too: those go over `params`.
+        up to a minute, and of the background ones those with the longest `max_tokens` begin first. `cache` False keeps
+        the request out of the prefix cache: its whole prompt is computed, and nothing of it is left for others. A
+        request that has not ended `timeout` seconds after this call fails with RequestTimeout, between two steps.
+        Sampling parameters may be given by their names, too: those go over `params`.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
