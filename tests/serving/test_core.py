@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.errors import ModelCorrupt
+from cortexmlx.errors import ModelCorrupt, NoTokenToChoose
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of, write_tiny
@@ -78,3 +78,22 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     with pytest.raises(ModelCorrupt, match=r"weights are damaged.*Download it again"):
         Driver(folder)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}], ids=str)
+def test_a_model_whose_logits_become_nan_fails_the_request_and_goes_on_when_they_are_numbers_again(
+    tiny: Any, theirs: Any, params: dict[str, Any]
+) -> None:
+    driver = Driver(tiny("llama"))
+    norm = driver.core.loaded.model.model.norm.norm
+    weight = norm.weight
+    handle = driver.add(tokens_of(9), 20, **params)
+    driver.step(4)
+    norm.weight = weight * mx.nan
+    driver.finish()
+    with pytest.raises(NoTokenToChoose, match=r"NaN, or all -inf, after 9 tokens of the prompt and \d+ of the answer"):
+        driver.result(handle)
+    norm.weight = weight
+    assert_nothing_lost(driver.core.stats())
+    (again,) = driver.answers([tokens_of(9)], 20, ignore_eos=False)
+    assert list(again) == theirs("llama", tokens_of(9), 20)
