@@ -50,7 +50,8 @@ check: .venv/.dev
 bench: .venv/.starter
 	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)
 
-# The pictures in the documentation, of the program at work: ARGS="chat batch" makes these only. Takes some minutes.
+# The pictures in the documentation, of the program at work: ARGS="chat batch" makes these only. Takes some minutes, and
+# refuses on a busy machine.
 pictures: .venv/.starter .venv/.dev
 	$(BIN)/python -m tests.pictures $(ARGS)
 

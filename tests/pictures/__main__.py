@@ -1,7 +1,8 @@
 """The pictures in the documentation, of the program itself at work with the starter model: `make pictures`.
 
 `python -m tests.pictures [NAME ...]` makes docs/NAME.svg anew: chat, batch, bench, blocks; all, if none is named. What
-is said is seeded and the same at every run; rates and times are those of this machine at this moment.
+is said is seeded and the same at every run; rates and times are those of this machine at this moment. So a picture with
+rates is not made on a busy machine (`quiet`), nor kept where its rates are not those of the README's tables.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
+from support.pages import ROOT
 from support.terminal import Terminal
+from tests.pictures.figures import disagreement
+from tests.pictures.quiet import busy, look
 from tests.pictures.screen import svg
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-COLUMNS, LINES = 92, 34
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+COLUMNS, LINES = 120, 34
 PATIENCE_SECONDS = 400.0
 SHELL = ("/bin/sh", "-i")
+TABLE = (
+    "Write this as a Markdown table with the columns Country and Capital: France, Paris; Italy, Rome; Spain, Madrid."
+)
 
 
 class Window(Terminal):
@@ -45,16 +53,18 @@ class Window(Terminal):
 
 
 def chat(folder: Path) -> str:
-    """A question and its answer, and a second one while it is written, with its status."""
+    """A table, a right answer, and code while it is written, with its status."""
     with Window(folder) as window:
-        window.run("cortexmlx chat --seed 3 --no-kv-store")
+        window.run("cortexmlx chat --temp 0.2 --top-p 0.9 --repetition-penalty 1 --seed 3 --no-kv-store")
         window.until("lists the commands")
         window.until(">>>")
-        window.type("Give me three tips for watering tomatoes, as a short list.\r")
+        window.type(f"{TABLE}\r")
         window.until("prompt ")
-        window.until(" tokens · ")
-        window.type("Why is the sky blue?\r")
-        window.until("scatter")
+        window.type("What is the capital of France?\r")
+        window.until("is Paris.")
+        window.wait_until(lambda: str(window.screen.rows()).count("prompt ") > 1, "two answers", PATIENCE_SECONDS)
+        window.type("Write a Python function that returns the square of a number. Only the code.\r")
+        window.until("num ** 2")
         window.until("KV ")
         return svg(window.screen, "cortexmlx chat")
 
@@ -82,7 +92,7 @@ def done(window: Window) -> int:
 def bench(folder: Path) -> str:
     """Two block sizes."""
     with Window(folder) as window:
-        window.run("clear; cortexmlx bench smollm2 -p 128 -n 32 --block-size 16,32 -r 2")
+        window.run("clear; cortexmlx bench smollm2 -p 128 -n 32 --block-size 16,32 -r 5")
         window.until("tg32")
         window.wait_until(lambda: window.screen.rows()[window.screen.cursor.y] == "$", "the shell", PATIENCE_SECONDS)
         return svg(window.screen, "cortexmlx bench")
@@ -95,6 +105,7 @@ def blocks(folder: Path) -> str:
 
 
 PICTURES: dict[str, Callable[[Path], str]] = {"chat": chat, "batch": batch, "bench": bench, "blocks": blocks}
+WITHOUT_RATES = {"blocks"}
 
 
 def main(names: list[str]) -> int:
@@ -103,11 +114,21 @@ def main(names: list[str]) -> int:
         print(f"no picture is called {', '.join(sorted(unknown))}: there are {', '.join(PICTURES)}", file=sys.stderr)
         return 2
     for name in names or PICTURES:
+        if name not in WITHOUT_RATES and (why := busy(look())):
+            return refused(name, why)
         with tempfile.TemporaryDirectory() as folder:
             drawn = PICTURES[name](Path(folder))
+        if name not in WITHOUT_RATES and (why := busy(look()) or disagreement(drawn, README.read_text("utf-8"))):
+            return refused(name, why)
         (DOCS / f"{name}.svg").write_text(drawn.rstrip("\n") + "\n", encoding="utf-8")
         print(f"docs/{name}.svg")
     return 0
+
+
+def refused(name: str, why: str) -> int:
+    """Say why a picture stays as it was."""
+    print(f"docs/{name}.svg stays as it was: {why}.", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
