@@ -34,8 +34,6 @@ LONG = 2000
 TRIES = 3
 """Places where that is tried."""
 
-FIRST_STEP = 64
-"""Characters behind what has been printed where a paragraph past the budget may lose its markup; then 4 times more."""
 MOST_ROWS = 50
 """Of what is pending at most so much is looked at."""
 
@@ -77,7 +75,6 @@ class MarkdownStream:
         self._printed: Place = (0, 0)
         self._table: Printed | None = None
         self._long = LONG
-        self._plain = False
         self._budget = Budget()
         self._read = 0
         self._last_pending: list[Text] = []
@@ -191,7 +188,7 @@ class MarkdownStream:
     def _end(self, kind: str) -> None:
         """A block is printed as a whole."""
         self._last = kind if self._begun else self._last
-        self._begun, self._printed, self._table, self._long, self._plain = False, (0, 0), None, LONG, False
+        self._begun, self._printed, self._table, self._long = False, (0, 0), None, LONG
 
     def _gap(self, kind: str) -> Iterator[Text]:
         """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
@@ -271,34 +268,12 @@ class MarkdownStream:
             lines, text = self._signs(lines, text, before, SIGN.sub(r"\\\g<0>", text[:end]) + text[end:])
         whole = text
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
-            if self._plain or _mark(lines, text) >= wanted:
+            if _mark(lines, text) >= wanted or not self._budget.allows():
                 break
-            self._plain = not self._budget.allows(TRIES * len(text))
             at = sign.start() + len(text) - len(whole)
             lines, text = self._signs(lines, text, before, f"{text[:at]}\\{text[at:]}")
-        if self._plain and block.kind == PARAGRAPH and _mark(lines, text) < wanted:
-            lines, text = self._without_markup(lines, text)
         self._open = text + behind
         return lines, text, _mark(lines, text)
-
-    def _without_markup(self, lines: list[Flow], text: str) -> tuple[list[Flow], str]:
-        """The text with all signs behind what has been printed as they were written, and its lines: past the budget
-        nobody looks which of them mean something. What has been printed stays as it is.
-        """
-        number, place = self._printed
-        fixed = "\n".join([*_plain(lines)[:number], _plain(lines)[number][:place]])
-        at, step = first_lines(text, number) + place, FIRST_STEP
-        while at < len(text):
-            at += text[:at].endswith("\\")
-            escaped = text[:at] + SIGN.sub(r"\\\g<0>", text[at:])
-            found = self._blocks(escaped)
-            if len(found) == 1 and found[0].kind == PARAGRAPH:
-                changed = flows(found[0].tokens)
-                words = "\n".join(_plain(changed))
-                if words.startswith(fixed) and words.count("\\") <= text.count("\\"):  # in code it would be seen
-                    return changed, escaped
-            at, step = at + step, 4 * step
-        return lines, text
 
     def _signs(self, lines: list[Flow], text: str, words: Sequence[str], escaped: str) -> tuple[list[Flow], str]:
         """The text with more signs `escaped`, and its lines, if it has the same words as before."""
