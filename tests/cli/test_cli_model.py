@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import PATIENCE
+
 pytestmark = pytest.mark.model
 
 COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()"]
@@ -17,7 +19,7 @@ GREEDY = ["--temp", "0", "--max-tokens", "24"]
 
 
 def cortexmlx(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_generate_batch_and_chat_give_the_same_answer(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cortexmlx.cli.engine import open_engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.serving.config import EngineConfig
 from support.hub import large_model, serving
+from support.patience import PATIENCE
 from support.tiny import write_tiny
 
 
@@ -36,7 +37,7 @@ def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) ->
         "from cortexmlx.serving import parts\n"
         "def slow(*args, **options):\n"
         "    print('loading', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(10_000)\n"
         "parts.load_model = slow\n"
         "from cortexmlx.cli.start import run\n"
         "sys.exit(run(['generate', 'm', '-p', 'hi']))\n"
@@ -44,7 +45,7 @@ def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"loading\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(timeout=PATIENCE) == 130
         assert process.stderr is not None and process.stderr.read() == b""
 
 
@@ -73,12 +74,10 @@ def test_ctrl_c_stops_a_download_at_once_and_keeps_what_came(code: str, ends: in
                 time.sleep(0.02)
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            began = time.monotonic()
-            assert process.wait(timeout=30) == ends
-            took = time.monotonic() - began
+            assert process.wait(timeout=PATIENCE) == ends
             assert process.stderr is not None and process.stderr.read().endswith(says)
         (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
-        assert took < 10 and 0 < kept.stat().st_size < 6_000_000
+        assert 0 < kept.stat().st_size < 6_000_000
 
 
 @pytest.mark.slow

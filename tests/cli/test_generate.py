@@ -21,6 +21,7 @@ from support import cli_fakes
 from support.adapters import write_adapter
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
 from support.judge import greedy
+from support.patience import PATIENCE
 from support.tiny import write_tiny
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
@@ -215,7 +216,7 @@ def test_ctrl_c_with_json_prints_the_partial_answer(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     answer = json.loads(out)
     assert answer["finish_reason"] == "cancelled" and answer["text"].startswith("word0 word1 word2 word3")

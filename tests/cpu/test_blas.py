@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cpu import blas
+from support.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU build needs another BLAS")
 built = pytest.mark.skipif(
@@ -21,7 +22,7 @@ built = pytest.mark.skipif(
 
 def run(code: str, **environment: str) -> str:
     env = {k: v for k, v in os.environ.items() if k not in ("CORTEXMLX_BLAS", "OPENBLAS_NUM_THREADS")} | environment
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

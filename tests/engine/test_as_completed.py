@@ -16,6 +16,7 @@ from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, SamplingParams
 from support.core_driver import assert_nothing_lost
+from support.patience import PATIENCE
 from support.tiny import tokens_of
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -30,7 +31,7 @@ def engine(tiny: Any) -> Iterator[Engine]:
 
 def assert_ends(engine: Engine) -> None:
     """Soon nothing runs any more, and nothing was lost."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while engine.stats().rows_running + engine.stats().rows_waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -147,7 +148,7 @@ def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -
 
     def slow() -> Iterator[list[int]]:
         yield tokens_of(4)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not engine.stats().requests_finished and time.monotonic() < deadline:
             time.sleep(0.01)
         if engine.stats().requests_finished:

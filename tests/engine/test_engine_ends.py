@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.patience import PATIENCE, soon
 from support.programs import outcome
 from support.tiny import tokens_of
 
@@ -31,12 +31,8 @@ def test_a_listener_that_raises_is_logged_and_harms_nobody(engine: Engine, caplo
 
     with caplog.at_level(logging.ERROR, "cortexmlx"):
         handle = engine.submit(PROMPT, SHORT, on_event=listen)
-        assert len(handle.result(30).token_ids) == 12
-        for _ in range(100):
-            if caplog.records:
-                break
-            time.sleep(0.01)
-    assert "ZeroDivisionError" in caplog.text
+        assert len(handle.result(PATIENCE).token_ids) == 12
+        assert soon(lambda: "ZeroDivisionError" in caplog.text)
     assert engine.generate(PROMPT, SHORT).token_ids == handle.result().token_ids
     finally_nothing_lost(engine)
 
@@ -76,7 +72,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         engine._worker.submit([engine._checked(p, LONG) for p in prompts], handles)  # all in one step
         for handle in handles:
             with pytest.raises(CortexError, match="it broke"):
-                handle.result(30)
+                handle.result(PATIENCE)
             assert handle.state is RequestState.FAILED
         monkeypatch.undo()
         assert_nothing_lost(engine.stats())
@@ -97,18 +93,15 @@ def test_a_listener_on_the_engines_thread_that_raises_ends_no_request(engine: En
 
     other = engine.submit(PROMPT, LONG)
     handle = engine.submit(PROMPT, SHORT, listener=listen)
-    assert len(handle.result(30).token_ids) == 12
-    assert len(other.result(30).token_ids) == 400
+    assert len(handle.result(PATIENCE).token_ids) == 12
+    assert len(other.result(PATIENCE).token_ids) == 400
     assert heard[0].completion is None and {event.completion for event in heard[1:]} == {handle.result()}
 
 
 def told(seen: list[TokenEvent]) -> TokenEvent:
     """The event that ends what a callback is told."""
-    for _ in range(1000):
-        if seen and (seen[-1].error or seen[-1].completion):
-            return seen[-1]
-        time.sleep(0.01)
-    raise AssertionError(f"no end among {len(seen)} events")
+    assert soon(lambda: seen and (seen[-1].error or seen[-1].completion)), f"no end among {len(seen)} events"
+    return seen[-1]
 
 
 def test_a_callback_is_told_of_a_failure(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +109,7 @@ def test_a_callback_is_told_of_a_failure(engine: Engine, monkeypatch: pytest.Mon
     fail_once(engine._worker.core.runner, "collect", 5, monkeypatch)
     handle = engine.submit(PROMPT, LONG, on_event=seen.append)
     with pytest.raises(CortexError, match="it broke"):
-        handle.result(10)
+        handle.result(PATIENCE)
     last = told(seen)
     assert (last.finish_reason, last.error, last.completion) == (FinishReason.ERROR, handle._error, None)
     assert all(event.error is None for event in seen[:-1])
@@ -135,8 +128,8 @@ def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch
     next(iter(other))
     fail_once(engine._worker.core.scheduler, "add", 1, monkeypatch)
     with pytest.raises(CortexError, match="it broke"):
-        engine.submit(PROMPT, SHORT).result(10)
-    assert len(other.result(30).token_ids) == 400
+        engine.submit(PROMPT, SHORT).result(PATIENCE)
+    assert len(other.result(PATIENCE).token_ids) == 400
     finally_nothing_lost(engine)
 
 
@@ -151,7 +144,7 @@ def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None
     engine.close()
     for handle in handles:
         with pytest.raises(EngineClosed):
-            handle.result(10)
+            handle.result(PATIENCE)
         with pytest.raises(EngineClosed):
             list(handle)
         handle.cancel()
@@ -171,7 +164,7 @@ def test_a_closed_engine_that_is_kept_keeps_neither_weights_nor_cache(
     before = mx.get_active_memory()
     with Engine(tiny("qwen3_5"), kv_memory="1MB", kv_store=tmp_path) as engine:
         handle = engine.submit(PROMPT, SHORT)
-        handle.result(30)
+        handle.result(PATIENCE)
     gc.collect()
     assert mx.get_active_memory() - before < 1024
     assert handle.state is RequestState.FINISHED and engine.info.architecture == "qwen3_5"
@@ -192,7 +185,7 @@ def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> N
     dropped, worker = weakref.ref(engine), engine._worker
     handles = [engine.submit(PROMPT, SHORT), engine.submit(PROMPT, LONG)]
     del engine
-    assert [len(h.result(30).token_ids) for h in handles] == [12, 400]
+    assert [len(h.result(PATIENCE).token_ids) for h in handles] == [12, 400]
     worker._task.join()
     assert dropped() is None
     with pytest.raises(EngineClosed):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from support.core_driver import assert_nothing_lost
+from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE
 from support.programs import ended, start
 from support.tiny import tokens_of
 
@@ -71,8 +72,8 @@ def test_two_engines_at_once_do_not_disturb_each_other(tiny: Any, theirs: Any) -
     with Engine(tiny("llama"), kv_memory="256KB") as one, Engine(tiny("gemma3_text"), kv_memory="256KB") as two:
         pairs = [(one.submit(p, params), two.submit(p, params)) for p in prompts]
         for prompt, (first, second) in zip(prompts, pairs, strict=True):
-            assert list(first.result(30).token_ids) == theirs("llama", prompt, 30)
-            assert list(second.result(30).token_ids) == theirs("gemma3_text", prompt, 30)
+            assert list(first.result(PATIENCE).token_ids) == theirs("llama", prompt, 30)
+            assert list(second.result(PATIENCE).token_ids) == theirs("gemma3_text", prompt, 30)
 
 
 def test_one_engine_serves_many_threads(tiny: Any) -> None:
@@ -93,7 +94,7 @@ def test_one_engine_serves_many_threads(tiny: Any) -> None:
                         assert engine.generate(prompt, params).token_ids == wanted
                     cancelled = engine.submit(prompt, params)
                     cancelled.cancel()
-                    assert cancelled.result(30).token_ids == wanted[: len(cancelled.result().token_ids)]
+                    assert cancelled.result(PATIENCE).token_ids == wanted[: len(cancelled.result().token_ids)]
                     assert engine.stats().rows_running <= 3
                     engine.encode("the end")
             except BaseException as error:
@@ -103,13 +104,9 @@ def test_one_engine_serves_many_threads(tiny: Any) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert not errors, errors[0]
-        for _ in range(100):
-            if not engine.stats().used_blocks:
-                break
-            time.sleep(0.01)
-        assert_nothing_lost(engine.stats())
+        finally_nothing_lost(engine)
 
 
 def test_closing_from_many_threads_while_others_ask(tiny: Any) -> None:
@@ -133,6 +130,6 @@ def test_closing_from_many_threads_while_others_ask(tiny: Any) -> None:
     for thread in closers:
         thread.start()
     for thread in [*threads, *closers]:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert ended == ["EngineClosed"] * 4

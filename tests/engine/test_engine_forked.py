@@ -115,7 +115,7 @@ for name, text in {CHILDREN!r}.items():
     next(stream), next(iter(handle))
     exec(text)
     codes[name] = forked(child)
-    assert handle.result(30).token_ids == wanted
+    assert handle.result().token_ids == wanted
     *_, last = stream
     assert last.completion.token_ids == wanted
 print(codes)

@@ -20,6 +20,7 @@ from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.models.load import load_model
 from support.adapters import write_adapter
 from support.gguf_models import write_model
+from support.patience import PATIENCE
 from support.quantized_models import wide
 from support.tiny import tokens_of, write_tiny
 
@@ -88,7 +89,7 @@ def test_an_engine_frees_its_memory(kind: str, dropped: bool, tiny: Any, tmp_pat
     with freed():
         engine = opened(path, **settings)
         handle = engine.submit(PROMPT, SHORT)
-        assert len(handle.result(60).token_ids) == 12
+        assert len(handle.result(PATIENCE).token_ids) == 12
         if dropped:
             task = engine._worker._task
             del engine

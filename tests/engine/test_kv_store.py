@@ -15,6 +15,7 @@ from cortexmlx.request import RequestState
 from support.core_driver import Driver
 from support.damage import DAMAGES
 from support.judge import NOISE, disagreement
+from support.patience import PATIENCE
 from support.quantized_models import wide
 from support.recurrent import RECURRENT
 from support.stored import Stored
@@ -190,7 +191,7 @@ def test_a_step_that_fails_forgets_what_it_was_to_load(tiny: Any, theirs: Any, t
         driver.forget()
         driver.add(LONG, 10)
         driver.core.step()
-        driver.calls.get(timeout=30)(driver.core)
+        driver.calls.get(timeout=PATIENCE)(driver.core)
         plan = driver.core.scheduler.plan(0)
         assert plan is not None and len(plan.loads) == 11
         driver.core.fail_all(CortexError("as if the step had failed"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.patience import PATIENCE
 from support.stored import Stored
 from support.tiny import tokens_of
 
@@ -43,7 +44,7 @@ def test_two_engines_share_a_store_and_both_are_killed(rounds: int, tiny: Any, t
         command = [sys.executable, "-c", ANSWERING, str(tiny("llama")), str(tmp_path), tests]
         engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
         said = [engine.stdout.readline() for engine in engines if engine.stdout is not None]
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE
         while not list(tmp_path.glob("*.safetensors")) and time.monotonic() < until:
             time.sleep(0.05)
         time.sleep(chance.uniform(0.0, 0.5))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, PromptTooLong, SamplingParams
+from support.patience import PATIENCE
 
 HUGE = "The quick brown fox jumps over the lazy dog.\n" * 500_000
 """22 MB."""
@@ -44,19 +45,19 @@ def test_token_ids_do_not_wait_for_a_text(engine: Engine, monkeypatch: pytest.Mo
 
     def endless(text: str, add_special_tokens: bool = True) -> list[int]:
         began.set()
-        end.wait(30)
+        end.wait(PATIENCE)
         return [1]
 
     monkeypatch.setattr(engine._tokenizer, "encode", endless)
     waiting = threading.Thread(target=engine.encode, args=("a text",))
     waiting.start()
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
     answers: list[int] = []
     asking = threading.Thread(
         target=lambda: answers.append(len(engine.generate([1, 2, 3], SamplingParams(max_tokens=2)).token_ids))
     )
     asking.start()
-    asking.join(10)
+    asking.join(PATIENCE)
     assert answers == [2]
     end.set()
     waiting.join()

@@ -15,6 +15,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from support.core_driver import assert_nothing_lost
 from support.judge import NOISE, disagreement, greedy
+from support.patience import PATIENCE
 from support.prompts import LENGTHS, prompt_of
 
 pytestmark = pytest.mark.model
@@ -62,7 +63,7 @@ def joining(engine: Engine, starter: Any, which: Sequence[int]) -> list[Sequence
         events = iter(handles[-1])
         for _ in range(i % 5 if len(handles) % engine.stats().max_rows else 0):
             next(events)
-    answers = [h.result(600).token_ids for h in handles]
+    answers = [h.result(PATIENCE).token_ids for h in handles]
     assert_nothing_lost(engine.stats())
     return answers
 

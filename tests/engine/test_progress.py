@@ -10,6 +10,7 @@ import pytest
 
 from cortexmlx import CortexError, Engine, Progress, SamplingParams, TokenEvent
 from support.asked import SHORT
+from support.patience import PATIENCE
 from support.tiny import tokens_of
 
 LONG_PROMPT = tokens_of(200, seed=3)
@@ -53,7 +54,7 @@ def test_whoever_reads_or_listens_is_told_before_the_first_token(engine: Engine)
             ended.set()
 
     handle = engine.submit(LONG_PROMPT, SHORT, listener=heard.append, on_event=on_event, cache=False)
-    assert handle.result(60) is heard[-1].completion and ended.wait(60)
+    assert handle.result(PATIENCE) is heard[-1].completion and ended.wait(PATIENCE)
     check(heard)
     check(told)
 

@@ -20,6 +20,7 @@ from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import FinishReason
 from support.core_driver import Driver, assert_nothing_lost
+from support.patience import PATIENCE
 from support.refusals import SAID
 from support.tiny import tokens_of, write_tiny
 
@@ -36,7 +37,7 @@ def leave(megabytes):
 
 def outcome(handle):
     try:
-        return len(handle.result(120).token_ids)
+        return len(handle.result().token_ids)
     except CortexError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -86,7 +87,7 @@ def run(program: str, *models: Path) -> list[Any]:
     """What the program prints, a JSON value per line. Fails if it does not end well."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-c", HEAD + program, *map(str, models)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
     assert done.returncode == 0, f"it ended with {done.returncode}: {done.stderr[-2000:]}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -197,7 +198,7 @@ def test_an_arena_that_is_refused_in_the_middle_of_a_step_stays_and_all_go_on_in
         prompts = [tokens_of(480, seed=i) for i in range(8)]
         handles = [engine.submit(p, asked) for p in prompts]
         for text, handle in zip(prompts, handles, strict=True):
-            assert list(handle.result(60).token_ids) == theirs("llama", text, 5)
+            assert list(handle.result(PATIENCE).token_ids) == theirs("llama", text, 5)
         prompt = tokens_of(40, seed=4)
         assert list(engine.generate(prompt, asked).token_ids) == theirs("llama", prompt, 5)
         engine.check_invariants()

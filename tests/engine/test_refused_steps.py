@@ -16,6 +16,7 @@ from cortexmlx.request import RequestState
 from cortexmlx.scheduling.restraint import STEPS_TO_RELAX
 from cortexmlx.scheduling.steps.plan import StepPlan
 from support.core_driver import Driver, assert_nothing_lost
+from support.patience import PATIENCE
 from support.refusals import PLACES, SAID, Refusals
 from support.tiny import tokens_of
 
@@ -159,7 +160,7 @@ def test_through_the_engine_with_answers_that_share_a_prompt(tiny: Any, caplog: 
         with Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=4, prefill_budget=32) as engine:
             if refuse:
                 engine.inspect(lambda core: Refusals(core, at({3: "half written", 9: "collected", 24: "before"})))
-            done = engine.submit(PROMPTS[2], asked).result(60)
+            done = engine.submit(PROMPTS[2], asked).result(PATIENCE)
             engine.check_invariants()
             return [answer.token_ids for answer in (done, *done.others)]
 
@@ -201,7 +202,7 @@ def test_what_is_pinned_or_goes_to_the_store_is_not_trusted_either(
 
     def answers(engine: Engine) -> list[list[int]]:
         handles = [engine.submit(prompt, asked) for prompt in PROMPTS]
-        return [list(handle.result(60).token_ids) for handle in handles]
+        return [list(handle.result(PATIENCE).token_ids) for handle in handles]
 
     settings: Any = {"kv_memory": "256KB", "block_size": 8, "max_rows": 3, "prefill_budget": 24}
     with Engine(tiny("llama"), kv_store=tmp_path / "store", **settings) as engine:

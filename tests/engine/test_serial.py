@@ -19,6 +19,7 @@ from cortexmlx.errors import EngineClosed, PromptTooLong
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
+from support.patience import PATIENCE
 from support.recurrent import RECURRENT
 from support.tiny import CONFIGS, tokens_of
 
@@ -112,7 +113,7 @@ def test_higher_priority_goes_first_and_streams_come_piece_by_piece(engine: Engi
         listener = lambda event, number=number: order.append(number) if event.completion else None  # noqa: E731
         handles.append(engine.submit(tokens_of(40, seed=number), params(priority), listener=listener))
     for number, handle in enumerate(handles):
-        assert list(handle.result(30).token_ids) == theirs("llama", tokens_of(40, seed=number), 12)
+        assert list(handle.result(PATIENCE).token_ids) == theirs("llama", tokens_of(40, seed=number), 12)
     assert order.index(2) < order.index(1)
     events = list(engine.stream(PROMPT, params()))
     assert [e.token_id for e in events if e.token_id is not None] == theirs("llama", PROMPT, 12)
@@ -297,7 +298,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         handles = [engine.submit(PROMPT, params) for _ in range(2)]
         for handle in handles:
             with pytest.raises(CortexError, match="it broke"):
-                handle.result(30)
+                handle.result(PATIENCE)
             assert handle.state is RequestState.FAILED
     monkeypatch.undo()
     assert engine.generate(PROMPT, params).token_ids == tuple(theirs("llama", PROMPT, 20))
@@ -322,7 +323,7 @@ def test_an_engine_closed_while_it_runs_fails_its_requests(tiny: Any, unpaged: N
             time.sleep(0.001)
     for handle in handles:
         with pytest.raises(EngineClosed):
-            handle.result(10)
+            handle.result(PATIENCE)
 
 
 def test_a_logits_processor_that_fails_ends_its_own_request(tiny: Any, theirs: Any, unpaged: None) -> None:

@@ -12,6 +12,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.serving.handle import RequestHandle
+from support.patience import PATIENCE
 from support.tiny import tokens_of
 
 COMMON = tokens_of(60, seed=31)
@@ -79,7 +80,7 @@ class Soak:
         self.settle()
 
     def resolve(self, handle: RequestHandle) -> None:
-        done = handle.result(60)
+        done = handle.result(PATIENCE)
         for answer in (done, *done.others):
             self.reasons[answer.finish_reason] += 1
             assert answer.usage.completion_tokens == len(answer.token_ids)
@@ -87,7 +88,7 @@ class Soak:
 
     def settle(self) -> None:
         """Wait until the engine is idle, then forget what is cached."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not self.engine._worker.ask(lambda core: core.idle):
             stats = self.engine.stats()
             assert time.monotonic() < deadline, f"still at work: {stats.sequences}, {stats.used_blocks} blocks"

@@ -24,13 +24,13 @@ from cortexmlx import Completion, CortexError, Engine, EngineClosed, RequestTime
 from cortexmlx.request import FinishReason
 from cortexmlx.serving.handle import RequestHandle
 from support.core_driver import finally_nothing_lost
+from support.patience import soon
 from support.tiny import tokens_of
 
 THREADS = TASKS = 16
 SETTINGS: dict[str, Any] = {"kv_memory": "40KB", "block_size": 8, "max_rows": 6, "prefill_budget": 32}
 PROMPTS = [tokens_of(n, seed=n) for n in (3, 9, 17, 40, 64)]
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
-PATIENCE = 2000
 """Looks, 10 ms apart, until it is a deadlock. Who looks stands still when the process does."""
 MOVES = 0.02
 """How often who may close the engine does."""
@@ -214,7 +214,7 @@ def at_random(house: House, seconds: float) -> None:
         thread.start()
     while time.monotonic() < until:
         time.sleep(0.1)
-    if not finally_true(lambda: not any(thread.is_alive() for thread in threads)):
+    if not soon(lambda: not any(thread.is_alive() for thread in threads)):
         faulthandler.dump_traceback(sys.__stderr__)
         pytest.fail("somebody waits for ever: all threads are above")
 
@@ -228,7 +228,7 @@ def stress(model: Path, seconds: float) -> None:
     for error in house.wrong:
         raise error
     for heard in house.heard:
-        assert finally_true(heard.over.is_set), "somebody was never told of the end"
+        assert soon(heard.over.is_set), "somebody was never told of the end"
         assert sum(e.completion is not None or e.error is not None for e in heard.events) == 1
         if heard.events[-1].error is None:
             house.check(heard.prompt, heard.events)
@@ -239,8 +239,8 @@ def stress(model: Path, seconds: float) -> None:
     house.engine.check_invariants()
     house.engine.close()
     del house
-    assert finally_true(lambda: [t for t in threading.enumerate() if t not in threads and not _parked(t)] == [])
-    assert finally_true(lambda: gc.collect() >= 0 and mx.get_active_memory() <= memory + 4096)
+    assert soon(lambda: [t for t in threading.enumerate() if t not in threads and not _parked(t)] == [])
+    assert soon(lambda: gc.collect() >= 0 and mx.get_active_memory() <= memory + 4096)
 
 
 def _parked(thread: threading.Thread) -> bool:
@@ -248,14 +248,6 @@ def _parked(thread: threading.Thread) -> bool:
     from cortexmlx.serving import threads
 
     return thread in threads._parked
-
-
-def finally_true(condition: Callable[[], Any]) -> bool:
-    for _ in range(PATIENCE):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_three_seconds(tiny: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from support.core_driver import finally_nothing_lost
 from support.examples import example
+from support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def server(engine: Engine) -> Iterator[Any]:
 
 
 def post(server: Any, body: bytes) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
     connection.request("POST", "/", body)
     return connection, connection.getresponse()
 
@@ -79,8 +80,8 @@ def test_one_that_goes_away_before_the_first_word_is_missed_too(server: Any, eng
     """The engine's thread is held, as by a long prompt; comments find out that nobody reads."""
     server.RequestHandlerClass.quiet_seconds = 0.01
     held, seen = threading.Event(), threading.Event()
-    threading.Thread(target=engine.inspect, args=(lambda core: (seen.set(), held.wait(30)),)).start()
-    assert seen.wait(30)
+    threading.Thread(target=engine.inspect, args=(lambda core: (seen.set(), held.wait(PATIENCE)),)).start()
+    assert seen.wait(PATIENCE)
     connection, response = post(server, b'{"prompt": "the cat", "max_tokens": 480}')
     assert response.fp.readline() == b":\n"
     response.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,14 +11,7 @@ import pytest
 
 from cortexmlx import MemoryPressure, SamplingParams
 from support.examples import example
-
-
-def finally_true(condition: Callable[[], Any]) -> bool:
-    for _ in range(2000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
+from support.patience import soon
 
 
 @pytest.fixture
@@ -36,39 +28,39 @@ def assistant(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_questions_are_answered_one_after_the_other(assistant: Any) -> None:
-    assert finally_true(lambda: assistant.view.status.endswith("llama is ready") and not assistant.view.busy)
+    assert soon(lambda: assistant.view.status.endswith("llama is ready") and not assistant.view.busy)
     views = set()
     assistant.ask("one?")
-    assert finally_true(lambda: views.add(assistant.view) or "100 tokens" in assistant.view.status)
+    assert soon(lambda: views.add(assistant.view) or "100 tokens" in assistant.view.status)
     answers = [view.answer for view in views if view.status == "Writing ..."]
     assert len(answers) > 3 and all(assistant.view.answer.startswith(answer) for answer in answers)
     first = assistant.view.answer
     assistant.ask("and two?")
-    assert finally_true(lambda: "100 tokens" in assistant.view.status and assistant.view.answer != first)
+    assert soon(lambda: "100 tokens" in assistant.view.status and assistant.view.answer != first)
 
 
 def test_an_answer_is_stopped_and_what_there_is_stays(assistant: Any) -> None:
     assistant.ask("a long one?")
-    assert finally_true(lambda: len(assistant.view.answer) > 3)
+    assert soon(lambda: len(assistant.view.answer) > 3)
     assistant.stop()
-    assert finally_true(lambda: not assistant.view.busy)
+    assert soon(lambda: not assistant.view.busy)
     assert assistant.view.status.startswith("Stopped after") and assistant.view.answer
     assistant.memory_is_short(MemoryPressure.CRITICAL)
     assistant.ask("and now?")
-    assert finally_true(lambda: assistant.view.status.startswith("100 tokens"))
+    assert soon(lambda: assistant.view.status.startswith("100 tokens"))
 
 
 def test_what_does_not_fit_is_said_and_the_next_question_is_answered(assistant: Any) -> None:
     assistant.ask("x" * 5000)
-    assert finally_true(lambda: "prompt has" in assistant.view.status and not assistant.view.busy)
+    assert soon(lambda: "prompt has" in assistant.view.status and not assistant.view.busy)
     assistant.ask("short?")
-    assert finally_true(lambda: assistant.view.status.startswith("100 tokens"))
+    assert soon(lambda: assistant.view.status.startswith("100 tokens"))
 
 
 def test_a_model_that_is_not_there_is_said() -> None:
     assistant = example("menu_bar/assistant.py").Assistant("no such model")
     assistant.start()
-    assert finally_true(lambda: "no model 'no such model'" in assistant.view.status and not assistant.view.busy)
+    assert soon(lambda: "no model 'no such model'" in assistant.view.status and not assistant.view.busy)
     assistant.close()
 
 

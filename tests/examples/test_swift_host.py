@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.examples import example
+from support.patience import PATIENCE
 
 
 class Host:
@@ -33,7 +34,7 @@ class Host:
 
     def close(self) -> None:
         os.close(self._asks)
-        self.thread.join(30)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         self._heard.close()
 

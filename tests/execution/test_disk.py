@@ -11,6 +11,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution import disk as disks
 from cortexmlx.execution.disk import Disk
+from support.patience import PATIENCE
 from support.stored import Stored
 from support.tiny import tokens_of
 
@@ -115,7 +116,7 @@ def test_a_prompt_does_not_wait_for_a_disk_that_stands_still(
         right = driver.ask(LONG)[0]
     monkeypatch.setattr(disks, "_PATIENCE", 0.1)
     goes_on = threading.Event()
-    monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(20), b"")[1])
+    monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(PATIENCE), b"")[1])
     with Stored(tiny("llama"), tmp_path) as driver:
         assert driver.ask(LONG) == (right, 0)
         goes_on.set()

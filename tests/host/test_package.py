@@ -13,12 +13,13 @@ import pytest
 from cortexmlx.host.package import missing_package, mlx_lm_utils
 from support.folders import write_folder
 from support.gguf_models import metadata, write_model
+from support.patience import PATIENCE
 
 
 def run(code: str, *arguments: str) -> str:
     env = {key: value for key, value in os.environ.items() if not key.startswith(("TRANSFORMERS_", "MLX"))}
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=120
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr == ""
@@ -73,7 +74,7 @@ def ask():
     never.wait()
 for _ in range(4):
     threading.Thread(target=ask, daemon=True).start()
-answers = [found.get(timeout=60) for _ in range(4)]
+answers = [found.get() for _ in range(4)]
 import mlx_lm.models.llama as after
 assert answers == [(sys.modules["mlx_lm.generate"].stream_generate, sys.modules["mlx_lm.utils"].load)] * 4
 assert before is after and mlx_lm.__version__ and type(mlx_lm) is type(sys)

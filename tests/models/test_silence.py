@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from support.hub import serving
+from support.patience import PATIENCE
 from support.tiny import write_tiny
 
 PROGRAM = """
@@ -20,7 +21,7 @@ with Engine("org/tiny", kv_memory="256KB", on_progress=seen.append) as engine:
         told.set()
         raise ValueError("a listener that fails is logged")
     engine.submit("abc", SamplingParams(max_tokens=3), on_event=fail).result()
-    told.wait(10)
+    told.wait()
     engine._worker.core.runner.dispatch = None
     for prompt in ("a step that fails is logged", [{"role": ""}], "x" * 10000):
         try:
@@ -72,7 +73,7 @@ def run(program: str, tmp_path: Path) -> tuple[str, str, int]:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         command = [sys.executable, "-c", program, str(tmp_path / "outcome")]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     return done.stdout, done.stderr, done.returncode
 
 

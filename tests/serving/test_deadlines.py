@@ -15,6 +15,7 @@ from cortexmlx.request import FinishReason, RequestId, RequestState
 from cortexmlx.serving.deadlines import Deadlines
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE
 
 SOON = 0.02
 """Seconds in which nobody has 400 tokens from the slowed engine."""
@@ -58,7 +59,7 @@ def test_whoever_asks_with_a_timeout_is_told_that_it_is_over(slow: Engine) -> No
     for ask in ways(slow).values():
         with pytest.raises(RequestTimeout, match=r"not finished after 0\.02 s: it was \w+, with \d+ tokens for a"):
             ask()
-    assert len(others.result(30).token_ids) == 400
+    assert len(others.result(PATIENCE).token_ids) == 400
     finally_nothing_lost(slow)
 
 
@@ -66,7 +67,7 @@ def test_it_is_a_timeout_and_one_of_ours(slow: Engine) -> None:
     events: list[TokenEvent] = []
     handle = slow.submit(PROMPT, LONG, timeout=SOON, listener=events.append)
     with pytest.raises(TimeoutError):
-        handle.result(30)
+        handle.result(PATIENCE)
     assert handle.state is RequestState.FAILED and isinstance(handle._error, CortexError)
     assert events[-1].error is handle._error and events[-1].finish_reason is FinishReason.ERROR
     with pytest.raises(TimeoutError):
@@ -77,7 +78,7 @@ def test_a_waiting_request_and_one_with_several_answers_have_their_time_too(slow
     running = [slow.submit(PROMPT, LONG) for _ in range(4)]
     waiting = slow.submit(PROMPT, SHORT, timeout=SOON)
     with pytest.raises(RequestTimeout, match="it was waiting, with 0 tokens"):
-        waiting.result(30)
+        waiting.result(PATIENCE)
     for handle in running:
         handle.cancel()
     with pytest.raises(RequestTimeout):

@@ -16,11 +16,12 @@ from cortexmlx.errors import CortexError, EngineClosed, ForkedProcess, KVCacheFu
 from cortexmlx.request import Completion, FinishReason, RequestState, Timings, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT
+from support.patience import PATIENCE
 
 
 def test_a_handle_keeps_its_engine_until_the_request_has_ended(tiny: Any) -> None:
     handle = Engine(tiny("llama"), kv_memory="256KB", block_size=8).submit(PROMPT, LONG)
-    assert len(handle.result(30).token_ids) == 400
+    assert len(handle.result(PATIENCE).token_ids) == 400
 
 
 # -- the handle alone -------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def test_events_come_in_their_order_to_whoever_waits_in_another_thread() -> None
         handle.push(event)
     assert not handle.ended
     handle.push(last := ended())
-    reader.join(10)
+    reader.join(PATIENCE)
     assert read == [*events, last] and handle.result(0) is last.completion
     assert list(handle) == [], "each event is read once"
 
@@ -57,7 +58,7 @@ def test_a_result_is_waited_for_as_long_as_was_said() -> None:
         handle.result(0.01)
     timer = threading.Timer(0.05, handle.push, [ended()])
     timer.start()
-    assert handle.result(10).text == "text"
+    assert handle.result(PATIENCE).text == "text"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.request import TokenEvent
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE
 
 
 def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
@@ -134,7 +135,7 @@ def test_threads_may_share_a_stream(engine: Engine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     (last,) = [event.completion for event in read if event.completion]
     assert len(last.token_ids) == 400

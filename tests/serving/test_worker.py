@@ -16,11 +16,11 @@ from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.worker import Submission, Worker
+from support.patience import PATIENCE
 
 ENOUGH = 20
 """Steps that are seen while calls never end."""
 
-PATIENCE = 5.0
 """Seconds until a test gives up waiting for them."""
 
 
@@ -82,7 +82,7 @@ def test_steps_are_taken_while_calls_never_end(worker: Worker) -> None:
     submit(worker)
     worker._calls.put(call)
     worker.ask(lambda core: None)
-    assert core.enough.wait(2 * PATIENCE)
+    assert core.enough.wait(PATIENCE)
     assert time.monotonic() < end, "the steps came after the calls"
 
 
@@ -171,7 +171,7 @@ def test_a_burst_at_an_idle_engine_is_taken_before_its_first_step(little_time_fo
     for _ in range(50):  # fewer than may wait to be taken
         submit(worker)
     burst_is_here.set()
-    end = time.monotonic() + 2 * PATIENCE
+    end = time.monotonic() + PATIENCE
     while not left and time.monotonic() < end:
         time.sleep(0.01)
     assert left and left[0] == 0

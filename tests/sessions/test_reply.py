@@ -16,6 +16,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
+from support.patience import PATIENCE
 
 DONE = Completion("ab", (1, 2), FinishReason.STOP, Usage(3, 2), timings=None)  # type: ignore[arg-type]
 TURN = Turn((), Transcript(), [3], "")
@@ -123,7 +124,7 @@ def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how:
     asked, may_go_on = Asked(), threading.Event()
 
     def begin(listener: Any) -> Begun:
-        may_go_on.wait(10)
+        may_go_on.wait(PATIENCE)
         return Begun(asked.handle, TURN, asked.kept.append)
 
     async def cancel() -> None:

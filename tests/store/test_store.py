@@ -9,6 +9,7 @@ import pytest
 
 from cortexmlx.store.store import KVStore, open_shelf
 from cortexmlx.store.threads import Reading
+from support.patience import PATIENCE
 from support.records import record, same
 
 RECORDS = [record(n) for n in range(6)]
@@ -30,7 +31,7 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
     done, found = threading.Event(), {}
     tokens = {r.key: r.tokens for r in RECORDS}
     other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), 9.0))  # type: ignore[arg-type, return-value]
-    assert done.wait(10) and all(same(found[r.key], r) for r in RECORDS)
+    assert done.wait(PATIENCE) and all(same(found[r.key], r) for r in RECORDS)
     other.drop(3)
     other.close()
     said = other.stats()

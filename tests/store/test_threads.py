@@ -15,6 +15,7 @@ from cortexmlx.store.index import Index
 from cortexmlx.store.shelf import Shelf
 from cortexmlx.store.store import KVStore
 from cortexmlx.store.threads import Reader, Reading, Writer
+from support.patience import PATIENCE
 from support.records import key_of, opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]
@@ -64,20 +65,20 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, mo
     monkeypatch.setattr(threads, "SEGMENT_BYTES", size)
     go, room = threading.Event(), threading.Event()
     write = shelf.write
-    monkeypatch.setattr(shelf, "write", lambda *args: go.wait(10) and write(*args))
+    monkeypatch.setattr(shelf, "write", lambda *args: go.wait(PATIENCE) and write(*args))
     writer = Writer(shelf, "model", room.set)
     taken = [writer.offer([each]) for each in RECORDS]
     assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
     assert not writer.has_room and not room.is_set()
     go.set()
-    assert room.wait(10) and writer.flush(10) and writer.has_room
+    assert room.wait(PATIENCE) and writer.flush(10) and writer.has_room
     assert writer.stored == taken.count(True)
     writer.stop(10)
 
 
 def test_stop_drops_what_takes_too_long(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(shelf, "open", lambda: go.wait(10))
+    monkeypatch.setattr(shelf, "open", lambda: go.wait(PATIENCE))
     writer = Writer(shelf, "model", lambda: None)
     writer.offer(RECORDS)
     writer.stop(0.05)
@@ -117,7 +118,7 @@ def ask(
         return wanted
 
     reader.ask(Reading(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     return sizes, found
 
 
@@ -182,29 +183,27 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch
     shelf.open()
     shelf.write("model", RECORDS)
     goes_on = threading.Event()
-    monkeypatch.setattr(shelf, "read", lambda *_: (goes_on.wait(10), None)[1])
+    monkeypatch.setattr(shelf, "read", lambda *_: (goes_on.wait(PATIENCE), None)[1])
     store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}
     for _ in range(2):
         store.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
-    assert [told.get(timeout=5) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
-    began = time.monotonic()
+    assert [told.get(timeout=PATIENCE) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
     store.close(0.1)
-    assert time.monotonic() - began < 2
+    assert store._reader._thread.is_alive(), "closing does not wait for it"
     goes_on.set()
-    store._reader._thread.join(10)
+    store._reader._thread.join(PATIENCE)
     assert told.empty()
 
 
 def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(shelf, "_opened", lambda: (goes_on.wait(10), Index(shelf.path))[1])
+    monkeypatch.setattr(shelf, "_opened", lambda: (goes_on.wait(PATIENCE), Index(shelf.path))[1])
     store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
     store.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
-    assert told.get(timeout=5) == 0
-    began = time.monotonic()
+    assert told.get(timeout=PATIENCE) == 0
     store.close(0.1)
-    assert time.monotonic() - began < 2
+    assert store._writer._thread.is_alive(), "closing does not wait for it"
     goes_on.set()
-    store._writer._thread.join(10)
+    store._writer._thread.join(PATIENCE)
     assert shelf._index is None, "the thread that opened it has closed it"

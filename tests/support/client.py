@@ -95,7 +95,7 @@ def far(progress: Progress) -> None:
 
 def asks(engine: Engine) -> None:
     prompt: Prompt = "the cat"
-    answer = engine.generate(prompt, SHORT, cache=False, timeout=60.0)
+    answer = engine.generate(prompt, SHORT, cache=False, timeout=600.0)
     assert_type(answer, Completion)
     show(answer)
     chat = ChatPrompt(MESSAGES, {})
@@ -118,8 +118,8 @@ def asks(engine: Engine) -> None:
 
     handle = engine.submit(prompt, SHORT, on_event=listen, client="one", background=True)
     assert_type(handle, RequestHandle)
-    assert_type(handle.result(timeout=60), Completion)
-    assert handle.state is RequestState.FINISHED and handle.ended and handle.id > 0 and done.wait(60)
+    assert_type(handle.result(timeout=600), Completion)
+    assert handle.state is RequestState.FINISHED and handle.ended and handle.id > 0 and done.wait(600)
     print(handle.cancelling, handle.progress, handle.prompt_logprobs)
     heard: list[TokenEvent] = []
     engine.submit(prompt, listener=heard.append).cancel()
@@ -128,7 +128,7 @@ def asks(engine: Engine) -> None:
         yield prompt
         yield []
 
-    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=60)
+    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=600)
     assert_type(completed, AsCompleted)
     for index, result in completed:
         print(index, result if isinstance(result, CortexError) else result.text)
@@ -146,7 +146,7 @@ def asks(engine: Engine) -> None:
 def talks(engine: Engine, folder: Path) -> None:
     talk: Conversation = engine.conversation(system="Be brief.", params=SHORT, client="one")
     question: Question = {"role": "user", "content": "Hello?"}
-    assert_type(talk.ask(question, timeout=60), Completion)
+    assert_type(talk.ask(question, timeout=600), Completion)
     assert_type(engine.generate(ChatPrompt(MESSAGES, {}), SHORT).raw_text, str)
     print(talk.thinking, talk.template_vars, engine.info.template_vars)
     with talk.stream("And then?") as reply:
@@ -173,8 +173,8 @@ async def waits(model: Path) -> None:
     await engine.aclose()
     async with Engine.open(model, kv_memory="256KB", block_size=8, on_progress=far) as engine:
         assert_type(engine, Engine)
-        assert_type(await engine.agenerate("the cat", SHORT, timeout=60), Completion)
-        async with engine.astream(MESSAGES, SHORT, timeout=60) as stream:
+        assert_type(await engine.agenerate("the cat", SHORT, timeout=600), Completion)
+        async with engine.astream(MESSAGES, SHORT, timeout=600) as stream:
             assert_type(stream, AsyncTokenStream)
             async for event in stream:
                 print(event.text, end="")

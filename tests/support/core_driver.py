@@ -13,6 +13,7 @@ from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
+from support.patience import PATIENCE, soon
 
 
 class Driver:
@@ -61,7 +62,7 @@ class Driver:
         """Steps until everything has ended."""
         for _ in range(10_000):
             while self.core.idle and self.core.scheduler.jobs:  # all wait for the tier below
-                self.calls.get(timeout=30)(self.core)
+                self.calls.get(timeout=PATIENCE)(self.core)
             while not self.calls.empty():
                 self.calls.get()(self.core)
             if self.core.idle and not self.core.scheduler.jobs:
@@ -107,9 +108,10 @@ def assert_nothing_lost(stats: Any) -> None:
 
 def finally_nothing_lost(engine: Any) -> None:
     """The same of an engine, soon: cancelled requests need a step to leave, and one more for what is in flight."""
-    for _ in range(100):
+
+    def empty() -> bool:
         stats = engine.stats()
-        if not stats.rows_running and not stats.rows_waiting and not stats.used_blocks:
-            break
-        time.sleep(0.01)
-    assert_nothing_lost(stats)
+        return not stats.rows_running and not stats.rows_waiting and not stats.used_blocks
+
+    soon(empty)
+    assert_nothing_lost(engine.stats())

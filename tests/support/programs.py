@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.patience import PATIENCE
+
 HEAD = """
 import sys
 from cortexmlx import Engine, SamplingParams
@@ -27,17 +29,17 @@ def start(program: str, model: Path) -> subprocess.Popen[str]:
 
 
 def outcome(program: str, model: Path) -> tuple[int, str, str]:
-    """Exit code, output and errors of a program that ends within two minutes."""
+    """Exit code, output and errors of a program that ends."""
     process = start(program, model)
-    output, errors = ended(process, 120)
+    output, errors = ended(process)
     return process.returncode, output, errors
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What a program still prints, to output and to errors, until it ends. One that does not in time is killed: it
     would take a core from all that is tested after it.
     """
     try:
-        return process.communicate(timeout=seconds)
+        return process.communicate(timeout=PATIENCE)
     finally:
         process.kill()

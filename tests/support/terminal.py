@@ -36,13 +36,14 @@ import pyte
 
 from support import cli_fakes
 from support.emulator import Emulator
+from support.patience import PATIENCE
 
 STOP = None
 """In the pieces of an answer: the engine waits for `go_on`."""
 PROMPT = ">>>"
 FIGURES = re.compile(r"^[\d,]+ tokens · ")
 """The line below an answer."""
-PATIENCE_SECONDS, POLL_SECONDS = 60.0, 0.02
+POLL_SECONDS = 0.02
 
 
 class Terminal:
@@ -121,7 +122,7 @@ class Terminal:
         (self._folder / f"script.go{self.stops}").touch()
         self.stops += 1
 
-    def wait_for(self, text: str, seconds: float = PATIENCE_SECONDS) -> str:
+    def wait_for(self, text: str, seconds: float = PATIENCE) -> str:
         """What was written since the last wait, up to and with `text`, without control sequences."""
         self.wait_until(lambda: text in self.seen, repr(text), seconds)
         before, found, self.seen = self.seen.partition(text)
@@ -131,11 +132,11 @@ class Terminal:
         """Until the chat asks for a question: the line with the cursor is an empty prompt."""
         self.wait_until(lambda: self.screen.rows()[self.screen.cursor.y] == PROMPT, "an empty prompt")
 
-    def shows(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
+    def shows(self, text: str, seconds: float = PATIENCE) -> None:
         """Until `text` stands on the screen, in one row."""
         self.wait_until(lambda: any(text in row for row in self.screen.rows()), f"{text!r} on the screen", seconds)
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
         """Read what the program writes until `condition` holds. Who stops the test takes none of its time."""
         for _ in range(int(seconds / POLL_SECONDS)):
             if condition():
@@ -161,7 +162,7 @@ class Terminal:
             body.pop()
         return body
 
-    def exit_code(self, seconds: float = PATIENCE_SECONDS) -> int:
+    def exit_code(self, seconds: float = PATIENCE) -> int:
         """Wait for the end of the program."""
         for _ in range(int(seconds / POLL_SECONDS)):
             if not self._read(POLL_SECONDS):

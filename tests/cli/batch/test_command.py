@@ -15,6 +15,7 @@ import pytest
 from cortexmlx.cli.start import run
 from support import cli_fakes
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.patience import PATIENCE
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -350,7 +351,7 @@ def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> No
     assert process.stdout is not None and process.stderr is not None
     assert json.loads(process.stdout.readline())["text"] == "You said: 0"
     process.stdout.close()
-    assert process.wait(20) == 141 and b"rror" not in process.stderr.read()
+    assert process.wait(PATIENCE) == 141 and b"rror" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -391,7 +392,7 @@ def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -
         time.sleep(0.05)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert [r["id"] for r in records(out)] == [1, 3]
     assert err.startswith(b"cortexmlx: 2 answered, 0 failed")

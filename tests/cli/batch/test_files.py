@@ -13,6 +13,7 @@ from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, is_regular, name
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
+from support.patience import PATIENCE
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
 
@@ -171,7 +172,7 @@ def test_a_pipe_that_nobody_reads_yet_is_waited_for(tmp_path: Path, capsys: pyte
     threading.Timer(0.2, reader.start).start()
     with files(pipe) as made:
         made.open(IDENTITY, {}).write({"id": 1})
-    reader.join(10)
+    reader.join(PATIENCE)
     assert read == ['{"id": 1}\n'] and f"waiting for somebody to read {pipe} ..." in capsys.readouterr().err
 
 

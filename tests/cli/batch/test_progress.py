@@ -22,6 +22,7 @@ from cortexmlx.errors import EngineClosed
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
+from support.patience import soon
 
 
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:
@@ -103,5 +104,6 @@ def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
     monkeypatch.setattr(threading, "excepthook", raised.append)
     engine: Any = Ended()
     with Progress(engine, run_of(engine, []), total=1, live=True):
-        time.sleep(0.2)
+        assert soon(lambda: engine.asked)
+        time.sleep(0.2)  # and not once more
     assert engine.asked == 1 and raised == [] and capsys.readouterr().err == ""

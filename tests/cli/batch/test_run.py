@@ -16,6 +16,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
+from support.patience import PATIENCE
 
 
 class Written:
@@ -61,7 +62,7 @@ def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
 
     def write(record: Any) -> None:
         if not written:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENCE
             while engine.in_flight > 1 and time.monotonic() < deadline:
                 time.sleep(0.005)
         written.append(record)
@@ -119,7 +120,7 @@ def test_an_input_that_breaks_off_keeps_what_has_finished_and_a_full_disk_is_sai
     def broken() -> Iterator[BatchRequest]:
         yield simple(1, "a")
         yield simple(2, "!slow")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while engine.in_flight > 1 and time.monotonic() < deadline:
             time.sleep(0.005)
         raise InvalidRequest("lines 1 and 3 have one id")
@@ -156,7 +157,7 @@ def test_what_has_finished_together_is_synced_together() -> None:
     """The first record is written while all others finish; the disk is asked for them once, or a few times."""
 
     def slow(record: Any) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not written and engine.in_flight and time.monotonic() < deadline:
             time.sleep(0.005)
         written.append(record)

@@ -14,6 +14,7 @@ from cortexmlx.cli.chat.status import Arena, Status
 from cortexmlx.errors import EngineClosed
 from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
+from support.patience import soon
 from support.statuses import Written, closed
 
 
@@ -96,12 +97,7 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
         while len(looks) < 2:
             time.sleep(0.005)
     assert looks[1] - looks[0] >= module.WATCH_SECONDS
-    for _ in range(200):
-        if not any(thread.name == "cortexmlx-arena" for thread in threading.enumerate()):
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError("it looks on")
+    assert soon(lambda: all(thread.name != "cortexmlx-arena" for thread in threading.enumerate())), "it looks on"
 
 
 def test_an_engine_that_has_gone_is_not_looked_at() -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.cli.terminal.drawing import Drawing
 from support.emulator import Emulator
+from support.patience import PATIENCE
 
 
 class Shown:
@@ -47,7 +48,7 @@ def test_it_is_drawn_when_something_has_changed_and_by_itself_and_goes() -> None
         shown.stay = [Text("stays")]
         shown.drawing.soon()
         assert shown.lines() == ["stays", "drawn 1"]
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE
         while shown.drawn < 3 and time.monotonic() < until:
             time.sleep(0.01)
     assert shown.drawn >= 3 and shown.lines() == ["stays"]

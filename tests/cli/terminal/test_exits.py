@@ -12,6 +12,7 @@ import pytest
 from cortexmlx.cli.start import run
 from support import cli_fakes
 from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.patience import PATIENCE
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -51,7 +52,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_130() -> None:
     assert process.stdout is not None
     start = process.stdout.read(5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (start, process.returncode, err) == (b"word0", 130, b"")
     assert out.startswith(b" word1") or out == b"\n"
 
@@ -78,5 +79,5 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(5)
     process.stdout.close()
-    assert process.wait(timeout=10) == 141
+    assert process.wait(timeout=PATIENCE) == 141
     assert process.stderr.read() == b""

@@ -13,6 +13,7 @@ from rich import progress as rich
 from cortexmlx.cli.terminal import loading as module
 from cortexmlx.cli.terminal.loading import loading, numbers
 from cortexmlx.progress import Progress
+from support.patience import soon
 
 MIB = 2**20
 
@@ -80,9 +81,7 @@ def test_the_bar_says_bytes_rate_and_time_left_in_80_columns(monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     with loading("mlx-community/A-Model-With-A-Name-8B-4bit") as show:
         show(Progress("downloading", 1200 * MIB, 4500 * MIB, 0, 35.0 * MIB))
-        import time
-
-        time.sleep(0.25)  # until the bar draws itself
+        assert soon(lambda: " left" in on_screen(screen.getvalue())), "the bar draws itself"
         line = on_screen(screen.getvalue())
     assert line.startswith("downloading …") and "8B-4bit" in line and len(line) <= 80
     assert line.rstrip().endswith("1.17 of 4.39 GiB · 35 MiB/s · 1:34 left")

@@ -39,12 +39,9 @@ def test_a_download_is_one_line_that_moves_until_ctrl_c(columns: int, lines: int
                 time.sleep(0.05)
             assert all(line.startswith("downloading org/tiny") for line in seen)
             assert columns < 64 or any("KiB/s · " in line and line.rstrip().endswith(" left") for line in seen)
-            pressed = time.monotonic()
             terminal.type("\x03")
             assert terminal.exit_code() == 130
-            took = time.monotonic() - pressed
             said = " ".join(line.strip() for line in terminal.lines() if line.strip())
             assert "downloading" not in said and said.endswith("are kept, and the same command goes on there")
-            assert took < 10.0
         (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
         assert 0 < kept.stat().st_size < 6_000_000

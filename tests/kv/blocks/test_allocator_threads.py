@@ -11,6 +11,7 @@ import pytest
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+from support.patience import PATIENCE
 
 
 def hammer(allocator: KVBlockAllocator, threads: int, operations: int) -> list[BaseException]:
@@ -64,7 +65,7 @@ def hammer(allocator: KVBlockAllocator, threads: int, operations: int) -> list[B
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=60)
+        worker.join(timeout=PATIENCE)
         assert not worker.is_alive(), "a thread hangs"
     return failures
 

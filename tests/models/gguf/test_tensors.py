@@ -15,6 +15,7 @@ from cortexmlx.models.gguf.file import TensorInfo, read_header
 from cortexmlx.models.gguf.tensors import PackedArrays, TensorFiles, read_floats
 from support.gguf_blocks import decode_blocks, random_blocks
 from support.gguf_writer import encode, write_gguf
+from support.patience import PATIENCE
 
 
 def stored(path: Path, type_name: str, shape: tuple[int, ...], data: bytes) -> TensorInfo:
@@ -140,7 +141,7 @@ def test_loading_takes_the_memory_of_the_model_and_of_one_tensor(
     count, shape = 16, (4096, 2048)
     data = random_blocks(np.random.default_rng(5), type_name, shape[0] * shape[1], 1.0)
     path = write_gguf(tmp_path / "big.gguf", {}, {f"w{i}": (type_name, shape, data) for i in range(count)})
-    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     size, peak = path.stat().st_size, int(done.stdout)
     loaded = size * in_memory

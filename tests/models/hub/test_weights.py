@@ -16,6 +16,7 @@ from cortexmlx.models.hub import weights
 from cortexmlx.models.hub.fetch import fetch
 from cortexmlx.progress import Progress
 from support.hub import Hub
+from support.patience import PATIENCE
 
 BIG, SMALL = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -161,5 +162,5 @@ def test_what_another_process_brings_is_waited_for(hub: Hub, empty_cache: Path) 
     waiting.join(0.5)
     assert waiting.is_alive()
     other.close()
-    waiting.join(20)
+    waiting.join(PATIENCE)
     assert same(folders[0], hub)

@@ -13,6 +13,7 @@ import pytest
 from cortexmlx import Engine
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -35,7 +36,7 @@ def test_what_is_printed_says_which_it_is_and_how_far(engine: Engine) -> None:
     assert (repr(engine), repr(handle)) == (f"<Engine {name}>", f"<RequestHandle {handle.id}: decoding>")
     assert repr(engine.pin([1] * 20)) == "<Pin: 16 tokens>"
     handle.cancel()
-    handle.result(30)
+    handle.result(PATIENCE)
     assert repr(handle) == f"<RequestHandle {handle.id}: cancelled>"
     list(stream)
     assert repr(stream) == f"<TokenStream of <RequestHandle {handle.id + 1}: finished>>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, Sampling
 from cortexmlx.serving.prompt import _QUICK
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE
 from support.tiny import tokens_of
 
 
@@ -87,15 +87,14 @@ def test_long_texts_and_all_messages_are_read_on_another_thread(
 def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> None:
     """Its thread is held for a while; more ask than may wait in its queue."""
     held = threading.Event()
-    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(10),)).start()
+    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(PATIENCE),)).start()
 
     async def ask() -> list[Any]:
         one = SamplingParams(max_tokens=1)
         tasks = [asyncio.ensure_future(engine.agenerate([1, 2, 3], one)) for _ in range(100)]
-        began = time.perf_counter()
         for _ in range(10):
             await asyncio.sleep(0.001)
-        assert time.perf_counter() - began < 5 and engine._worker.behind
+        assert engine._worker.behind
         held.set()
         return await asyncio.gather(*tasks)
 
@@ -104,7 +103,7 @@ def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> No
 
 def test_a_stream_that_is_closed_while_it_begins_asks_for_nothing_more(engine: Engine) -> None:
     held = threading.Event()
-    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(10),)).start()
+    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(PATIENCE),)).start()
 
     async def leave() -> None:
         waiting = [asyncio.ensure_future(engine.agenerate([1, 2, 3], SHORT)) for _ in range(64)]

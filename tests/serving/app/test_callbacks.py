@@ -20,6 +20,7 @@ from cortexmlx.serving.app.callbacks import Tellers
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.patience import PATIENCE, soon
 from support.programs import outcome
 
 
@@ -33,8 +34,8 @@ def test_every_event_comes_in_its_order_on_one_other_thread(engine: Engine) -> N
         if event.completion is not None:
             done.set()
 
-    answer = engine.submit(PROMPT, SHORT, on_event=listen).result(30)
-    assert done.wait(30)
+    answer = engine.submit(PROMPT, SHORT, on_event=listen).result(PATIENCE)
+    assert done.wait(PATIENCE)
     assert "".join(event.text for event in events) == answer.text
     assert tuple(e.token_id for e in events if e.token_id is not None) == answer.token_ids
     assert len(threads) == 1 and threading.main_thread() not in threads
@@ -50,8 +51,8 @@ def test_a_callback_may_ask_and_close_the_engine(engine: Engine) -> None:
             engine.close()
             done.set()
 
-    first = engine.submit(PROMPT, SHORT, on_event=listen).result(30)
-    assert done.wait(30) and answers == [first.token_ids]
+    first = engine.submit(PROMPT, SHORT, on_event=listen).result(PATIENCE)
+    assert done.wait(PATIENCE) and answers == [first.token_ids]
 
 
 @pytest.mark.parametrize("how", ["e.close()", ""])
@@ -80,7 +81,7 @@ def listen(event):
     raise {kind}("mine")
 with engine() as e:
     answer = e.submit([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True), on_event=listen).result()
-    begun.wait(10)
+    begun.wait()
 print(len(answer.token_ids))
 """
     assert outcome(program, tiny("llama")) == (0, "4\n", "")
@@ -95,13 +96,6 @@ def telling() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "cortexmlx-events"]
 
 
-def soon(condition: Callable[[], Any], seconds: float = 10) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.005)
-    return bool(condition())
-
-
 @pytest.fixture
 def tellers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tellers]:
     """Threads that lose their patience quickly: three at most tell, but for those that take 0.1 s for a call."""
@@ -110,7 +104,7 @@ def tellers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tellers]:
     assert soon(lambda: not telling())
     tellers = Tellers()
     yield tellers
-    tellers.join(30)
+    tellers.join(PATIENCE)
     assert soon(lambda: not telling()), "all end with the last request"
 
 
@@ -125,7 +119,7 @@ class Ear:
     def __call__(self, event: TokenEvent) -> None:
         self.heard.append(event)
         if self._may is not None:
-            self._may.wait(30)
+            self._may.wait(PATIENCE)
 
 
 def test_thousands_that_wait_take_two_threads(engine: Engine) -> None:
@@ -142,7 +136,7 @@ def test_thousands_that_wait_take_two_threads(engine: Engine) -> None:
         most = max(most, len(telling()))
     for handle in handles:
         handle.cancel()
-    assert all(ended.acquire(timeout=30) for _ in handles)
+    assert all(ended.acquire(timeout=PATIENCE) for _ in handles)
     assert most == 2, "one that tells, one that looks whether somebody waits for it"
     assert soon(lambda: not telling())
 
@@ -174,7 +168,7 @@ def test_a_function_may_wait_for_what_another_requests_does(tellers: Tellers) ->
     waits.handle.push(END)
     assert soon(lambda: waits.heard)
     lets_go.push(END)
-    assert may.wait(10)
+    assert may.wait(PATIENCE)
 
 
 def test_slow_functions_are_called_by_several_threads_but_not_by_more_than_allowed(

@@ -7,7 +7,6 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,13 +16,7 @@ from cortexmlx import Engine, EngineClosed, SamplingParams, TokenEvent
 from cortexmlx.errors import CortexError
 from cortexmlx.serving.app.callbacks import Tellers
 from cortexmlx.serving.handle import RequestHandle
-
-
-def soon(condition: Callable[[], Any], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not (there := condition()) and time.monotonic() < until:
-        time.sleep(0.005)
-    return bool(there)
+from support.patience import PATIENCE, soon
 
 
 def test_a_child_that_is_forked_by_a_function_ends() -> None:
@@ -40,9 +33,9 @@ def test_a_child_that_is_forked_by_a_function_ends() -> None:
     for handle in handles:
         tellers.tell(handle, fork)
     handles[0].fail(CortexError("it broke"))
-    assert soon(lambda: children, 10)
+    assert soon(lambda: children)
     try:
-        assert soon(lambda: os.waitpid(children[0], os.WNOHANG)[0], 10), "the child never ends"
+        assert soon(lambda: os.waitpid(children[0], os.WNOHANG)[0]), "the child never ends"
     except AssertionError:
         os.kill(children[0], signal.SIGKILL)
         raise
@@ -82,9 +75,9 @@ def test_each_of_very_many_hears_its_answer_byte_for_byte(engine: Engine) -> Non
     for number in range(1500):
         ask(again=True)
         if number == 1300:
-            assert soon(lambda: sum(handle.ended for handle, _, _ in list(heard)) > 1200, 200)
+            assert soon(lambda: sum(handle.ended for handle, _, _ in list(heard)) > 1200)
     engine.close()
-    engine._tellers.join(60)
+    engine._tellers.join(PATIENCE)
     assert not engine._tellers._open
     for handle, events, raises in heard:
         if raises is not None and len(events) == raises:

@@ -205,8 +205,8 @@ def test_time_per_token_does_not_grow_with_the_answer(stops: list[str]) -> None:
     text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
     seconds = []
     for _ in range(12):
-        started = time.perf_counter()
+        started = time.thread_time()
         for token in ids:
             text.push(token)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.thread_time() - started)
     assert min(seconds[-4:]) < 3 * min(seconds[:4])
