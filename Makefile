@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-metal compile-metal check bench pictures screens clean distclean
+.PHONY: chat test test-slow test-all test-blas test-metal compile-metal check bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -28,6 +28,10 @@ test-slow: .venv/.starter .venv/.dev
 # All of it, with every prompt on real weights in every configuration.
 test-all: .venv/.starter .venv/.dev
 	$(PYTEST) -m "not metal and not cuda" $(ARGS)
+
+# On Linux: the fast tests under each kind of CPU that OpenBLAS can act as here, with one thread and two.
+test-blas: .venv/.starter .venv/.dev
+	WORKERS=$(WORKERS) .ci/test-blas $(ARGS)
 
 # On a Mac: the kernels on its GPU, the whole matrix; and what Apple's compiler says of them, which needs no GPU.
 test-metal: .venv/.starter .venv/.dev

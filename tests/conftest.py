@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -21,6 +22,10 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # Commands keep a store on disk: those that tests run, not in the user's own folder.
 os.environ.setdefault("CORTEXMLX_KV_STORE", os.path.join(tempfile.gettempdir(), f"cortexmlx-tests-{os.getuid()}", "kv"))
+
+# Hundreds of processes import the package. Where Python keeps no bytecode, each of them compiles all of it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that runs the tests in its background lets them ignore interrupts, and their children with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -216,3 +216,12 @@ def test_on_a_mac_the_compiler_comes_before_any_test_and_only_the_gpu_is_advisor
     assert {steps[i]["continue-on-error"] for i in advisory} == {"${{ steps.gpu.outputs.trusted != 'true' }}"}
     kept = next(step for step in steps if "upload-artifact" in step.get("uses", ""))
     assert kept["if"] == "always()" and kept["with"]["path"] == "build/metal"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="MLX has another BLAS elsewhere")
+def test_a_core_type_that_the_machine_cannot_do_is_named_and_running_none_is_a_failure() -> None:
+    environment = os.environ | {"CORES": "Eniac", "THREADS": "1"}
+    command = [str(ROOT / ".ci" / "test-blas"), "tests/house/test_ci.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ran (core type/threads): none\nnot on this machine: Eniac (computes as " in done.stdout
