@@ -24,6 +24,7 @@ import pytest
 
 from cortexmlx.cli import device
 from cortexmlx.cli import engine as engines
+from cortexmlx.cli.terminal.signals import interrupts
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -357,12 +358,24 @@ def fake_engines(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return made
 
 
+class TwiceFile:
+    """In the place of `interrupts.TWICE_SECONDS`: while the file is there every Ctrl-C is the second, else none is."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def __gt__(self, seconds: float) -> bool:
+        return self._path.exists()
+
+
 def main() -> None:
     """Run the command line on fake engines, for tests that need a process: `cli_fakes.py generate ...`."""
     from cortexmlx.cli import main as command
 
     if "FAKE_MACHINE" in os.environ:  # what the chat says of this one would be another everywhere
         device.device_line = lambda: "a CPU"
+    if "FAKE_TWICE" in os.environ:
+        interrupts.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
     fakes = Fakes()
     engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
     command()

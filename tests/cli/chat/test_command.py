@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,28 +163,35 @@ def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixt
     assert "context 8,192 tokens, then the first 9 and newest 4,000\n" in capsys.readouterr().out
 
 
-def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(terminal: Terminal) -> None:
+@pytest.fixture
+def twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """While this file is there, every Ctrl-C of a terminal is the second one within a second."""
+    monkeypatch.setenv("FAKE_TWICE", str(tmp_path / "twice"))
+    return tmp_path / "twice"
+
+
+def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(twice: Path, terminal: Terminal) -> None:
     terminal.wait_for(">>>")
     terminal.type("!slow\r")
     terminal.wait_for("word12")
     terminal.type("\x03")
     terminal.wait_for("· stopped")
-    time.sleep(1.1)
     terminal.type("half a line\x03")
     terminal.wait_for("Ctrl-C again")
-    time.sleep(1.1)
     terminal.type("\x03")
     terminal.wait_for("Ctrl-C again")
+    twice.touch()
     terminal.type("\x03")
     assert terminal.exit_code() == 130
 
 
-def test_ctrl_c_twice_during_an_answer_leaves_at_once(terminal: Terminal) -> None:
+def test_ctrl_c_twice_during_an_answer_leaves_at_once(twice: Path, terminal: Terminal) -> None:
     terminal.wait_for(">>>")
     terminal.type("!slow\r")
     terminal.wait_for("word3")
     terminal.type("\x03")
-    time.sleep(0.2)
+    terminal.wait_for("stopp")
+    twice.touch()
     terminal.type("\x03")
     assert terminal.exit_code() == 130
 
