@@ -156,11 +156,12 @@ def find_compiler() -> Compiler:
         path = shutil.which(candidate) if candidate else None
         if path and _is_recent_enough((path,)):
             return Compiler((path, *_native()), (path, "-shared"), _stamp(path))
-    if importlib.util.find_spec("ziglang") is not None:
-        zig = (sys.executable, "-m", "ziglang")
-        linker = (*zig, "ld.lld", "-shared") if sys.platform == "linux" else (*zig, "c++", "-shared")
+    package = importlib.util.find_spec("ziglang")
+    if package is not None:
+        zig = str(Path(next(iter(package.submodule_search_locations or [])), "zig"))  # `python -m ziglang` starts twice
+        linker = (zig, "ld.lld", "-shared") if sys.platform == "linux" else (zig, "c++", "-shared")
         # As a C compiler it defines none of the C++ library's macros.
-        return Compiler((*zig, "cc", "-x", "c++"), linker, "ziglang " + importlib.metadata.version("ziglang"))
+        return Compiler((zig, "cc", "-x", "c++"), linker, "ziglang " + importlib.metadata.version("ziglang"))
     raise ToolchainMissing("no clang 18 or later on the PATH: install one, or the wheel with `pip install ziglang`")
 
 
