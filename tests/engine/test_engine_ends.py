@@ -201,7 +201,7 @@ def test_an_engine_that_is_collected_while_its_thread_holds_the_lock_closes(tiny
     """Python collects garbage on whatever thread allocates next, the engine's own as well."""
     program = """
 import faulthandler, gc
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(PATIENCE, exit=True)
 gc.disable()
 held = engine()
 worker, held.itself = held._worker, held
@@ -236,7 +236,7 @@ def test_a_listener_that_asks_its_own_engine_is_refused_and_does_not_hang(tiny: 
     program = f"""
 import faulthandler
 from cortexmlx import CortexError
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(PATIENCE, exit=True)
 seen = []
 
 def listen(event):

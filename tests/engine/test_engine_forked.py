@@ -25,7 +25,7 @@ def forked(child):
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     child()
     sys.exit(3)
 """

@@ -200,10 +200,10 @@ def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) 
         assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
 
 
-STORM = f"""
+STORM = """
 import ctypes, faulthandler, logging, random, threading, time
 from cortexmlx import CortexError
-faulthandler.dump_traceback_later({PATIENCE}, exit=True)
+faulthandler.dump_traceback_later(PATIENCE, exit=True)
 logging.disable(logging.CRITICAL)
 sys.unraisablehook = bool  # an interrupt in a callback of a weak reference: Python itself ignores it; none lands in C
 sys.setswitchinterval(1e-4)
@@ -233,7 +233,7 @@ answers = errors = 0
 while errors < 60:
     for handle in [e.submit([1, 2, 3], few) for _ in range(3)]:
         try:
-            assert handle.result({PATIENCE}).token_ids == wanted
+            assert handle.result(PATIENCE).token_ids == wanted
             answers += 1
         except CortexError:
             errors += 1

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from support.patience import PATIENCE
 
-HEAD = """
+HEAD = f"""
 import sys
+PATIENCE = {PATIENCE}
 from cortexmlx import Engine, SamplingParams
 engine = lambda name=sys.argv[1]: Engine(name, kv_memory="256KB", block_size=8, max_rows=4)
 """
