@@ -110,6 +110,8 @@ def chat(
             hold(host, conversation, keeper, source, presses, pretty=pretty, first=first, once=piped or once)
         finally:
             source.close()
+            if keeper is not None:
+                keeper.close()
 
 
 def model_of(path: Path) -> str | None:

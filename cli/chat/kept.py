@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.host.folders import home_folder
@@ -29,13 +28,17 @@ _WORDS = 40
 """Characters of the first words that a name has at most."""
 
 _SHOWN = 5
-_PATIENCE_SECONDS = 1.0
 
 
 def state_folder() -> Path:
     """What programs keep between runs, by the XDG convention."""
     state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(state) / "cortexmlx"
+
+
+def chats_folder() -> Path:
+    """Where kept chats are, a file each."""
+    return state_folder() / "chats"
 
 
 def find(name: str) -> Path:
@@ -56,7 +59,7 @@ def find(name: str) -> Path:
 
 def _kept() -> list[Path]:
     """The newest first."""
-    written = {path: _written(path) for path in (state_folder() / "chats").glob("*.json")}
+    written = {path: _written(path) for path in chats_folder().glob("*.json")}
     return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
 
 
@@ -78,17 +81,22 @@ def name_for(question: str, day: date) -> str:
 
 @dataclass
 class Keeper:
-    """Writes a chat to its file after every turn. `path` is None until there is something to keep. Where another chat
-    has written there meanwhile, which was resumed in another terminal, this one goes on in a file of its own.
+    """Writes a chat to its file after every turn. `path` is None until there is something to keep.
+
+    It holds the lock of its file until `close`. Where another chat holds it, or has written there meanwhile, this one
+    goes on in a file of its own.
     """
 
     path: Path | None = None
     _warned: bool = field(default=False, init=False)
     _known: tuple[int, ...] = field(default=(), init=False)
-    _at_it: bool = field(default=False, init=False)
+    _writing: bool = field(default=False, init=False)
+    _lock: ChatLock | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._known = () if self.path is None else _written(self.path)
+        if self.path is not None:
+            self._lock = ChatLock.take(self.path, state_folder())
+            self._known = _written(self.path)
 
     def keep(self, conversation: Conversation, typed: Mapping[str, str] | None = None) -> None:
         """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
@@ -96,24 +104,34 @@ class Keeper:
         """
         if self.path is None and not conversation.messages:
             return
-        if self._at_it:  # a signal that ends the program came in between: the lock, and what is in the file, are ours
-            return self._write(conversation, typed)
-        with _alone():
-            if self.path is not None and (why := self._not_ours(self.path)):
-                self.path = _free(self.path)
-                console.note(f"{why}: this one is kept as {self.path.stem}")
-            self._at_it = True
-            try:
-                self._write(conversation, typed)
-            finally:
-                self._at_it = False
-
-    def _write(self, conversation: Conversation, typed: Mapping[str, str] | None) -> None:
+        if self._writing:  # a signal that ends the program came in between: the file is ours
+            return self._write(conversation)
         if self.path is None:
-            first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
-            words = first if isinstance(first, str) else ""
-            name = name_for((typed or {}).get(words, words), date.today())
-            self.path = _free(state_folder() / "chats" / f"{name}.json")
+            self.path, self._lock = _take_free(_first_path(conversation, typed or {}))
+        elif why := self._not_ours(self.path):
+            path, lock = _take_free(self.path)
+            self.close()
+            self.path, self._lock = path, lock
+            console.note(f"{why}: this one is kept as {path.stem}")
+        self._writing = True
+        try:
+            self._write(conversation)
+        finally:
+            self._writing = False
+
+    def close(self) -> None:
+        """The chat has ended: another may go on in its file."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def begin_anew(self) -> None:
+        """What comes is another chat, in a file of its own."""
+        self.close()
+        self.path = None
+
+    def _write(self, conversation: Conversation) -> None:
+        assert self.path is not None
         try:
             conversation.save(self.path)
             _make_newest(self.path)
@@ -126,14 +144,33 @@ class Keeper:
 
     def _not_ours(self, path: Path) -> str:
         """Why the chat cannot go on in its file; empty if it can."""
+        if self._lock is None:
+            self._lock = ChatLock.take(path, state_folder())
+        if self._lock is None:
+            return f"{path.stem} is open in another chat"
         written = _written(path)
         if written not in ((), self._known):
             return f"another chat has gone on in {path.stem}"
         return f"{path.stem} may not be written to" if written and not path.stat().st_mode & stat.S_IWUSR else ""
 
-    def begin_anew(self) -> None:
-        """What comes is another chat, in a file of its own."""
-        self.path = None
+
+def _first_path(conversation: Conversation, typed: Mapping[str, str]) -> Path:
+    """The file of a new chat, if no other has that name."""
+    first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
+    words = first if isinstance(first, str) else ""
+    return chats_folder() / f"{name_for(typed.get(words, words), date.today())}.json"
+
+
+def _take_free(path: Path) -> tuple[Path, ChatLock]:
+    """This file, or the first with a number after its name, that is not there and that no chat is about to write."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    for each in chain([path], numbered):
+        lock = ChatLock.take(each, state_folder())
+        if lock is not None and not each.exists():
+            return each, lock
+        if lock is not None:
+            lock.release()
+    raise AssertionError("there is always a next number")
 
 
 def _make_newest(path: Path) -> None:
@@ -142,26 +179,6 @@ def _make_newest(path: Path) -> None:
     if path.stat().st_mtime_ns <= latest:
         with suppress(OSError):
             os.utime(path, ns=(latest + 1_000_000, latest + 1_000_000))
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """No two chats choose and write their files at the same time, which could be the same. Where nothing can be locked,
-    or somebody does not let go, that is as it is: a chat does not wait for another.
-    """
-    until = time.monotonic() + _PATIENCE_SECONDS
-    with ExitStack() as opened:
-        with suppress(OSError):
-            state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(state_folder() / "chats.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            opened.callback(os.close, lock)
-            while time.monotonic() < until:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.005)
-        yield
 
 
 def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
@@ -178,12 +195,6 @@ def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
 def _short(path: Path) -> str:
     home = home_folder()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
-def _free(path: Path) -> Path:
-    """This file, or the first with a number behind its name, that is not there."""
-    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def _written(path: Path) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Kept chats: who may write each, and the command that lists, renames and deletes them."""
