@@ -15,6 +15,16 @@ from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
 from cortexmlx.errors import InvalidRequest
 
 STDOUT = Path("-")
+_OTHER_FORMS = {
+    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".xls", ".ods"), "a table"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather", ".orc", ".avro", ".npy", ".npz", ".pkl"), "binary data"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), "a compressed file"),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".rtf", ".html", ".htm", ".md", ".ipynb"), "a document"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "a text of another form"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg"), "an image"),
+    **dict.fromkeys((".gguf", ".safetensors"), "a model"),
+}
 
 
 class Mode(Enum):
@@ -37,6 +47,7 @@ class BatchFiles:
         for path, option in ((output, "-o"), (errors, "--errors")):
             if path is not None and path != STDOUT:
                 _check(path, option, source, mode)
+                _check_ending(path, option, mode)
         if errors is not None and _are_one(output, errors):
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
         if output != STDOUT:
@@ -159,6 +170,16 @@ def _begins_as_ours(path: Path) -> bool:
     """It has JSON objects, or nothing, which is also what zeros are that a disk left."""
     with path.open("rb") as file:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
+
+
+def _check_ending(path: Path, option: str, mode: Mode) -> None:
+    """A name that promises another form is refused. One that an earlier version has begun may be gone on with."""
+    ending = path.suffix.lower()
+    if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
+        raise InvalidRequest(
+            f"batch writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
+            f"give {option} {path.with_suffix('.jsonl')}"
+        )
 
 
 def _check(path: Path, option: str, source: str, mode: Mode) -> None:

@@ -26,6 +26,7 @@ from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.keep import KeepPolicy
 
 _LONGEST_NAME = 80
+_APART = ("params", "defaults")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class RunIdentity:
         kept = {**asdict(self), "source": _lasting(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
         kept["errors"] = None if self.errors is None else str(self.errors.resolve())
-        del kept["params"]["logits_processors"]  # functions, which no command takes
+        kept["defaults"] = asdict(SamplingParams())
+        for params in (kept["params"], kept["defaults"]):
+            del params["logits_processors"]  # functions, which no command takes
         normal: dict[str, Any] = json.loads(json.dumps(kept, default=dict))
         return normal
 
@@ -83,16 +86,15 @@ class RunFile:
         try:
             before = json.loads(self._file.readline())
             created = int(before["created"])
-        except (OSError, ValueError, TypeError, KeyError):
+            before["params"].keys()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise InvalidRequest(
                 f"{self.path} is missing, so it is not known what {self._output.name} holds: --force begins it again"
             ) from None
         now = run.as_json()
         if run.weights is None:  # not known yet
             before["weights"] = None
-        changed = [key for key in now if before.get(key) != now[key] and key != "params"]
-        old, new = before.get("params", {}), now["params"]
-        changed += [key for key in new if old.get(key) != new[key]]
+        changed = _differing(before, now)
         if changed:
             raise InvalidRequest(
                 f"{self._output.name} was written with another {' and '.join(changed)}: use the same, "
@@ -154,6 +156,23 @@ class RunFile:
         if not os.fstat(self._file.fileno()).st_size:
             self.path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings in which two runs differ. A setting that one version of the program does not know has its default
+    in that version's runs. Only the version that knows it can tell the default, so each run writes its defaults down.
+    """
+    missing = object()
+    usual = asdict(RunIdentity("", "", None, False, SamplingParams()))
+    changed = [key for key in now if key not in _APART and before.get(key, usual[key]) != now[key]]
+    changed += [key for key in before if key not in (*now, "created") and before[key] is not None]
+    old, new = before["params"], now["params"]
+    defaults = {**before.get("defaults", {}), **now["defaults"]}
+    for name in {**new, **old}:
+        default = defaults.get(name, missing)
+        if old.get(name, default) != new.get(name, default):
+            changed.append(name)
+    return changed
 
 
 def _lasting(source: str) -> str:

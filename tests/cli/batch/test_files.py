@@ -187,3 +187,33 @@ def test_a_place_where_nothing_may_be_written_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("cortexmlx.cli.batch.files.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(InvalidRequest, match="out may not be written: give -o another name"):
         files(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["out.csv", "OUT.CSV", "out.parquet", "out.jsonl.gz", "out.pdf", "out.xlsx", "out.md"])
+def test_a_name_that_promises_another_form_is_refused(name: str, tmp_path: Path) -> None:
+    for mode in (Mode.NEW, Mode.FORCE, Mode.RESUME):
+        with pytest.raises(InvalidRequest, match=r"batch writes JSONL.* is named like .*: give -o .*jsonl"):
+            files(tmp_path / name, mode=mode)
+    with pytest.raises(InvalidRequest, match=r"batch writes JSONL.*: give --errors .*jsonl"):
+        files(tmp_path / "out.jsonl", tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "name", ["out", "out.jsonl", "out.ndjson", "out.json", "out.txt", "out.2026-11-22", "out.v2", ".csv", "out.JSONL"]
+)
+def test_other_names_are_taken(name: str, tmp_path: Path) -> None:
+    with files(tmp_path / name):
+        pass
+
+
+def test_a_pipe_may_have_any_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.gz")
+    with files(tmp_path / "out.gz"):
+        pass
+
+
+def test_a_run_that_an_older_version_began_in_a_table_may_go_on(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").write_text('{"id": "a", "text": "b"}\n')
+    with files(tmp_path / "out.csv", mode=Mode.RESUME):
+        pass

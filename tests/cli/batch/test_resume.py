@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,63 @@ def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> 
             if place != 4:  # between -o and its value
                 assert run([*line[:place], *options, *line[place:]]) == 0, place
                 assert (tmp_path / "out").read_bytes() == answers
+
+
+def in_another_version(output: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The run as another version of the program has written it down."""
+    path = output.with_name(output.name + ".run")
+    first, *lines = path.read_text().splitlines(keepends=True)
+    run_before = json.loads(first)
+    change(run_before)
+    path.write_text("".join([json.dumps(run_before) + "\n", *lines]))
+
+
+@pytest.mark.parametrize("name", ["min_p", "best_of", "stop", "logit_bias", "repetition_context"])
+def test_a_setting_that_an_older_version_did_not_know_had_its_default(
+    files: tuple[Path, Path], fakes: Fakes, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    in_another_version(files[1], lambda before: (before["params"].pop(name), before.pop("defaults")))
+    assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
+    if name == "min_p":
+        assert batch(files, "--resume", "--min-p", "0.1") == 1
+        assert "was written with another min_p" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["adapter", "kv_bits", "keep", "errors", "template_vars"])
+def test_an_option_that_an_older_version_did_not_know_was_not_given(
+    files: tuple[Path, Path], fakes: Fakes, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    in_another_version(files[1], lambda before: before.pop(name))
+    assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
+
+
+def test_a_setting_of_a_newer_version_may_have_its_default(
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+
+    def newer(before: dict[str, Any]) -> None:
+        before["params"]["top_n_sigma"] = before["defaults"]["top_n_sigma"] = -1.0
+        before["draft_model"] = None
+
+    in_another_version(files[1], newer)
+    assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
+    in_another_version(files[1], lambda before: before["params"].update(top_n_sigma=2.0))
+    assert batch(files, "--resume") == 1
+    assert "was written with another top_n_sigma" in capsys.readouterr().err
+    in_another_version(files[1], lambda before: before.update(draft_model="small"))
+    assert batch(files, "--resume") == 1
+    assert "was written with another draft_model and top_n_sigma" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("params", [None, [], "x", 5])
+def test_a_run_file_whose_settings_are_none_is_no_run_file(
+    files: tuple[Path, Path], fakes: Fakes, params: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch(files)
+    before = files[1].read_bytes()
+    in_another_version(files[1], lambda run_before: run_before.update(params=params))
+    assert batch(files, "--resume") == 1 and files[1].read_bytes() == before
+    assert "it is not known what out.jsonl holds" in capsys.readouterr().err
