@@ -14,7 +14,8 @@ from cortexmlx.cli.batch.command import batch
 from cortexmlx.cli.bench.command import bench
 from cortexmlx.cli.cache import cache
 from cortexmlx.cli.chat.command import chat
-from cortexmlx.cli.chat.kept import LAST
+from cortexmlx.cli.chats.command import chats
+from cortexmlx.cli.chats.kept import LAST
 from cortexmlx.cli.doctor.command import doctor
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
@@ -28,7 +29,6 @@ EXAMPLES = """\
 \b
 Examples:
   cortexmlx chat                                  talk to the starter model
-  cortexmlx plan mlx-community/Qwen3-8B-4bit      what fits in this machine
   cat notes.txt | cortexmlx generate -p "Summarise this."
   cortexmlx batch smollm2 questions.jsonl -o answers.jsonl
 """
@@ -42,6 +42,8 @@ OPTIONS = """\
 ELSEWHERE_CALLED = {
     "run": "chat",
     "ask": "generate",
+    "logs": "chats",
+    "history": "chats",
     "list": "models",
     "ls": "models",
     "benchmark": "bench",
@@ -145,6 +147,7 @@ def top(
 
 COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chat", chat, "Talk to a model."),
+    ("chats", chats, "List, rename or delete kept chats."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
     ("eval", evaluate, "Measure the perplexity of a text."),

@@ -11,9 +11,9 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.thinking import Folding
+from cortexmlx.cli.chats.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless.characters import in_a_line

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
-from cortexmlx.cli.chat.slash import engine, files, models, settings, turns
+from cortexmlx.cli.chat.slash import chats, engine, files, models, settings, turns
 from cortexmlx.cli.chat.slash.thoughts import FOLD, SHOW, thoughts
 from cortexmlx.cli.chat.typed.completion import Vocabulary
 from cortexmlx.cli.terminal.console import print_rows
@@ -47,6 +47,7 @@ def vocabulary(kept: Callable[[], Sequence[str]]) -> Vocabulary:
             "/help": lambda: [command.name for command in COMMANDS],
         },
         frozenset({"/file", "/load", "/save"}),
+        {"/load": "kept chat"},
     )
 
 
@@ -127,6 +128,7 @@ COMMANDS = (
     Command("/show", (), "/show [TOPIC]", f"the model and the chat: {', '.join(models.TOPICS[:4])}", models.show),
     Command("/save", (), "/save FILE", "write the conversation to a file; .md: to read", files.save),
     Command("/load", (), "/load FILE|NAME", "go on with a file of messages, or a chat that was kept", files.load),
+    Command("/chats", (), "/chats [WORD]", "the chats that are kept, or those with WORD in their names", chats.chats),
     Command("/tokens", (), "/tokens", "how much of the context is used", _tokens),
     Command("/stats", (), "/stats", "memory, steps and times of the engine", engine.stats),
     Command("/blocks", (), "/blocks [live]", "a picture of the KV blocks, now or below each answer", engine.blocks),

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from cortexmlx.cli.chat.kept import state_folder
 from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
 from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
 from cortexmlx.cli.chat.typed.quotes import TypedQuotes, is_open
+from cortexmlx.cli.chats.kept import state_folder
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless.prompt import prompt_output
 

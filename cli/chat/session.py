@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.chat.full import make_room
-from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.view import AnswerView
+from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, SamplingParams
@@ -56,9 +56,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Draft:
-    """The last question, to be changed in the input line and asked again in its place."""
+    """A question to be changed in the input line. `again`: the last one, and what it becomes takes its place."""
 
     text: str
+    again: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class ChatSession:
     `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
     `arena` is shown below answers where it is wanted; None: there is no place for it. `host` can open another engine.
     `note` tells the user something. `attached` waits for the next message; `typed` is what was typed for messages that
-    have files in them. `folding` says how thoughts are shown.
+    have files in them. `folding` says how thoughts are shown. `taken_back` is the question that `/undo` took last,
+    until another is answered.
     """
 
     engine: Engine
@@ -105,6 +107,7 @@ class ChatSession:
     figures: Figures = Figures.USUAL
     attached: list[Attached] = field(default_factory=list)
     typed: dict[str, str] = field(default_factory=dict)
+    taken_back: str | None = None
     folding: Folding = field(default_factory=Folding)
     _answering: Conversation | None = field(default=None, init=False)
 
@@ -163,7 +166,7 @@ class ChatSession:
                 answers = (completion, *completion.others)
                 if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
                     raise Stopped(NOT_BEGUN)
-                self.conversation = talk
+                self.conversation, self.taken_back = talk, None
                 self.keep()
             except OSError:  # the terminal has gone
                 self.keep_so_far()
@@ -216,6 +219,7 @@ class ChatSession:
 
     def begin_anew(self) -> None:
         """What is said from now on is another chat."""
+        self.taken_back = None
         if self.keeper is not None:
             self.keeper.begin_anew()
 

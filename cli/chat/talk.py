@@ -80,7 +80,7 @@ class Talk:
         if typed is None:
             raise Leave
         step = self._respond(typed)
-        return replace(step, again=True) if draft is not None and isinstance(step, Question) else step
+        return replace(step, again=draft.again) if draft is not None and isinstance(step, Question) else step
 
     def answer(self, question: Question) -> Completion:
         """One turn, and the line of figures below it."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from cortexmlx.cli.chat.full import advice
-from cortexmlx.cli.chat.kept import find
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chat.typed.attached import attach, with_files
+from cortexmlx.cli.chats.kept import find, newest_names
 from cortexmlx.cli.terminal.limits import limit
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -43,7 +43,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
 def load(chat: ChatSession, argument: str, console: Console) -> None:
     """/load FILE or NAME: go on with what it holds."""
     if not argument:
-        raise InvalidRequest("/load needs a file, or the name of a chat that was kept")
+        raise InvalidRequest(f"/load needs a file, or the name of a kept chat: {newest_names()} (/chats lists all)")
     try:
         path = find(argument)
     except InvalidRequest as error:

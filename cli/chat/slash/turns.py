@@ -17,6 +17,8 @@ def undo(chat: ChatSession, argument: str, console: Console) -> None:
     """/undo: take the last turn back."""
     taken = chat.conversation.undo()
     chat.keep()
+    if questions := [str(message.get("content", "")) for message in taken if message["role"] == "user"]:
+        chat.taken_back = questions[0]
     text = "\n".join(_typed(chat, str(message.get("content", ""))) for message in taken)
     said = f"took back: {_first_line(text)}" if taken else "there is nothing to take back"
     console.print(f"  {said}", style="dim", markup=False)
@@ -24,15 +26,15 @@ def undo(chat: ChatSession, argument: str, console: Console) -> None:
 
 def regen(chat: ChatSession, argument: str, console: Console) -> Question:
     """/regen: write the last answer again."""
-    question = _last_question(chat, "there is no answer to write again")
+    question, again = _last_question(chat, "there is no answer to write again")
     _warn_of_the_same(chat, console)
-    return Question(question, again=True)
+    return Question(question, again=again)
 
 
 def edit(chat: ChatSession, argument: str, console: Console) -> Question | Draft:
     """/edit: ask the last question in other words, which are typed here or in the input line."""
-    question = _last_question(chat, "there is no question to change")
-    return Question(argument, again=True, typed=argument) if argument else Draft(_typed(chat, question))
+    question, again = _last_question(chat, "there is no question to change")
+    return Question(argument, again=again, typed=argument) if argument else Draft(_typed(chat, question), again)
 
 
 def several(chat: ChatSession, argument: str, console: Console) -> Question:
@@ -45,8 +47,8 @@ def several(chat: ChatSession, argument: str, console: Console) -> Question:
         _warn_of_the_same(chat, console)
     if text.strip():
         return Question(text.strip(), answers=int(number), typed=text.strip())
-    question = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
-    return Question(question, again=True, answers=int(number))
+    question, again = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
+    return Question(question, again=again, answers=int(number))
 
 
 def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
@@ -54,11 +56,16 @@ def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
         console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
 
 
-def _last_question(chat: ChatSession, without: str) -> str:
+def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
+    """The last question, and whether it is still in the chat: then its turn gives way to what is asked in its place.
+    One that `/undo` has taken back is not, so no older turn gives way.
+    """
+    if chat.taken_back is not None:
+        return chat.taken_back, False
     asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
     if not asked:
         raise InvalidRequest(without)
-    return str(asked[-1])
+    return str(asked[-1]), True
 
 
 def _typed(chat: ChatSession, text: str) -> str:

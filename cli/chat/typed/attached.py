@@ -16,6 +16,8 @@ LARGEST = 4 << 20
 
 _KNOWN = {b"%PDF": "a PDF", b"PK\x03\x04": "an archive or an office document", b"\x89PNG": "an image"}
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_FILE_NAME = re.compile(r"[^(\[]*\w\.\w{1,8}")
+"""A word with an ending. Code of several lines has those, too: decorators such as `@functools.cache`."""
 _BEHIND = ".,;:!?)]}'\""
 """What may stand behind a path without belonging to it."""
 
@@ -63,7 +65,7 @@ def mentioned(message: str) -> tuple[list[Attached], list[str]]:
         path = _file(quoted or plain)
         if path is not None:
             found.setdefault(path, attach(str(path)))
-        elif quoted or "/" in plain:
+        elif quoted or "/" in plain or ("\n" not in message and _FILE_NAME.fullmatch(plain.rstrip(_BEHIND))):
             missing.append(quoted or plain)
     return list(found.values()), missing
 

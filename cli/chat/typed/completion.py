@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ class Vocabulary:
     commands: tuple[tuple[str, str], ...]
     arguments: Mapping[str, Names]
     paths: frozenset[str]
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """What the arguments of a command are, where Tab offers files with them."""
 
 
 def candidates(before: str, known: Vocabulary) -> Iterator[tuple[str, int, str]]:
@@ -33,7 +35,7 @@ def candidates(before: str, known: Vocabulary) -> Iterator[tuple[str, int, str]]
         argument = argument.lstrip()
         for name in known.arguments[command]():
             if name.lower().startswith(argument.lower()):
-                yield name, len(argument), ""
+                yield name, len(argument), known.meanings.get(command, "")
 
 
 def path_in(before: str, known: Vocabulary) -> str | None:
@@ -60,6 +62,8 @@ def completer(known: Vocabulary) -> Completer:
             for text, there, meaning in candidates(before, known):
                 yield Completion(text, start_position=-there, display_meta=meaning)
             if (path := path_in(before, known)) is not None:
-                yield from files.get_completions(Document(path), event)
+                for each in files.get_completions(Document(path), event):
+                    kind = "folder" if each.display_text.endswith("/") else "file"
+                    yield Completion(each.text, each.start_position, each.display, display_meta=kind)
 
     return ChatCompleter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,20 @@ BARE = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", 
 
 _NEAR = 0.76
 """How alike a word and a command must be for it to be a mistyped command: /tmp and /etc are paths."""
+
+
+ELSEWHERE = {
+    "/new": "/clear",
+    "/retry": "/regen",
+    "/list": "/chats",
+    "/ls": "/chats",
+    "/history": "/show messages",
+    "/copy": "/save FILE.md",
+    "/read": "/file PATH",
+    "/models": "/model",
+    "/q": "/exit",
+}
+"""Commands of other chats, and what they are here."""
 
 
 class Named(Protocol):
@@ -39,7 +53,7 @@ class Typed:
 def read(typed: str, commands: Mapping[str, C]) -> Typed:
     """Tell commands from messages. Only known names are commands, alone in their line; so pasted code and paths are
     messages, and so is everything between three quotes or behind a blank. Raises InvalidRequest for a name that is
-    almost that of a command.
+    almost that of a command, and for one word after a slash that is all that is typed: it is meant as a command.
     """
     if typed.strip().startswith(QUOTES):
         return Typed(None, unquoted(typed))
@@ -53,9 +67,16 @@ def read(typed: str, commands: Mapping[str, C]) -> Typed:
     if name in commands:
         pasted = "\n" in typed.strip() and not argument.startswith(commands[name].text_after)
         return Typed(None, typed) if pasted else Typed(name, argument)
+    if not re.fullmatch(r"/[\w-]+", name) or "\n" in typed.strip():
+        return Typed(None, typed)
     near = difflib.get_close_matches(name, commands, n=1, cutoff=_NEAR)
-    if near and re.fullmatch(r"/\w+", name) and "\n" not in typed:
-        raise InvalidRequest(
-            f"no command {name}: did you mean {near[0]}? (A message that begins so: a blank before it.)"
-        )
+    if near or not argument:
+        raise InvalidRequest(_unknown(name, [ELSEWHERE[name]] if name in ELSEWHERE else near, commands))
     return Typed(None, typed)
+
+
+def _unknown(name: str, near: list[str], commands: Iterable[str]) -> str:
+    """What to do about a command that is not there: the one that is meant, or those nearest to it."""
+    near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no command {name}: {hint}/help lists them all. (A message that begins so: a blank before it.)"

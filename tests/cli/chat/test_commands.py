@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.commands import COMMANDS, Leave, vocabulary
-from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.serving.config import EngineConfig
 from support.chat_commands import printed, run_command
 from support.cli_fakes import FakeEngine

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.kept import Keeper
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import Saved
 from support.chat_commands import printed, run_command

@@ -23,6 +23,7 @@ def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: C
     said = printed(screen).splitlines()
     assert said[-3:] == ["  took back: two ...", "  took back: one", "  there is nothing to take back"]
     assert said[0].startswith("  the same again, at temperature 0")
+    session.begin_anew()
     for line, says in {
         "/regen": "no answer to write again",
         "/edit x": "no question to change",
@@ -30,6 +31,20 @@ def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: C
     }.items():
         with pytest.raises(InvalidRequest, match=says):
             run_command(line, session, screen)
+
+
+def test_what_comes_after_undo_replaces_no_older_turn(session: ChatSession, screen: Console) -> None:
+    for text in ("one", "two", "three"):
+        session.ask(Question(text))
+    run_command("/undo", session, screen)
+    assert run_command("/edit", session, screen) == Draft("three", again=False)
+    assert run_command("/edit drei", session, screen) == Question("drei", typed="drei")
+    assert run_command("/regen", session, screen) == Question("three")
+    assert run_command("/n 2", session, screen) == Question("three", answers=2)
+    run_command("/undo", session, screen)
+    session.ask(Question("zwei"))
+    assert [m["content"] for m in session.conversation.messages if m["role"] == "user"] == ["one", "zwei"]
+    assert run_command("/edit", session, screen) == Draft("zwei"), "what was taken back is over"
 
 
 def test_the_last_question_is_asked_in_other_words(session: ChatSession, screen: Console) -> None:

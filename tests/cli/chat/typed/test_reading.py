@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,12 +39,15 @@ def test_known_names_are_commands(typed: str, command: str, argument: str) -> No
     [
         "// a comment\nint main() {}",
         "/usr/bin/env python",
-        "/tmp",
+        "/tmp/notes.txt",
+        "/copy of what?",
         "/etc is what?",
         "/* C */",
         "/",
         "//",
-        "/foo",
+        "/foo bar",
+        "/foo\nbar",
+        " /foo",
         "/[a-z]+/",
         "/set -e\nmake all",
         "/exit\nis what I typed",
@@ -72,13 +77,30 @@ def test_no_text_is_changed_or_breaks_anything(text: str) -> None:
     try:
         read(f"/{text}", BY_NAME)
     except InvalidRequest:
-        assert text.split()[0].isalnum() or "_" in text
+        assert re.fullmatch(r"[\w-]+", text.split()[0])
 
 
 @pytest.mark.parametrize(("typed", "near"), [("/clera", "/clear"), ("/quti now", "/quit"), ("/hlp", "/help")])
 def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
     with pytest.raises(InvalidRequest, match=f"did you mean {near}"):
         read(typed, BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("/list", "/chats"),
+        ("/copy", "/save FILE.md"),
+        ("/new", "/clear"),
+        ("/foo", None),
+        ("/TMP ", None),
+        ("/x-y", None),
+    ],
+)
+def test_an_unknown_word_after_a_slash_is_answered_and_not_sent(typed: str, near: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=f"no command {typed.strip().lower()}: .*a blank before it") as refused:
+        read(typed, BY_NAME)
+    assert near is None or f"did you mean {near}?" in str(refused.value)
 
 
 def test_nothing_is_no_message_and_quotes_are_always_one() -> None:

@@ -13,9 +13,9 @@ from threading import Event, Thread
 
 import pytest
 
-from cortexmlx.cli.chat import kept
-from cortexmlx.cli.chat.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chats import kept
+from cortexmlx.cli.chats.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.sessions.conversation import Conversation
 
@@ -206,7 +206,7 @@ def test_a_chat_that_is_ended_while_it_is_kept_has_one_file_and_is_not_waited_fo
     usual, ended = Conversation.save, list[bool]()
     monkeypatch.setattr(Conversation, "save", save)
     session.ask(Question("two"))
-    assert [path.stem[11:] for path in kept._kept()] == ["one"] and not capsys.readouterr().err
+    assert [path.stem[11:] for path in kept.kept_paths()] == ["one"] and not capsys.readouterr().err
 
 
 def test_a_file_that_may_not_be_written_to_stays_as_it_is(

@@ -43,29 +43,54 @@ def chats_folder() -> Path:
 
 def find(name: str) -> Path:
     """The kept chat of that name, of one that begins so, the last one, or a file. Raises InvalidRequest."""
-    kept = _kept()
-    if name == LAST and kept:
-        return kept[0]
-    for fits in ([p for p in kept if p.stem == name], [p for p in kept if p.stem.startswith(name)]):
-        if len(fits) == 1:
-            return fits[0]
+    if (kept := _named(name)) is not None:
+        return kept
     if (path := Path(os.path.expanduser(name))).is_file():
         return path
     if name and path.exists():
         raise InvalidRequest(f"{path} is {'a folder' if path.is_dir() else 'no file'}, and a chat is kept in a file")
-    names = ", ".join(path.stem for path in kept[:_SHOWN])
-    raise InvalidRequest(f"no chat {name!r} is kept: " + (f"the newest are {names}" if kept else "there are none yet"))
+    return find_kept(name)
 
 
-def _kept() -> list[Path]:
-    """The newest first."""
+def find_kept(name: str) -> Path:
+    """The same, but never a file that is elsewhere. Raises InvalidRequest."""
+    if (path := _named(name)) is not None:
+        return path
+    fits = [path.stem for path in kept_paths() if name and path.stem.startswith(name)]
+    if fits:
+        more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
+        raise InvalidRequest(
+            f"no chat {name!r} is kept: the newest are {', '.join(fits[:_SHOWN])}{more}; all of them begin so, name one"
+        )
+    raise InvalidRequest(f"no chat {name!r} is kept: {newest_names()}")
+
+
+def newest_names() -> str:
+    """The names of the newest chats, as a part of a sentence."""
+    names = kept_names()
+    return f"the newest are {', '.join(names[:_SHOWN])}" if names else "there are none yet"
+
+
+def _named(name: str) -> Path | None:
+    """The one kept chat that a name, the beginning of one, or `last` stands for."""
+    kept = kept_paths()
+    if name == LAST and kept:
+        return kept[0]
+    for fits in ([p for p in kept if p.stem == name], [p for p in kept if name and p.stem.startswith(name)]):
+        if len(fits) == 1:
+            return fits[0]
+    return None
+
+
+def kept_paths() -> list[Path]:
+    """The files of kept chats, the newest first."""
     written = {path: _written(path) for path in chats_folder().glob("*.json")}
     return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
 
 
 def kept_names() -> list[str]:
     """Names of the chats that are kept, the newest first."""
-    return [path.stem for path in _kept()]
+    return [path.stem for path in kept_paths()]
 
 
 def name_for(question: str, day: date) -> str:
@@ -175,7 +200,7 @@ def _take_free(path: Path) -> tuple[Path, ChatLock]:
 
 def _make_newest(path: Path) -> None:
     """The chat that was kept last is the last, also if the clock was put back since others were."""
-    latest = max((written[0] for other in _kept() if other != path and (written := _written(other))), default=0)
+    latest = max((written[0] for other in kept_paths() if other != path and (written := _written(other))), default=0)
     if path.stat().st_mtime_ns <= latest:
         with suppress(OSError):
             os.utime(path, ns=(latest + 1_000_000, latest + 1_000_000))
