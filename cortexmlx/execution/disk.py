@@ -25,7 +25,7 @@ from cortexmlx.store.folder import SECRET
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
-from cortexmlx.store.store import KVStore, open_shelf
+from cortexmlx.store.store import KVStore, begin_store, open_shelf
 from cortexmlx.store.threads import Reading
 
 log = logging.getLogger("cortexmlx")
@@ -197,7 +197,8 @@ class StoreOpening:
         finally:
             self.cancel()
         identity = hashlib.blake2b(model.encode(), key=self._shelf.secret, digest_size=32).hexdigest()
-        return Disk(KVStore(self._shelf, loaded.name, wake), identity, arrived)
+        store = begin_store(self._shelf, loaded.name, wake)
+        return None if store is None else Disk(store, identity, arrived)
 
     def cancel(self) -> None:
         """Stop hashing, and let go of the model. Safe to call again."""

@@ -27,7 +27,11 @@ class KVStore:
     def __init__(self, shelf: Shelf, model: str, on_room: Callable[[], None] = lambda: None) -> None:
         self._shelf = shelf
         self._writer = Writer(shelf, model, on_room)
-        self._reader = Reader(shelf)
+        try:
+            self._reader = Reader(shelf)
+        except BaseException:  # no thread is to be had
+            self._writer.stop(0.0)
+            raise
 
     @property
     def has_room(self) -> bool:
@@ -80,6 +84,16 @@ class KVStore:
             read_bytes=reader.read_bytes,
             missed_blocks=reader.missed,
         )
+
+
+def begin_store(shelf: Shelf, model: str, on_room: Callable[[], None]) -> KVStore | None:
+    """The store of an open shelf; None, and a warning, if the system gives it no threads."""
+    try:
+        return KVStore(shelf, model, on_room)
+    except RuntimeError as error:
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shelf.path, error)
+        shelf.close()
+        return None
 
 
 def open_shelf(path: str | Path, limit: int) -> Shelf | None:

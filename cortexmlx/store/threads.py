@@ -1,4 +1,8 @@
-"""The two threads of a store: one writes, one reads. Nobody waits for either."""
+"""The threads of a store: one writes, one reads, one watches how long reading takes. Nobody waits for any.
+
+All are started when the store is opened. None is started later, on the engine's thread, where a failure would end
+every running request.
+"""
 
 from __future__ import annotations
 
@@ -184,41 +188,51 @@ class Reader:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
         self._shelf = shelf
-        self._asked: deque[tuple[Reading, threading.Timer | None, float]] = deque()
-        self._open: set[Reading] = set()
+        self._asked: deque[tuple[Reading, float]] = deque()
+        self._open: dict[Reading, float] = {}
+        """The readings that are not answered, and when each is given up."""
         self._paused_until = 0.0
         self._refreshed = time.monotonic()
         self._stopping = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="cortexmlx-store-reader", daemon=True)
-        self._thread.start()
+        self._watcher = threading.Thread(target=self._watch, name="cortexmlx-store-watcher", daemon=True)
+        try:
+            self._thread.start()
+            self._watcher.start()
+        except BaseException:  # no thread is to be had
+            self._end()
+            raise
 
     def ask(self, reading: Reading) -> None:
         """Read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
-        timer = None
-        if reading is not _NOTHING:
-            timer = threading.Timer(reading.seconds + _GRACE, self._give_up, (reading,))
-            timer.daemon = True
+        until = time.monotonic() + reading.seconds
         with self._changed:
             if self._stopping:
                 return
-            self._open.add(reading)
-            self._asked.append((reading, timer, time.monotonic() + reading.seconds))
+            if reading is not _NOTHING:
+                self._open[reading] = until + _GRACE
+            self._asked.append((reading, until))
             self._changed.notify_all()
-        if timer is not None:
-            timer.start()
 
     @property
     def paused(self) -> bool:
         """Whether a reading took too long lately, so that nobody should wait for another one."""
         return time.monotonic() < self._paused_until
 
-    def _give_up(self, reading: Reading) -> None:
-        with self._changed:
-            late = reading in self._open and not self._stopping
-        if late:
-            self._pause(reading)
-            self._answer(reading, {})
+    def _watch(self) -> None:
+        """Give up every reading that takes too long: it is answered with nothing."""
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return
+                now = time.monotonic()
+                late = [reading for reading, until in self._open.items() if until <= now]
+                if not late:
+                    self._changed.wait(min(self._open.values()) - now if self._open else None)
+            for reading in late:
+                self._pause(reading)
+                self._answer(reading, {})
 
     def _pause(self, reading: Reading) -> None:
         self._paused_until = time.monotonic() + _PAUSE
@@ -226,8 +240,7 @@ class Reader:
 
     def _answer(self, reading: Reading, found: dict[bytes, Record]) -> None:
         with self._changed:
-            waits = reading in self._open
-            self._open.discard(reading)
+            waits = self._open.pop(reading, None) is not None
         if waits:
             reading.done(found)
 
@@ -240,16 +253,17 @@ class Reader:
 
     def stop(self, seconds: float) -> None:
         """End, after the record that is just being read."""
+        self._end()
+        until = time.monotonic() + seconds
+        for thread in (self._watcher, self._thread):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _end(self) -> None:
         with self._changed:
             self._stopping = True
-            timers = [timer for _, timer, _ in self._asked]
             self._asked.clear()
             self._open.clear()
             self._changed.notify_all()
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
-        self._thread.join(seconds)
 
     def _run(self) -> None:
         while True:
@@ -257,14 +271,12 @@ class Reader:
                 self._changed.wait_for(lambda: self._asked or self._stopping)
                 if self._stopping:
                     return
-                reading, timer, until = self._asked.popleft()
+                reading, until = self._asked.popleft()
             found: dict[bytes, Record] = {}
             try:
                 self._carry_out(reading, until, found)
             except Exception as error:
                 self._shelf.warn("cannot be read", error)
-            if timer is not None:
-                timer.cancel()
             self._answer(reading, found)
 
     def _carry_out(self, reading: Reading, until: float, found: dict[bytes, Record]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.store.store import KVStore, open_shelf
+from cortexmlx.store.store import KVStore, begin_store, open_shelf
 from cortexmlx.store.threads import Reading
 from support.patience import PATIENCE
 from support.records import record, same
@@ -43,3 +43,42 @@ def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, caplog: pytes
     (tmp_path / "file").write_text("")
     assert open_shelf(tmp_path / "file" / "store", 1 << 30) is None
     assert len(caplog.records) == 1 and "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("given", range(3))
+def test_a_store_without_threads_is_said_and_leaves_none(
+    given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system gives fewer than the three that it takes."""
+    shelf = open_shelf(tmp_path, 1 << 30)
+    assert shelf is not None
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(begun) == given:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert begin_store(shelf, "model", lambda: None) is None
+    for thread in begun:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text
+
+
+def test_a_store_in_use_begins_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used on the engine's thread, where one that cannot be begun would end every request."""
+    one = store(tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise AssertionError(f"{thread} is begun")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert one.offer(RECORDS) and one.flush()
+    done = threading.Event()
+    tokens = {r.key: r.tokens for r in RECORDS}
+    one.ask(Reading(tokens, lambda there, rate: list(there), lambda got: done.set(), 9.0))
+    assert done.wait(10) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
+    one.close()
