@@ -25,10 +25,12 @@ from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.states import StateStore
 from cortexmlx.execution.transfer import load
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.lower import PieceLoad
+from cortexmlx.kv.spec import TAIL_COLUMNS, Counts
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, StepKind, StepPlan
+from cortexmlx.scheduling.steps.step_memory import prepare
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,7 @@ class ModelRunner:
         started, fed = time.perf_counter(), self._feed.waited
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
-        if plan.flush is not None:
-            self._flush(plan.flush)
-        if plan.blocks != self.arena.blocks:
-            self.arena.resize(plan.blocks)
-        if plan.loads:
-            load(self.arena, self.states, plan.loads)
-        if plan.copies:
-            self._copy(plan.copies)
+        prepare(plan, self)
         if plan.kind is StepKind.FLUSH:
             self.states.carry_out(plan.states)
             return Pending(plan, None, started)
@@ -275,18 +270,31 @@ class ModelRunner:
                 if piece.slots is not None:
                     self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
-    # -- writing the arena --------------------------------------------------------------------------------------------
+    # -- the memory of a step: what `prepare` calls, with nothing in flight -------------------------------------------
 
-    def _copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the blocks that a fork or a match begins with. Nothing may be in flight."""
+    @property
+    def blocks(self) -> Counts:
+        """How many blocks each layer group has in the arena."""
+        return self.arena.blocks
+
+    def resize(self, blocks: Counts) -> None:
+        """Give each layer group so many blocks. See `KVArena.resize`."""
+        self.arena.resize(blocks)
+
+    def load(self, loads: Sequence[PieceLoad]) -> None:
+        """Bring pieces of the tier below to their blocks and snapshots."""
+        load(self.arena, self.states, loads)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the blocks that a fork or a match begins with."""
         for group in range(len(self.arena.groups)):
             sources, targets = in_group(copies, group)
             if len(sources):
                 self.arena.copy_blocks(group, sources, targets)
         mx.eval(self.arena.arrays())
 
-    def _flush(self, flush: Flush) -> None:
-        """Write the tail's live columns to their slots, one update per slab. Nothing may be in flight."""
+    def flush(self, flush: Flush) -> None:
+        """Write the tail's live columns to their slots, one update per slab."""
         writes = [_LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
         for layer, tail in self._tail.items():
             write = writes[self.arena.group_of[layer]]

@@ -89,34 +89,33 @@ class KVCache(SequenceTables):
         cached blocks: full ones are shared, and the partial one becomes its own if nobody else uses it, else a copy;
         `length` then says how many tokens it has, and what it stores is shared under the match's salt. `loaded` tokens
         of whole blocks, more than the match has, will come from the tier below (see `load`). Returns the
-        copies that the caller must make in the arena. Raises KVCacheFull with the numbers; then nothing changed.
+        copies that the caller must make in the arena; their sources stay as they are until `let_go_sources`. Raises
+        KVCacheFull with the numbers; then nothing changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         source, own = (None, None) if match is None else self._adopt(sequence, match, loaded)
         pairs = () if source is None else zip(self._pools, source.blocks, strict=True)
-        held = [(pool, block, pool.hold(block)) for pool, block in pairs]
+        held = [(pool, block) for pool, block in pairs if pool.hold_source(block)]
         try:
             counts = (self.blocks_for(max(tokens, sequence.length)), self.blocks_for(tokens + headroom))
             need, want = ([self._at_most(sequence, g, n) for g in range(len(self.groups))] for n in counts)
             self._grow(sequence, need, want)
         except KVCacheFull:
             self.free(seq)
-            if source is None:
+            for pool, block in held:
+                pool.let_go_source(block)
+            if source is None or match is None:
                 raise
-        else:
-            self.states.begin(sequence, match, own)
-            if own is not None:
-                self._remove(own)
-        finally:
-            for pool, block, passed in held:
-                pool.let_go(block, passed)
-        if source is None or match is None:
-            return ()
-        if seq not in self._sequences:  # there is no room for the source of the copy beside the copy
+            # There is no room for the source of the copy beside the copy.
             less = self.states.beginning_of_blocks(match, self.lacks)
             return self.allocate_for(seq, tokens, headroom, less)
+        self.states.begin(sequence, match, own)
+        if own is not None:
+            self._remove(own)
+        if source is None:
+            return ()
         full = sequence.length // self.block_size
         return tuple(BlockCopy(g, source.blocks[g], t.at(full)) for g, t in enumerate(sequence.tables))
 
@@ -140,10 +139,16 @@ class KVCache(SequenceTables):
                 pool.share(table, match.block(place).blocks[group])
         return (partial, None) if copied else (None, partial)
 
+    def let_go_sources(self) -> None:
+        """Let the sources of all copies be evicted again: what is planned from now on is carried out after them."""
+        for pool in self._pools:
+            for block in list(pool.sources):
+                pool.let_go_source(block)
+
     def _owned(self, cached: Entry) -> bool:
-        """Whether a cached block belongs to a sequence, in some group."""
+        """Whether a cached block belongs to a sequence, or is the source of a copy, in some group."""
         pairs = zip(self._pools, cached.blocks, strict=True)
-        return any(block != GONE and pool.ref_counts[block] for pool, block in pairs)
+        return any(block != GONE and (pool.ref_counts[block] or block in pool.sources) for pool, block in pairs)
 
     def load(self, seq: int, found: Found, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
         """A sequence of `tokens` that has begun with as many `loaded` tokens as were found below: they are cached like

@@ -84,10 +84,12 @@ def check_invariants(
         uses = pool.ref_counts.copy()
         uses[free] += 1
         uses[waiting] += 1
+        uses[list(pool.sources)] += 1
         assert (uses > 0).all(), f"group {group}: blocks {np.flatnonzero(uses == 0)} are lost"
         assert not (pool.ref_counts[free].any() or pool.ref_counts[waiting].any()), (
             f"group {group}: a block in use may be taken"
         )
+        assert not pool.sources.keys() & {*free, *waiting}, f"group {group}: the source of a copy may be taken"
         assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
         assert all(
             pool.cached.get(b) is e for each in (pool.passed, pool.unused, pool.pinned) for b, e in each.items()

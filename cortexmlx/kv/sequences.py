@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.blocks.pool import BlockPools
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.invariants import CacheStats, block_map, cache_stats
 from cortexmlx.kv.sizing import row_blocks

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Committed, Job, JobId
@@ -277,17 +276,15 @@ class Scheduler:
         for job in self._running.dropping:
             self._begin_again(job)
         copies = self._admission.admit()
-        plan = None
-        if self._running.prefilling:
-            plan = self._plan_mixed(flush, copies)
+        plan = self._plan_mixed(flush) if self._running.prefilling else None
         if plan is None:
             plan = self._plan_decode(flush)
         loads = self._running.take_loads()
-        if plan is None and (flush is not None or loads):
+        if plan is None and (flush is not None or loads or copies):
             plan = self._builder.flush(flush)
-        return replace(plan, loads=loads) if plan is not None and loads else plan
+        return replace(plan, loads=loads, copies=copies) if plan is not None and (loads or copies) else plan
 
-    def _plan_mixed(self, flush: Flush | None, copies: tuple[BlockCopy, ...]) -> StepPlan | None:
+    def _plan_mixed(self, flush: Flush | None) -> StepPlan | None:
         """One token for every decoding row and prefill pieces within the budget, all written straight to the arena."""
         for job in self._running.in_order:
             if job.can_decode:
@@ -307,7 +304,7 @@ class Scheduler:
         scheduled = singles + [p for p in pieces if p[1] > 1]
         if not scheduled:
             return None
-        plan = self._builder.mixed(scheduled, flush, copies, self._running.cuts(scheduled))
+        plan = self._builder.mixed(scheduled, flush, self._running.cuts(scheduled))
         self._planned(plan, scheduled)
         return plan
 

@@ -16,17 +16,24 @@ import numpy as np
 
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import STATE, PieceLoad
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
+from cortexmlx.scheduling.steps import step_memory
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, StepKind, StepPlan
 from support.shadow_states import ShadowStates
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""
 ZERO = 0
 _MIX = 2**61 - 1
+
+
+def number_after(before: int | None, token: int) -> int:
+    """The number of a position: that of the one before, and its token."""
+    return ((12345 if before is None else before) * 1_000_003 + token * 7919 + 1) % _MIX or 1
 
 
 @dataclass
@@ -43,9 +50,8 @@ class Story:
             self._add(token)
 
     def _add(self, token: int) -> None:
-        before = self.numbers[-1] if self.numbers else 12345
         self.tokens.append(token)
-        self.numbers.append((before * 1_000_003 + token * 7919 + 1) % _MIX or 1)
+        self.numbers.append(number_after(self.numbers[-1] if self.numbers else None, token))
 
     def up_to(self, length: int) -> None:
         while len(self.tokens) < length:
@@ -127,7 +133,7 @@ class Shadow:
         self._tail: list[np.ndarray] = []
         self._groups: tuple[GroupStep, ...] = ()
         self._last: list[int] = []
-        self._resize(self.cache.blocks)
+        self.resize(self.cache.blocks)
 
     # -- what the engine's core does ----------------------------------------------------------------------------------
 
@@ -167,27 +173,20 @@ class Shadow:
 
     def compact(self) -> None:
         """What `EngineCore.compact` does."""
-        self._copy(self.cache.compact())
+        self.copy(self.cache.compact())
 
     # -- carrying out a plan ------------------------------------------------------------------------------------------
 
     def _carry_out(self, plan: StepPlan) -> list[int]:
-        writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies)
+        writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies or plan.loads)
         assert not (writes and self.in_flight), "the arena is written while a step is in flight"
         assert plan.blocks == self.cache.blocks
-        if plan.flush is not None:
-            assert plan.flush.columns <= TAIL_COLUMNS
-            for group, write in enumerate(plan.flush.writes):
-                values = self._tail[group][:, : plan.flush.columns].reshape(-1)
-                self._write(group, write.slots, values, write.zeros)
-        if plan.blocks != self.blocks:
-            self._resize(plan.blocks)
-        self._copy(plan.copies)
+        step_memory.prepare(plan, self)
         self.states.carry_out(plan)
         if writes:
             self._poison()
         if plan.kind is StepKind.FLUSH:
-            assert plan.flush is not None and not plan.segments
+            assert (plan.flush is not None or plan.loads) and not plan.segments
             return []
         if plan.groups is not None:
             self._groups = plan.groups
@@ -327,7 +326,34 @@ class Shadow:
         arena[slots] = values
         arena[zeros] = ZERO
 
-    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+    def flush(self, flush: Flush) -> None:
+        """See `StepMemory`."""
+        assert flush.columns <= TAIL_COLUMNS
+        for group, write in enumerate(flush.writes):
+            self._write(group, write.slots, self._tail[group][:, : flush.columns].reshape(-1), write.zeros)
+
+    def load(self, loads: Sequence[PieceLoad]) -> None:
+        """See `StepMemory`."""
+        size = self.cache.block_size
+        targets = [(load.group, load.target) for load in loads]
+        assert len(set(targets)) == len(targets), "two loads to one place"
+        for load in loads:
+            (numbers,) = load.content.arrays
+            if load.group == STATE:
+                self.states.restore(load.target, numbers)
+            else:
+                assert load.target < self.blocks[load.group], "a load outside the arena"
+                self._arena[load.group][load.target * size : (load.target + 1) * size] = numbers
+
+    def holds(self, group: int, target: int) -> tuple[int, ...] | None:
+        """The numbers of a block, or of a snapshot; None if that is not saved yet."""
+        if group == STATE:
+            return self.states.snapshot(target)
+        size = self.cache.block_size
+        return tuple(self._arena[group][target * size : (target + 1) * size].tolist())
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """See `StepMemory`."""
         offsets = np.arange(self.cache.block_size)
         for group, arena in enumerate(self._arena):
             pairs = [(c.source, c.target) for c in copies if c.group == group]
@@ -341,7 +367,8 @@ class Shadow:
             )
             arena[target] = arena[source]
 
-    def _resize(self, blocks: Sequence[int]) -> None:
+    def resize(self, blocks: Sequence[int]) -> None:
+        """See `StepMemory`."""
         size = self.cache.block_size
         for group, arena in enumerate(self._arena):
             count, keep = blocks[group], min(blocks[group], max(self.blocks[group], 0))

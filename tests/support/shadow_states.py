@@ -4,7 +4,7 @@ that is what the row's state must be when it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cortexmlx.kv.cache import KVCache
@@ -46,6 +46,16 @@ class ShadowStates:
                     self._snapshots[cuts.pop((row, place))] = self._after(segment.job, place)
             self._rows[row] = self._after(segment.job, end)
         assert not cuts, "a state is to be kept that the step does not compute"
+
+    def restore(self, snapshot: int, numbers: Sequence[int]) -> None:
+        """A snapshot comes from the tier below."""
+        assert snapshot not in self._snapshots
+        tokens, number = numbers
+        self._snapshots[snapshot] = int(tokens), int(number)
+
+    def snapshot(self, name: int) -> tuple[int, int] | None:
+        """The tokens that a snapshot comes after, and their number; None if it is not saved yet."""
+        return self._snapshots.get(name)
 
     def settle(self, ops: StateOps) -> None:
         """What is done before a step, or when nothing is left to do."""

@@ -9,7 +9,7 @@ import numpy as np
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.state.ops import Save
-from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, Segment, StepKind, StepPlan
@@ -32,7 +32,6 @@ class StepBuilder:
         self,
         scheduled: ScheduledTokens,
         flush: Flush | None,
-        copies: tuple[BlockCopy, ...],
         cuts: tuple[Save, ...] = (),
     ) -> StepPlan:
         """A step that computes so many tokens of each job and writes them straight to the arena. `cuts` are the states
@@ -58,7 +57,6 @@ class StepBuilder:
             groups=group_steps(self.cache, scheduled, written=True),
             writes=arena_writes(self.cache, scheduled),
             flush=flush,
-            copies=copies,
             cuts=cuts,
             scoring=scoring_of(scheduled, segments),
         )
@@ -114,7 +112,6 @@ class StepBuilder:
         writes: tuple[ArenaWrite, ...] = (),
         column: int = 0,
         flush: Flush | None = None,
-        copies: tuple[BlockCopy, ...] = (),
         cuts: tuple[Save, ...] = (),
         scoring: Scoring | None = None,
     ) -> StepPlan:
@@ -132,7 +129,6 @@ class StepBuilder:
             column=column,
             blocks=self.cache.blocks,
             flush=flush,
-            copies=copies,
             states=self.cache.states.take(cuts),
             scoring=scoring,
         )

@@ -90,11 +90,9 @@ class StepPlan:
     `source` `[T]` (None: as they are). `positions` `[T]`. `token_index` `[n]` says how many tokens each of
     `logit_segments` had generated before. `groups` says where each layer group's keys and values lie. It is None within
     a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
-    MIXED step, `column` is the tail column of a DECODE step. Before the step, in this order: `flush`, into the arena as
-    the step before left it; then the arena gets its size, `blocks` of each group; then `loads`; then `copies`. A
-    window's blocks are there from its first step to its flush, but some are free by the time of the flush, and may lie
-    behind the new end. `states` says what becomes of the states of recurrent layers. `scoring` says which
-    log-probabilities are to be computed besides; only a MIXED step has any.
+    MIXED step, `column` is the tail column of a DECODE step. `step_memory.prepare` carries out `flush`, the arena's
+    size (`blocks` of each group), `loads` and `copies` before the pass. `states` says what becomes of the states of
+    recurrent layers. `scoring` says which log-probabilities are to be computed besides; only a MIXED step has any.
     """
 
     number: int

@@ -159,7 +159,17 @@ class Admission:
         return self._next() is not None
 
     def admit(self) -> tuple[BlockCopy, ...]:
-        """Give rows and blocks to those who can begin; returns the block copies that this takes."""
+        """Give rows and blocks to those who can begin; returns the block copies that this takes.
+
+        A step's loads are planned here and nowhere else. Until the last one is, no source of a copy is evicted (see
+        `step_memory.prepare`).
+        """
+        try:
+            return tuple(self._admit())
+        finally:
+            self._running.cache.let_go_sources()
+
+    def _admit(self) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
         while (found := self._next()) is not None:
             job, match = found
@@ -181,7 +191,7 @@ class Admission:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
             self._claims.claim(job)
-        return tuple(copies)
+        return copies
 
     def _next(self) -> tuple[Job, Match | None] | None:
         """Who can begin now and comes first, and what of its tokens is cached; None if nobody can."""

@@ -10,10 +10,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.blocks.pool import BlockPool, BlockPools
+from cortexmlx.kv.blocks.pool import BlockPool
 from cortexmlx.kv.blocks.table import BlockTable
-from cortexmlx.kv.prefix import Entry, Node, PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.prefix import Entry, Node
 
 TABLES = 4
 TABLE = st.integers(0, TABLES - 1)
@@ -154,9 +153,3 @@ def test_what_is_only_wanted_comes_where_the_last_needed_run_has_room() -> None:
     pool.give_up(tables[0].cut(0))
     pool.extend(tables[1], 4, 5)
     assert tables[1].blocks == [2, 0, 1, 3, 4]
-
-
-def test_an_empty_prefix_cache_is_taken_as_it_is() -> None:
-    """It has a length, so it is false; its identity is that of the model."""
-    prefix = PrefixCache(8, "a model")
-    assert BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, 8, prefix=prefix).prefix is prefix

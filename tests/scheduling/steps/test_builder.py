@@ -8,7 +8,6 @@ from hypothesis import given
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
@@ -23,7 +22,7 @@ def prefilled(prompts: list[list[int]], counts: list[int]) -> tuple[StepBuilder,
         cache.allocate_for(job.id, len(job.tokens) + 4)
     builder = StepBuilder(cache)
     scheduled = sorted(zip(jobs, counts, strict=True), key=lambda s: s[1] > 1)
-    plan = builder.mixed(scheduled, None, (BlockCopy(0, 1, 2),))
+    plan = builder.mixed(scheduled, None)
     for job, count in scheduled:
         cache.append(job.id, count)
         job.num_computed_tokens += count
@@ -36,7 +35,7 @@ def test_a_mixed_step_has_the_tokens_of_its_pieces_in_their_order(shape: list[tu
     prompts = [[10 * i + p for p in range(length)] for i, (length, _) in enumerate(shape)]
     _, _, plan = prefilled(prompts, [min(length, count) for length, count in shape])
     assert plan.kind is StepKind.MIXED and plan.tokens is not None and plan.source is None
-    assert plan.copies == (BlockCopy(0, 1, 2),) and plan.blocks == (64,)
+    assert plan.copies == plan.loads == () and plan.blocks == (64,)
     flat = [(s.job, p) for s in plan.segments for p in range(s.first, s.first + s.count)]
     assert plan.tokens.tolist() == [10 * job + p for job, p in flat]
     assert plan.positions.tolist() == [p for _, p in flat]

@@ -1,0 +1,56 @@
+"""The order of a step's memory operations. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cortexmlx.kv.lower import PieceLoad
+from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.scheduling.steps.plan import Flush, StepPlan
+
+
+class StepMemory(Protocol):
+    """The bytes that a step works on: the arena, the tail, and the snapshots of recurrent states."""
+
+    @property
+    def blocks(self) -> Counts:
+        """How many blocks each layer group has now."""
+
+    def flush(self, flush: Flush) -> None:
+        """Write columns of the tail to the arena."""
+
+    def resize(self, blocks: Counts) -> None:
+        """Give each layer group so many blocks."""
+
+    def load(self, loads: Sequence[PieceLoad]) -> None:
+        """Write pieces of the tier below to blocks and snapshots."""
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks. All sources are read before any target is written."""
+
+
+def prepare(plan: StepPlan, memory: StepMemory) -> None:
+    """Carry out what a step does with memory before its forward pass, in the one order that is right:
+
+    1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
+       behind the new end, or be a target of what follows.
+    2. **resize**: targets of what follows may lie behind the old end.
+    3. **loads**: a loaded block is cached as soon as its load is planned, so a copy of the same step may read it.
+    4. **copies**.
+    5. Then the pass: it restores, saves and drops states (`StateOps`), writes new keys and values, and reads.
+
+    The reverse of 3 and 4 must not be needed: no load writes the source of a copy. `KVCache.allocate_for` holds the
+    source, and `Admission.admit` lets go of it when the step's last load is planned. What is planned after that takes
+    blocks for the pass only, which writes them after the copies. A snapshot's name is never used twice, so loads of
+    snapshots destroy nothing.
+    """
+    if plan.flush is not None:
+        memory.flush(plan.flush)
+    if plan.blocks != memory.blocks:
+        memory.resize(plan.blocks)
+    if plan.loads:
+        memory.load(plan.loads)
+    if plan.copies:
+        memory.copy(plan.copies)

@@ -1,0 +1,79 @@
+"""A tier below the arena that holds numbers, beside a `Shadow`. It believes nothing that it is given to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import STATE, LowerTier, Wish, piece_key
+from cortexmlx.kv.prefix import Entry, Key, Node
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The content of a piece: the numbers of a block's tokens `[block_size]`, or a state's tokens and number `[2]`."""
+
+    arrays: tuple[np.ndarray, ...]
+
+
+@dataclass
+class ShadowBelow:
+    """Keeps what leaves the cache, and answers wishes when it is told to. `number(before, token)` is the number of a
+    token after a position's number, `read(group, target)` what a block or a snapshot holds.
+    """
+
+    cache: KVCache
+    number: Callable[[int | None, int], int]
+    pieces: dict[Key, Numbers] = field(default_factory=dict)
+    wishes: list[Wish] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        states = self.cache.states
+        self.lower = LowerTier(
+            self.cache.groups,
+            self.cache.block_size,
+            states.needed,
+            self.wishes.append,
+            may_have=self.pieces.__contains__,
+        )
+        self.cache.lower = self.lower
+
+    def store(self, most: int, read: Callable[[int, int], tuple[int, ...] | None]) -> None:
+        """Keep the pieces of up to `most` entries, as `execution/disk.py` does between two steps. A state that the next
+        step is to save cannot be read yet.
+        """
+        for entry in islice(self.lower.leaving(), most):
+            numbers = self._numbers(entry)
+            for group, target in tuple(self.lower.new_pieces(entry)):
+                wanted = (len(numbers), numbers[-1]) if group == STATE else tuple(numbers[-self.cache.block_size :])
+                found = read(group, target)
+                if found is None:
+                    continue
+                assert found == wanted, f"a cached piece of group {group} is not that of its text"
+                self.pieces[piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
+                self.lower.stored(entry, group)
+
+    def answer(self, arrived: Callable[[Wish, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
+        """Tell `arrived` what is there for the oldest `count` wishes: every piece, or those that it takes."""
+        for wish in self.wishes[:count]:
+            there = {key: self.pieces[key] for key in wish.pieces() if key in self.pieces}
+            wanted: Iterable[Key] = there if all_of_it else wish.choose(dict.fromkeys(there, 1), 1e12)
+            arrived(wish, {key: there[key] for key in wanted})
+        del self.wishes[:count]
+
+    def _numbers(self, entry: Entry) -> list[int]:
+        """Those of all tokens of a text up to the end of an entry."""
+        chain: list[Entry] = []
+        node: Node = entry
+        while isinstance(node, Entry):
+            chain.append(node)
+            node = node.parent
+        numbers: list[int] = []
+        for part in reversed(chain):
+            for token in part.tokens:
+                numbers.append(self.number(numbers[-1] if numbers else None, token))
+        return numbers
