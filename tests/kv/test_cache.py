@@ -261,3 +261,22 @@ def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_woul
     assert (len(again.entries), again.partial_tokens) == (1, 2)
     cache.check_invariants()
     assert cache.stats().cached_blocks == 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_source_of_a_copy_is_nobodys_until_all_of_a_step_is_planned(again: bool) -> None:
+    """Not even if another sequence begins with it, and ends, meanwhile."""
+    cache = KVCache(groups(1), 4, 4)
+    whole, text = list(range(5)), [0, 1, 2, 9]
+    cached_text(cache, whole)
+    (copy,) = cache.allocate_for(1, 4, match=cache.match(text, cache.prefix.keys(text), 3))
+    if again:
+        cache.allocate_for(2, 5, match=cache.match(whole, cache.prefix.keys(whole), 4))
+        cache.free(2)
+    tokens = 4 * (cache.obtainable(0) + 1)
+    with pytest.raises(KVCacheFull):
+        cache.allocate_for(3, tokens)
+    cache.let_go_sources()
+    cache.allocate_for(3, tokens)
+    assert copy.source in cache.block_table(3, 0)
+    cache.check_invariants()

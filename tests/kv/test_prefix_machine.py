@@ -80,6 +80,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.salts[self.next] = salt
         try:
             copies = self.cache.allocate_for(self.next, len(tokens), headroom, match)
+            self.cache.let_go_sources()
         except KVCacheFull:
             return
         self.copy(copies)
