@@ -52,7 +52,7 @@ extern __typeof__(cblas_cgemm) own_cgemm __attribute__((alias("cblas_cgemm"), vi
 
 extern int cortexmlx_rebind(void *const *functions);
 
-/* Have an MLX that is loaded already call them. Returns how many of its calls were changed: three, one for each. */
+/* Have an MLX that is loaded already call them. Returns how many of the three it calls from then on: all, or none. */
 int cortexmlx_take_over(void) {
     void *const functions[] = {(void *)own_sgemm, (void *)own_dgemm, (void *)own_cgemm};
     return cortexmlx_rebind(functions);

@@ -2,7 +2,8 @@
 
    MLX calls each product through a slot in its global offset table, which the loader fills at the first call and never
    again. `cortexmlx_rebind` finds these slots by the relocations that name the three functions, and writes the shim's
-   addresses into them. A slot is one aligned pointer, so threads that are multiplying meanwhile call either function. */
+   addresses into them. A slot is one aligned pointer, so threads that are multiplying meanwhile call either function.
+   Either every slot is set, or none is. */
 
 #define _GNU_SOURCE
 #include <elf.h>
@@ -22,34 +23,51 @@
 #define IS_SLOT(type) 0
 #endif
 
-static const char LIBRARY[] = "/libmlx.so";
-static const char *const NAMES[] = {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm"};
+enum { FUNCTIONS = 3, MOST_SLOTS = 32 };
 
-struct wanted {
-    void *const *functions; /* in the order of NAMES */
-    int set;                /* slots that were set */
+static const char LIBRARY[] = "/libmlx.so";
+static const char *const NAMES[FUNCTIONS] = {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm"};
+
+struct slot {
+    void **address;
+    int function;  /* index into NAMES */
+    int read_only; /* the loader has made its page read-only */
+    void *before;  /* what was in it */
 };
 
-/* Write a slot, in a page that the loader may have made read-only. */
-static int set_slot(void **slot, void *function, int read_only) {
-    const uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE), page = (uintptr_t)slot & ~(size - 1);
-    if (read_only && mprotect((void *)page, size, PROT_READ | PROT_WRITE) != 0) return 0;
-    __atomic_store_n(slot, function, __ATOMIC_RELEASE);
-    if (read_only) mprotect((void *)page, size, PROT_READ);
-    return 1;
-}
+struct slots {
+    struct slot all[MOST_SLOTS];
+    int count;
+    int too_many;
+};
 
+static uintptr_t page_of(uintptr_t address) { return address & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1); }
+
+/* Whether the loader has made the page of an address read-only: it does so for all whole pages that end before the end
+   of PT_GNU_RELRO. The last, partial page also holds data that must stay writable. */
 static int is_read_only(const struct dl_phdr_info *object, uintptr_t address) {
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &object->dlpi_phdr[i];
         const uintptr_t start = object->dlpi_addr + header->p_vaddr;
-        if (header->p_type == PT_GNU_RELRO && address >= start && address < start + header->p_memsz) return 1;
+        if (header->p_type == PT_GNU_RELRO && address >= page_of(start) && address < page_of(start + header->p_memsz))
+            return 1;
     }
     return 0;
 }
 
+static void note(struct slots *slots, const struct dl_phdr_info *object, uintptr_t address, int function) {
+    void **const slot = (void **)address;
+    for (int i = 0; i < slots->count; i++)
+        if (slots->all[i].address == slot) return; /* some linkers list a table in another one, too */
+    if (slots->count == MOST_SLOTS || address % sizeof(void *) != 0)
+        slots->too_many = 1;
+    else
+        slots->all[slots->count++] = (struct slot){slot, function, is_read_only(object, address), NULL};
+}
+
+/* Note the slots of a libmlx.so. Reads only what the loader itself has read to load the file. */
 static int visit(struct dl_phdr_info *object, size_t size, void *data) {
-    struct wanted *wanted = data;
+    struct slots *slots = data;
     const size_t length = strlen(object->dlpi_name), suffix = sizeof(LIBRARY) - 1;
     (void)size;
     if (length < suffix || strcmp(object->dlpi_name + length - suffix, LIBRARY) != 0) return 0;
@@ -79,19 +97,37 @@ static int visit(struct dl_phdr_info *object, size_t size, void *data) {
             const ElfW(Rela) *relocation = &tables[table][i];
             if (!IS_SLOT(ELF64_R_TYPE(relocation->r_info))) continue;
             const char *name = strings + symbols[ELF64_R_SYM(relocation->r_info)].st_name;
-            const uintptr_t address = object->dlpi_addr + relocation->r_offset;
-            for (int f = 0; f < 3; f++)
-                if (strcmp(name, NAMES[f]) == 0)
-                    wanted->set += set_slot((void **)address, wanted->functions[f], is_read_only(object, address));
+            for (int f = 0; f < FUNCTIONS; f++)
+                if (strcmp(name, NAMES[f]) == 0) note(slots, object, object->dlpi_addr + relocation->r_offset, f);
         }
     return 0;
 }
 
-/* Set the slots of every libmlx.so to `functions`: sgemm, dgemm and cgemm. Returns how many slots were set. */
+/* Write a slot; where its page is read-only, it is so again afterwards. Returns 0, with nothing written, if the system
+   refuses to make the page writable. */
+static int write_slot(struct slot *slot, void *function) {
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *const page = (void *)page_of((uintptr_t)slot->address);
+    if (slot->read_only && mprotect(page, size, PROT_READ | PROT_WRITE) != 0) return 0;
+    slot->before = __atomic_exchange_n(slot->address, function, __ATOMIC_ACQ_REL);
+    if (slot->read_only) mprotect(page, size, PROT_READ);
+    return 1;
+}
+
+/* Set the slots of every libmlx.so to `functions`: sgemm, dgemm and cgemm. Returns how many of the three functions MLX
+   calls from then on: all, or none. */
 int cortexmlx_rebind(void *const *functions) {
-    struct wanted wanted = {functions, 0};
-    dl_iterate_phdr(visit, &wanted);
-    return wanted.set;
+    struct slots slots = {.count = 0};
+    int found[FUNCTIONS] = {0};
+    dl_iterate_phdr(visit, &slots);
+    for (int i = 0; i < slots.count; i++) found[slots.all[i].function] = 1;
+    if (slots.too_many || !(found[0] && found[1] && found[2])) return 0;
+    for (int i = 0; i < slots.count; i++)
+        if (!write_slot(&slots.all[i], functions[slots.all[i].function])) {
+            while (i-- > 0) write_slot(&slots.all[i], slots.all[i].before);
+            return 0;
+        }
+    return FUNCTIONS;
 }
 
 #else

@@ -24,7 +24,12 @@ pytestmark = pytest.mark.skipif(
     reason="needs a C compiler, the shim and Linux",
 )
 
-REFERENCE = "int calls; void cblas_sgemm(void){calls++;} void cblas_dgemm(void){calls++;} void cblas_cgemm(void){calls++;}"
+REFERENCE = """
+int calls;
+void cblas_sgemm(void) { calls++; }
+void cblas_dgemm(void) { calls++; }
+void cblas_cgemm(void) { calls++; }
+"""
 MLX = """
 extern void cblas_sgemm(void), cblas_dgemm(void), cblas_cgemm(void);
 int writable = 5;
