@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -179,22 +180,25 @@ class EngineParts:
         """Free all memory at once, whatever an app still refers to: a closed engine, its handles, an error with a
         traceback. So the parts are emptied, not only dropped. Nothing here is of use afterwards. Safe to call again.
         """
-        if self._store is not None:
-            self._store.cancel()
-        try:
-            if self.disk is not None:
-                self.disk.close()
-        finally:
-            self.disk = None
-            parts = vars(self)
-            for name in ("runner", "arena"):
-                if name in parts:
-                    parts[name].close()
+        parts = vars(self)
+        with ExitStack() as ends:  # the last one comes first, and all of them come whatever one raises
+            ends.callback(mx.clear_cache)
+            ends.callback(self._forget)
             if "loaded" in parts:
-                weights.release(self.loaded.model)
-            for name in ("runner", "arena", "loaded", "_way"):
-                parts.pop(name, None)
-            mx.clear_cache()
+                ends.callback(weights.release, self.loaded.model)
+            for name in ("arena", "runner"):
+                if name in parts:
+                    ends.callback(parts[name].close)
+            if self.disk is not None:
+                ends.callback(self.disk.close)
+            if self._store is not None:
+                ends.callback(self._store.cancel)
+
+    def _forget(self) -> None:
+        """Drop the parts, those too that could not be emptied: who calls `release` again would wait for ever."""
+        self.disk = None
+        for name in ("runner", "arena", "loaded", "_way"):
+            vars(self).pop(name, None)
 
     @property
     def kv_bytes_in_use(self) -> int:

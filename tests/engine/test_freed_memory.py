@@ -146,6 +146,30 @@ def test_an_engine_that_began_anew_frees_its_memory(tiny: Any) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("part", ["disk", "runner", "arena"])
+def test_a_part_whose_end_raises_keeps_nothing_and_holds_nobody_up(part: str, tiny: Any, tmp_path: Path) -> None:
+    tries: list[str] = []
+
+    def breaks(core: Any) -> None:
+        broken = getattr(core, part)
+        close = broken.close
+
+        def closed() -> None:
+            close()
+            tries.append(part)
+            if len(tries) < 100:  # else it is closed for ever
+                raise OSError("it broke")
+
+        broken.close = closed
+
+    with freed():
+        engine = opened(tiny("qwen3_5"), kv_store=tmp_path)
+        engine.generate(PROMPT, SHORT)
+        engine.inspect(breaks)
+        engine.close()
+    assert len(tries) == 1
+
+
 class Kept(logging.Handler):
     """Keeps the records, as those do that send them away later."""
 
