@@ -112,6 +112,7 @@ def _blas() -> Iterator[Check]:
     status = blas.preload()
     advice = {
         blas.BlasState.SLOW: "do what the line says; everything works without, slowly",
+        blas.BlasState.TOO_LATE: "do what the line says; everything works without, slowly",
         blas.BlasState.SWITCHED_OFF: f"unset {blas.SWITCH} for speed",
     }
     verdict = Verdict.WARN if status.state in advice else Verdict.OK

@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -50,6 +51,7 @@ log = logging.getLogger("cortexmlx")
 
 _status: BlasStatus | None = None
 _held: list[ctypes.CDLL] = []
+_lock = threading.Lock()
 
 
 def preload() -> BlasStatus:
@@ -59,11 +61,21 @@ def preload() -> BlasStatus:
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """
     global _status
-    if _status is None:
-        _status = _preload()
-        if _status.state is BlasState.TOO_LATE:
-            log.warning("%s", _status.line)
-    return _status
+    with _lock:  # engines may open on several threads at once, and each would count the other's threads
+        if _status is None:
+            _status = _preload()
+            if _status.state is BlasState.TOO_LATE:
+                log.warning("%s", _status.line)
+        return _status
+
+
+def _in_child() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def notes() -> tuple[str, ...]:

@@ -187,6 +187,62 @@ assert not wrong
     )
 
 
+def test_threads_that_ask_at_once_get_one_outcome() -> None:
+    """Each would load the libraries and choose a number of threads, the later ones while the first computes."""
+    run(
+        """
+import threading
+from cortexmlx.cpu import blas
+began, outcomes = [], []
+first, everyone = blas._preload, threading.Barrier(4)
+
+def preload():
+    began.append(1)
+    return first()
+
+def ask():
+    everyone.wait()
+    outcomes.append(blas.preload())
+
+blas._preload = preload
+threads = [threading.Thread(target=ask) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(began) == 1 and len(outcomes) == 4 and all(each is outcomes[0] for each in outcomes)
+"""
+    )
+
+
+def test_a_child_forked_while_another_thread_loads_can_load_for_itself() -> None:
+    run(
+        """
+import os, threading
+from cortexmlx.cpu import blas
+loading, forked, load = threading.Event(), threading.Event(), blas._preload
+
+def slow():
+    loading.set()
+    forked.wait()
+    return load()
+
+blas._preload = slow
+thread = threading.Thread(target=blas.preload)
+thread.start()
+loading.wait()
+child = os.fork()
+blas._preload = load
+if child == 0:
+    blas.preload()
+    os._exit(0)
+forked.set()
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+
+
 SHIMLESS = """
 import logging
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
