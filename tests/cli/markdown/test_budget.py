@@ -101,3 +101,31 @@ def test_of_a_long_line_of_code_the_end_is_looked_at() -> None:
 
 def letters(text: str) -> list[str]:
     return [sign for sign in text if sign.isalnum()]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '  "na_me": ["a*b", "c[d]"],\n',
+        "def __init__(self, *args): self._x = args[0]  # `x`\n",
+        "`^[a-z_]+$` or [*_~`]*; ",
+    ],
+)
+def test_signs_that_have_found_their_end_keep_no_rows_back(line: str) -> None:
+    """Code without a fence: pairs of its signs mean emphasis, and its rows waited for the end of the answer."""
+    text, stream, most = line * (4000 // len(line)), MarkdownStream(), 0
+    for at in range(0, len(text), 8):
+        stream.feed(text[at : at + 8])
+        stream.settle(80, 8)
+        most = max(most, len(stream.pending))
+    assert most < 3 * 8
+
+
+def test_signs_in_code_below_an_open_sign_stay_as_they_are() -> None:
+    code = "".join(f"  int *p{number} = &a[{number}];\n" for number in range(40))
+    stream, rows = MarkdownStream(), []
+    for piece in f"- an *item\n\n  ```c\n{code}  ```\n- more\n":
+        stream.feed(piece)
+        rows += stream.settle(80, 3)
+    rows += stream.rest(80)
+    assert [row.plain.strip() for row in rows if "int" in row.plain] == [line.strip() for line in code.splitlines()]
