@@ -17,7 +17,7 @@ from rich.text import Text
 from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
 from cortexmlx.cli.markdown.budget import Budget
 from cortexmlx.cli.markdown.code import Highlighter
-from cortexmlx.cli.markdown.flows import Flow, Prose, Row, wrapped
+from cortexmlx.cli.markdown.flows import Flow, Prose, Row, Verbatim, wrapped
 from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
 from cortexmlx.cli.terminal.harmless.characters import harmless
@@ -256,16 +256,14 @@ class MarkdownStream:
 
     def _decide(self, block: Block, lines: list[Flow], text: str, wanted: Place) -> tuple[list[Flow], str, Place]:
         """Nothing before `wanted` may be held back any more: columns are as wide as they are, and a sign of emphasis
-        that has not found its end is a sign. The text is another then."""
+        that has not found its end is a sign. The text is another then. All such signs are escaped at once: one parse
+        for each would use up the budget on signs that have found their end."""
         if isinstance(lines[-1], TableRow):
             self._table = Printed(lines[-1].widths, self._table.gone if self._table else 0)
             lines = flows(block.tokens, self._table)
             return lines, text, _end_of(lines)
         before, behind = _plain(lines), self._open[len(text) :]
-        if block.kind == PARAGRAPH:  # all of them at once, if none of them means anything
-            end = first_lines(text, block.begin + wanted[0]) + wanted[1]
-            end += text.count("\\", 0, 2 * end)
-            lines, text = self._signs(lines, text, before, SIGN.sub(r"\\\g<0>", text[:end]) + text[end:])
+        lines, text = self._signs(lines, text, before, _escaped(text, _open_signs(lines, text, wanted)))
         whole = text
         for sign in [*SIGN.finditer(whole)][:MOST_SIGNS]:
             if _mark(lines, text) >= wanted or not self._budget.allows():
@@ -347,5 +345,33 @@ def _place(lines: Sequence[str], at: int) -> Place:
     return number, at
 
 
+def _open_signs(lines: Sequence[Flow], text: str, wanted: Place) -> list[int]:
+    """Return where in `text` the signs stand that mean nothing yet, up to the place `wanted` of the lines.
+
+    The lines lack signs that mean something, so their characters are looked for in the text in order. Signs in the
+    address of a link may be taken for others: whoever escapes them compares the words.
+    """
+    found, at = [], -1
+    for number, line in enumerate(lines[: wanted[0] + 1]):
+        if not isinstance(line, Prose):
+            continue
+        for place, letter in enumerate(line.text.plain[: wanted[1] if number == wanted[0] else None]):
+            if letter.isspace():
+                continue
+            following = text.find(letter, at + 1)
+            if following < 0:
+                continue
+            at = following
+            if line.shape[place : place + 1] == letter and SIGN.match(letter):
+                found.append(at)
+    return found
+
+
+def _escaped(text: str, signs: Sequence[int]) -> str:
+    """The text with a backslash before each of these signs."""
+    places = [0, *signs, len(text)]
+    return "\\".join(text[begin:end] for begin, end in pairwise(places))
+
+
 def _plain(lines: Sequence[Flow]) -> list[str]:
-    return [line.text.plain for line in lines if isinstance(line, Prose)]
+    return [line.text.plain for line in lines if isinstance(line, Prose | Verbatim)]
