@@ -13,6 +13,7 @@ import typer
 from cortexmlx.cli.chats.kept import chats_folder, find_kept, kept_paths, state_folder
 from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
@@ -91,14 +92,14 @@ def table(found: list[Path]) -> None:
         except OSError:
             continue
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-        show(f"{when}  {format_bytes(status.st_size):>9}  {each.stem}")
+        show(f"{when}  {format_bytes(status.st_size):>9}  {in_a_line(each.stem)}")
 
 
 def agreed(found: list[Path]) -> bool:
     """Ask whether to delete the chats. Raises typer.BadParameter where nobody can be asked."""
     if not (sys.stdin.isatty() and console.is_terminal(sys.stderr)):
         raise typer.BadParameter("nobody can be asked here: --yes deletes without a question", param_hint="--delete")
-    names = ", ".join(each.stem for each in found)
+    names = ", ".join(in_a_line(each.stem) for each in found)
     console.note(f"delete {names} for ever? y or n")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

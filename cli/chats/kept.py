@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.host.folders import home_folder
 from cortexmlx.store.folder import default_folder
@@ -58,17 +59,16 @@ def find_kept(name: str) -> Path:
         return path
     fits = [path.stem for path in kept_paths() if name and path.stem.startswith(name)]
     if fits:
+        newest = ", ".join(map(in_a_line, fits[:_SHOWN]))
         more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
-        raise InvalidRequest(
-            f"no chat {name!r} is kept: the newest are {', '.join(fits[:_SHOWN])}{more}; all of them begin so, name one"
-        )
+        raise InvalidRequest(f"no chat {name!r} is kept: the newest are {newest}{more}; all of them begin so, name one")
     raise InvalidRequest(f"no chat {name!r} is kept: {newest_names()}")
 
 
 def newest_names() -> str:
     """The names of the newest chats, as a part of a sentence."""
     names = kept_names()
-    return f"the newest are {', '.join(names[:_SHOWN])}" if names else "there are none yet"
+    return f"the newest are {', '.join(map(in_a_line, names[:_SHOWN]))}" if names else "there are none yet"
 
 
 def _named(name: str) -> Path | None:
@@ -84,7 +84,7 @@ def _named(name: str) -> Path | None:
 
 def kept_paths() -> list[Path]:
     """The files of kept chats, the newest first."""
-    written = {path: _written(path) for path in chats_folder().glob("*.json")}
+    written = {path: _written(path) for path in chats_folder().glob("*.json") if not path.is_dir()}
     return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
 
 

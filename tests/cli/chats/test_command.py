@@ -126,3 +126,13 @@ def test_a_chat_that_is_gone_by_then_and_a_link_to_nowhere_break_nothing(kept: P
 def test_the_time_is_that_of_the_last_turn(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chats", "last"]) == 0
     assert capsys.readouterr().out.startswith(time.strftime("%Y-%m-%d %H:%M", time.localtime(1e9)))
+
+
+def test_a_chat_takes_one_line_and_a_folder_is_none(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kept / "folder.json").mkdir()
+    (kept / "two\nlines.json").write_text("")
+    assert run(["chats"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 4 and listed[0].endswith("two\u240alines")
+    assert run(["chats", "nosuch"]) == 1
+    assert "two\u240alines, 2026-11-22-monads" in capsys.readouterr().err
