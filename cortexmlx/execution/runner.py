@@ -131,6 +131,7 @@ class ModelRunner:
         pending, results = self.build(plan, rows, started)
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
+        results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
         fed = self._feed.waited - fed
         self.build_seconds += built - started - fed
         # Handing over blocks while too much is queued: that is waiting for the device, too.
@@ -154,7 +155,7 @@ class ModelRunner:
         self._angles.begin(positions)
         self.states.begin(plan)
         logits, kept = self._forward(plan)
-        states = self.states.end()
+        results = self.states.end()
         scores = partial(self._scores, kept, plan.scoring) if kept is not None and plan.scoring is not None else None
         if plan.logit_segments:
             if rows is not None:
@@ -165,9 +166,10 @@ class ModelRunner:
         else:
             pending = Pending(plan, None, started, scores)
         self._last = pending
-        results = [] if pending.sampled is None else pending.sampled.arrays()
-        results += states + (self.arena.arrays() if plan.kind is StepKind.MIXED else [])
-        return pending, results + ([] if kept is None else [kept])
+        results += [] if pending.sampled is None else pending.sampled.arrays()
+        results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
+        results += [] if kept is None else [kept]
+        return pending, results
 
     def collect(self, pending: Pending) -> StepResult:
         """Wait for a step and bring its results to the host."""

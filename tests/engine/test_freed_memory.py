@@ -32,8 +32,12 @@ SMALL = 1024
 """Bytes that may stay: constants of the functions that mlx-lm compiles. The smallest model here has 70,000."""
 
 
+ONE_STEP = 16 * 1024
+"""Bytes of the logits and states that one step has. The arena of an engine here has 500,000."""
+
+
 @contextmanager
-def freed() -> Iterator[None]:
+def freed(but: int = SMALL) -> Iterator[None]:
     """What is allocated meanwhile is freed in the end, without the garbage collector."""
     gc.collect()
     gc.disable()
@@ -41,7 +45,7 @@ def freed() -> Iterator[None]:
         before = mx.get_active_memory()
         yield
         kept = mx.get_active_memory() - before
-        assert kept < SMALL, f"{kept} bytes are kept"
+        assert kept < but, f"{kept} bytes are kept"
     finally:
         gc.enable()
 
@@ -222,6 +226,25 @@ def test_errors_that_are_kept_keep_nothing(tiny: Any, records: list[logging.LogR
         except IndexError as error:
             errors.append(error)
     assert len(errors) == 4 and len(records) == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_an_error_that_a_logits_processor_caught_and_keeps_keeps_its_step_alone(name: str, tiny: Any) -> None:
+    """Behind an error's frame are those of the step that called the processor."""
+    errors: list[BaseException] = []
+
+    def catching(tokens: Any, logits: mx.array) -> mx.array:
+        try:
+            raise ValueError("it broke")
+        except ValueError as error:
+            errors[:] = errors[:1] or [error]
+        return logits
+
+    with freed(but=ONE_STEP):
+        engine = opened(tiny(name))
+        engine.generate(PROMPT, SamplingParams(max_tokens=12, ignore_eos=True, logits_processors=(catching,)))
+        engine.close()
+    assert errors
 
 
 # -- not opened -------------------------------------------------------------------------------------------------------
