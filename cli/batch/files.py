@@ -178,7 +178,7 @@ def _check_ending(path: Path, option: str, mode: Mode) -> None:
     if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
         raise InvalidRequest(
             f"batch writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
-            f"give {option} {path.with_suffix('.jsonl')}"
+            f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 
 
