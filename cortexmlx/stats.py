@@ -18,7 +18,8 @@ class ModelInfo:
     """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
     says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
     adapter in it; `identity` names the content of the files that it was read from, wherever they lie; `template_vars`
-    are the variables that its chat template reads (none are known of a template that is code).
+    are the variables that its chat template reads (none are known of a template that is code). `sampling` are the
+    values of `SamplingParams` that the model's makers recommend; the engine does not use them unless a request does.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelInfo:
     adapter: str | None = None
     identity: str = ""
     template_vars: tuple[str, ...] = ()
+    sampling: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

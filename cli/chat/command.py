@@ -12,6 +12,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.remarks import remarks
+from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chats.kept import Keeper, find, kept_names, whereabouts
 from cortexmlx.cli.prompts import checked
@@ -37,13 +38,11 @@ if TYPE_CHECKING:
 ROWS = 4
 """Answers of `/n` that are written at once."""
 
-SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
-"""What keeps small models from repeating themselves."""
-
 
 @options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
 @options.takes_engine(stored=True, max_rows=ROWS)
 def chat(
+    context: typer.Context,
     model: options.Model = None,
     model_option: options.ModelOption = None,
     prompt: options.Prompt = None,
@@ -69,8 +68,8 @@ def chat(
     """Talk to a model. /help in the chat lists its commands.
 
     With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
-    the answer is its plain text. The default sampling keeps small models from repeating themselves; --temp 0
-    --repetition-penalty 1 is greedy.
+    the answer is its plain text. Answers are sampled as the model's makers recommend (generation_config.json); the
+    defaults below are for models without such a recommendation. --temp 0 --repetition-penalty 1 is greedy.
 
     A chat in a terminal is kept after every turn, in a file of the state folder that only you can read. --resume goes
     on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The
@@ -98,7 +97,7 @@ def chat(
     remember = not (no_history or no_save)
     with engines.OpenEngine(config) as host, counted_interrupts() as presses:
         host.undisturbed = lambda: presses.calling(lambda: None)
-        conversation = begin(host.engine, params, system, resumed)
+        conversation = begin(host.engine, given(context, params), system, resumed)
         if variables := options.template_vars(template_var, think):
             conversation.template_vars = checked(host.engine, conversation.template_vars | variables)
         if pretty and not (piped or once):
@@ -119,17 +118,15 @@ def model_of(path: Path) -> str | None:
     return None if messages_in(path, text_of(path)) is not None else Saved.read(path).model.found_as
 
 
-def begin(engine: Engine, params: SamplingParams, system: str | None, resumed: Path | None) -> Conversation:
-    """A new conversation, or the one in a file, with what the command line says."""
-    conversation = engine.conversation(system=system, params=params)
+def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
+    """A new conversation, or the one in a file, with what the command line says: `asked` of the sampling."""
+    conversation = engine.conversation(system=system, params=usual(engine.info))
     if resumed is not None:
         conversation.load(resumed)
         for remark in remarks(engine, conversation):
             console.note(remark)
-        usual = vars(SamplingParams(**SAMPLING))
-        asked = {name: value for name, value in vars(params).items() if value != usual[name]}
-        conversation.params = replace(conversation.params, **asked)
         conversation.system = conversation.system if system is None else system
+    conversation.params = replace(conversation.params, **asked)
     return conversation
 
 

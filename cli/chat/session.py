@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.remarks import remarks
+from cortexmlx.cli.chat.sampling import moved
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.view import AnswerView
@@ -193,8 +194,9 @@ class ChatSession:
             raise CortexError(f"{config.model} cannot be loaded ({why}); {self.engine.info.name} goes on") from error
         finally:
             if self.host.engine is not self.engine:
-                self.engine = self.host.engine
+                before, self.engine = self.engine.info, self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
+                self.params = moved(self.params, before, self.engine.info)
                 self.tell_notes()
 
     def tell_notes(self) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.errors import ModelCorrupt, ModelNotFound
+from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
 from cortexmlx.models.context import of_language
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import not_readable
+from cortexmlx.request import SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MOST_LAYERS = 4096
@@ -86,6 +88,34 @@ def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
         ids = source.get("eos_token_id")
         found.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
     return found
+
+
+def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The sampling that a model's makers recommend, as values of `SamplingParams`, and notes of what cannot be used.
+
+    Read from generation_config.json. It recommends greedy answers if it says `do_sample: false`, and nothing if it
+    sets none of the values. Raises ModelCorrupt if the file cannot be read.
+    """
+    path = folder / "generation_config.json"
+    said = read_json_object(path) if path.is_file() else {}
+    found: dict[str, float] = {}
+    unusable = []
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        value = said.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest:
+            unusable.append(f"{name} {json.dumps(value)[:40]}")
+        else:
+            found[name] = value
+    notes = (f"generation_config.json: {', '.join(unusable)} cannot be used",) if unusable else ()
+    if said.get("do_sample") is False:
+        return {name: value for name, value in found.items() if name == "repetition_penalty"} | {
+            "temperature": 0.0
+        }, notes
+    return ({"temperature": 1.0} | found if found or said.get("do_sample") is True else {}), notes
 
 
 def left_out(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,10 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
+from cortexmlx.models.folder_config import recommended_sampling
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
-from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
+from cortexmlx.models.resolve import STARTER_SAMPLING, ModelSource, SourceKind, resolve
 from cortexmlx.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -65,10 +68,13 @@ def load_model(
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
         notes += blas.notes() if slow_below_float32 else ()
+        sampling, unusable = _sampling(source.kind, path)
+        notes += unusable
         if weights_hash is not None:
             weights_hash.loaded(model)
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
-        return _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
+        described = _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
+        return replace(described, sampling=sampling)
     except BaseException:
         from cortexmlx.models import weights
 
@@ -94,6 +100,13 @@ def _read(
     from cortexmlx.models.folder import load_folder
 
     return load_folder(path)
+
+
+def _sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
+    """The sampling that the model's makers recommend, and notes."""
+    if kind is SourceKind.STARTER:
+        return STARTER_SAMPLING, ()
+    return recommended_sampling(path) if path.is_dir() else ({}, ())
 
 
 def fetch_model(source: ModelSource, report: OnProgress) -> Path:

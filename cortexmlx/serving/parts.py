@@ -107,6 +107,7 @@ class EngineParts:
             adapter=None if self.loaded.adapter is None else str(self.loaded.adapter),
             identity=self.loaded.identity,
             template_vars=_template_vars(self.loaded),
+            sampling=tuple(self.loaded.sampling.items()),
         )
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:

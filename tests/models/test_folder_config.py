@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.folder_config import foreign_quantization, left_out, read_config
+from cortexmlx.models.folder_config import foreign_quantization, left_out, read_config, recommended_sampling
 from support.folders import CONFIG, fails, write_folder
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -102,3 +102,36 @@ def test_settings_that_the_configuration_leaves_out_are_named(tmp_path: Path) ->
     left = {name: value for name, value in CONFIG.items() if name not in ("hidden_size", "rms_norm_eps")}
     (folder / "config.json").write_text(json.dumps(left))
     fails(folder, ModelCorrupt, "config.json does not say hidden_size, rms_norm_eps, which mlx-lm needs for 'llama'")
+
+
+@pytest.mark.parametrize(
+    ("said", "sampling"),
+    [
+        ({"eos_token_id": 7}, {}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"top_k": 20, "min_p": 0, "top_p": None}, {"temperature": 1.0, "top_k": 20, "min_p": 0}),
+        (
+            {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.05},
+            {"temperature": 0, "repetition_penalty": 1.05},
+        ),
+    ],
+)
+def test_the_sampling_is_what_the_makers_recommend(tmp_path: Path, said: object, sampling: object) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    assert recommended_sampling(folder) == (sampling, ())
+    assert load_model(folder).sampling == sampling
+
+
+@pytest.mark.parametrize("value", ["hot", -1, True, [0.5], {}, float("nan"), float("inf"), 10**400])
+def test_a_recommendation_that_means_nothing_is_said_and_left_out(tmp_path: Path, value: object) -> None:
+    folder = write_folder(tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": value, "top_p": value, "top_k": 3}))
+    sampling, (note,) = recommended_sampling(folder)
+    assert sampling == {"temperature": 1.0, "top_k": 3} and "temperature" in note and "top_p" in note
+    assert note in load_model(folder).notes
+
+
+def test_a_folder_without_generation_config_recommends_nothing(tmp_path: Path) -> None:
+    assert recommended_sampling(write_folder(tmp_path / "m")) == ({}, ())

@@ -61,6 +61,7 @@ class FakeInfo:
     adapter: str | None = None
     identity: str = "fa4e"
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
+    sampling: tuple[tuple[str, float], ...] = ()
 
 
 class Words:

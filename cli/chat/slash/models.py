@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cortexmlx.cli.chat import sampling
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.chat.view import WIDEST
@@ -81,6 +82,7 @@ def _info(chat: ChatSession, console: Console) -> None:
         "context": f"{info.context_length:,} tokens, {each}",
         "KV memory": f"up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens{bits}",
         "computed by": f"{device_line()} · {stats.attention_backend} attention",
+        "sampling": sampling.source(info),
         **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }

@@ -176,10 +176,13 @@ def test_ctrl_c_stops_the_answer_then_clears_the_line_and_twice_it_leaves(twice:
     terminal.wait_for("word12")
     terminal.type("\x03")
     terminal.wait_for("· stopped")
+    terminal.wait_for_prompt()
     terminal.type("half a line\x03")
     terminal.wait_for("Ctrl-C again")
+    terminal.wait_for_prompt()
     terminal.type("\x03")
     terminal.wait_for("Ctrl-C again")
+    terminal.wait_for_prompt()
     twice.touch()
     terminal.type("\x03")
     assert terminal.exit_code() == 130

@@ -1,0 +1,47 @@
+"""How a chat samples when the command line does not say: as the model's makers recommend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cortexmlx.request import SamplingParams
+
+if TYPE_CHECKING:
+    from cortexmlx.stats import ModelInfo
+
+SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
+"""For models whose makers recommend nothing: keeps small ones from repeating themselves."""
+
+
+def usual(info: ModelInfo) -> SamplingParams:
+    """What a model's makers recommend, else `SAMPLING`."""
+    recommended: dict[str, Any] = dict(info.sampling)
+    return SamplingParams(**({"max_tokens": SAMPLING["max_tokens"]} | recommended if recommended else SAMPLING))
+
+
+def source(info: ModelInfo) -> str:
+    """Where the usual sampling of a model is from, for people."""
+    if not info.sampling:
+        return "this chat's own: the model's makers recommend none"
+    return f"recommended by the model's makers: {', '.join(f'{name} {value:g}' for name, value in info.sampling)}"
+
+
+def given(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
+    """The values of `params` that were typed on the command line."""
+    return {name: value for name, value in vars(params).items() if _typed(context, name)}
+
+
+def moved(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
+    """The sampling of a chat that goes on with another model: values that the user has not changed are the new
+    model's.
+    """
+    old, new = vars(usual(before)), vars(usual(after))
+    return replace(params, **{name: new[name] for name, value in vars(params).items() if value == old[name]})
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

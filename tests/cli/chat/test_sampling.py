@@ -1,0 +1,44 @@
+"""How a chat samples: as the model's makers recommend, but for what the user says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+from typer.testing import CliRunner
+
+from cortexmlx.cli import options
+from cortexmlx.cli.chat.sampling import SAMPLING, given, moved, source, usual
+from cortexmlx.request import SamplingParams
+from cortexmlx.stats import ModelInfo
+
+MODEL = ModelInfo("m", "/m", "llama", 100, 10, 1000, 4000, "float32", 8, True)
+COOL = replace(MODEL, sampling=(("temperature", 0.2), ("top_p", 0.9)))
+WARM = replace(MODEL, sampling=(("temperature", 0.7), ("top_k", 20)))
+
+
+def test_the_makers_values_take_the_place_of_all_of_the_chats() -> None:
+    assert usual(COOL) == SamplingParams(max_tokens=2048, temperature=0.2, top_p=0.9)
+    assert usual(MODEL) == SamplingParams(**SAMPLING)
+    assert source(COOL) == "recommended by the model's makers: temperature 0.2, top_p 0.9"
+    assert "recommend none" in source(MODEL)
+
+
+def test_with_another_model_only_what_the_user_changed_stays() -> None:
+    changed = replace(usual(COOL), temperature=1.0, seed=3)
+    assert moved(changed, COOL, WARM) == replace(usual(WARM), temperature=1.0, seed=3)
+    assert moved(usual(COOL), COOL, MODEL) == usual(MODEL)
+
+
+def test_what_is_typed_counts_even_if_it_is_the_default() -> None:
+    seen: list[object] = []
+    app = typer.Typer()
+
+    @app.command()
+    @options.takes_sampling(**SAMPLING)
+    def command(context: typer.Context, *, params: SamplingParams) -> None:
+        seen.append(given(context, params))
+
+    for argv in ([], ["--temp", "0.5", "-n", "7"], ["--top-p", "1"]):
+        assert CliRunner().invoke(app, argv).exit_code == 0
+    assert seen == [{}, {"temperature": 0.5, "max_tokens": 7}, {"top_p": 1.0}]
