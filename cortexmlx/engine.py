@@ -280,6 +280,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         beginning-of-text token where the tokenizer writes one; else the text's first token is not scored. `on_window`
         is told after each window what is known. Raises InvalidRequest, and what `submit` raises.
         """
+        checked_function("on_window", on_window)
         self._worker.check_open()
         core = self._worker.core
         size = window_size(context, core.scheduler.limits.scored(core.cache.capacity_tokens))

@@ -15,6 +15,7 @@ import numpy as np
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import SamplingParams
+from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.completed import AsCompleted
 from cortexmlx.serving.prompt import Prompt
 
@@ -94,8 +95,7 @@ class Text:
         if isinstance(text, str):
             data = (text.removeprefix(tokenizer.bos_token or "") if begin else text).encode("utf-8", "replace")
             return cls(tokenizer.encode(data.decode(), add_special_tokens=False), begin, len(data))
-        listed = isinstance(text, Iterable) and not isinstance(text, (bytes, bytearray))
-        tokens: list[Any] = list(text) if listed else [None]
+        tokens: list[Any] = list(text) if is_list(text) else [None]
         if not all(map(_is_integer, tokens)):
             raise InvalidRequest("a text to be scored is a text or a list of token ids")
         tokens = [int(token) for token in tokens]

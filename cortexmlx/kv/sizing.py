@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.reach import Reach
@@ -245,13 +246,15 @@ def parse_size(text: str | int) -> int:
 
     Raises InvalidRequest for anything else, and for sizes below one byte.
     """
-    match = _SIZE.fullmatch(str(text))
+    match = _SIZE.fullmatch(str(text)) if isinstance(text, (str, Real)) and not isinstance(text, bool) else None
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise InvalidRequest(f"{text!r} is not a size: write 4GB, 512MB, 1.5GiB or a number of bytes")
+        raise InvalidRequest(f"{text!r:.80} is not a size: write 4GB, 512MB, 1.5GiB or a number of bytes")
     size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size < 1:
         raise InvalidRequest(f"{text!r} is less than one byte: write 4GB, 512MB, 1.5GiB or a number of bytes")
+    if size >= 2**63:
+        raise InvalidRequest(f"{str(text)[:80]!r} is more than any machine has: write 4GB, 512MB or 1.5GiB")
     return size
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import queue
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.alone import Alone
+from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.app.keywords import checked_params
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
@@ -173,9 +174,9 @@ def paired(
     """
     if isinstance(prompts, (str, bytes, ChatPrompt)):
         raise InvalidRequest("prompts are a list of prompts, or any other iterable: put a single one into a list")
-    if not isinstance(prompts, Iterable):
+    if not is_list(prompts):
         raise InvalidRequest(f"prompts are a list of prompts, or any other iterable, not {prompts!r:.80}")
-    if not isinstance(params, Iterable) or isinstance(params, (str, bytes, Mapping)):
+    if isinstance(params, str) or not is_list(params):
         params = checked_params(params)
     if isinstance(params, SamplingParams):
         return ((prompt, params) for prompt in prompts)

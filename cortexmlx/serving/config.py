@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
@@ -11,6 +13,7 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.progress import OnProgress
 from cortexmlx.scheduling.keep import DEFAULT_FIRST, KeepPolicy
+from cortexmlx.serving.app.arguments import checked_function
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,27 @@ class EngineConfig:
     on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
-        self._require("block_size", self.block_size in BLOCK_SIZES, f"one of {BLOCK_SIZES}")
-        self._require("max_rows", isinstance(self.max_rows, int) and self.max_rows >= 1, "at least 1")
-        budget = isinstance(self.prefill_budget, int) and self.prefill_budget >= 1
-        self._require("prefill_budget", budget, "at least 1 token")
+        self._require("block_size", _is_one_of(self.block_size, BLOCK_SIZES), f"one of {BLOCK_SIZES}")
+        self._require("max_rows", _is_count(self.max_rows, 1), "at least 1")
+        self._require("prefill_budget", _is_count(self.prefill_budget, 1), "at least 1 token")
         for name in ("max_request_tokens", "client_tokens"):
             tokens = getattr(self, name)
-            self._require(name, tokens is None or tokens >= 2, "at least 2 tokens or None")
-        self._require("token_target", self.token_target is None or self.token_target > 0, "more than 0 seconds or None")
-        self._require("kv_bits", self.kv_bits in (None, *KV_BITS), f"one of {KV_BITS} or None")
-        group = f"one of {GROUP_SIZES}, with kv_bits, or None"
-        self._require("kv_group_size", self.kv_group_size in ((None, *GROUP_SIZES) if self.kv_bits else (None,)), group)
-        self._require("keep_first", self.keep_first is None or self.keep_first >= 0, "at least 0 tokens or None")
-        self._require("keep_last", self.keep_last is None or self.keep_last >= 1, "at least 1 token or None")
+            self._require(name, tokens is None or _is_count(tokens, 2), "at least 2 tokens or None")
+        target = self.token_target
+        seconds = isinstance(target, Real) and not isinstance(target, bool) and target > 0
+        self._require("token_target", target is None or seconds, "more than 0 seconds or None")
+        bits = self.kv_bits is None or _is_one_of(self.kv_bits, KV_BITS)
+        self._require("kv_bits", bits, f"one of {KV_BITS} or None")
+        sized = self.kv_group_size is None or (self.kv_bits is not None and _is_one_of(self.kv_group_size, GROUP_SIZES))
+        self._require("kv_group_size", sized, f"one of {GROUP_SIZES}, with kv_bits, or None")
+        first, last = self.keep_first, self.keep_last
+        self._require("keep_first", first is None or _is_count(first, 0), "at least 0 tokens or None")
+        self._require("keep_last", last is None or _is_count(last, 1), "at least 1 token or None")
+        self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
+        for name in ("adapter", "kv_store"):
+            path = getattr(self, name)
+            self._require(name, path is None or isinstance(path, (str, Path)), "the path of a folder or None")
+        checked_function("on_progress", self.on_progress)
         if self.keep_last is None:
             self._require("keep_first", self.keep_first is None, "None without keep_last (--keep-last)")
         if self.kv_memory is not None:
@@ -78,4 +89,13 @@ class EngineConfig:
 
     def _require(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:
-            raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be {wanted}")
+            raise InvalidRequest(f"{name} is {getattr(self, name)!r:.80}, but must be {wanted}")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_one_of(value: object, numbers: Collection[int]) -> bool:
+    """Arrays have no answer to whether they are in a list."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value in numbers

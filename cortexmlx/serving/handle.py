@@ -6,8 +6,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from numbers import Real
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
@@ -93,6 +94,8 @@ class RequestHandle(Alone):
         """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`
         seconds.
         """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout):
+            raise InvalidRequest(f"timeout is {timeout!r:.80}, but must be a number of seconds or None")
         self.check_waiting()
         timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:

@@ -12,6 +12,7 @@ from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_v
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import unrendered
 from cortexmlx.request import Message, Thoughts
+from cortexmlx.serving.app.arguments import is_list
 
 
 class Reader(Protocol):
@@ -74,8 +75,7 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
         return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits)
     if isinstance(prompt, ChatTokens):
         return prompt
-    listed = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray, Mapping))
-    if not listed:
+    if not is_list(prompt):
         raise InvalidRequest(_PROMPT_KINDS)
     items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ from cortexmlx.kv.prefix import common_length
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Message
+from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize
 
 
@@ -49,7 +50,7 @@ def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
         return tokenize(tokenizer, prefix)
     if isinstance(prefix, ChatPrompt):
         return shared_beginning(tokenizer, prefix.messages, prefix.template_vars)
-    if not isinstance(prefix, Iterable) or isinstance(prefix, (bytes, bytearray, Mapping)):
+    if not is_list(prefix):
         return tokenize(tokenizer, prefix)
     items: list[Any] = list(prefix)
     if items and all(isinstance(item, Mapping) for item in items):

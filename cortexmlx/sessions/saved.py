@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.host.files import in_place_of
 from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.request import Message, SamplingParams
+from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
 
@@ -202,9 +203,11 @@ def _transcript(saved: Mapping[str, Any]) -> Transcript:
 
 def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Copies of messages, so that nobody changes what was said. Raises InvalidRequest for what is none."""
-    if not isinstance(messages, Iterable):
+    if not is_list(messages):
         raise InvalidRequest(f"messages are a list of maps, not {messages!r:.80}")
+    copies: list[Message] = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f'a message is a map with "role" and "content", not {message!r:.80}')
-    return tuple(dict(message) for message in messages)
+        copies.append(dict(message))
+    return tuple(copies)

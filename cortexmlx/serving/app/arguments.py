@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard, TypeVar
 
 from cortexmlx.errors import InvalidRequest
 
@@ -10,6 +11,12 @@ T = TypeVar("T")
 
 MOST_CHARACTERS = 1024
 """Characters of a client's name. It is hashed for each of its requests, on the engine's thread."""
+
+
+def is_list(value: object) -> TypeGuard[Iterable[object]]:
+    """It is a list of things, or another iterable: not bytes, a map or an array without axes."""
+    array_of_one = getattr(value, "shape", None) == ()
+    return isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Mapping)) and not array_of_one
 
 
 def checked_text(name: str, text: str | None, most: int | None = None) -> str | None:

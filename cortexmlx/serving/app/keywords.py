@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
 from cortexmlx.request import LogitsProcessor, SamplingParams
+from cortexmlx.serving.app.arguments import is_list
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -66,7 +67,12 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
 def with_keywords_each(
     params: SamplingParams | Iterable[SamplingParams] | None, **keywords: Unpack[SamplingKeywords]
 ) -> SamplingParams | Iterable[SamplingParams]:
-    """`with_keywords` of the parameters of many prompts: the same for all, or one each."""
-    if params is None or isinstance(params, SamplingParams):
-        return with_keywords(params, **keywords)
-    return [with_keywords(each, **keywords) for each in params]
+    """`with_keywords` of the parameters of many prompts: the same for all, or one each. Those of an iterator, which may
+    have no end, are read one by one.
+    """
+    if isinstance(params, (SamplingParams, str)) or not is_list(params):
+        return with_keywords(checked_params(params), **keywords)
+    if isinstance(params, Sequence):
+        return [with_keywords(each, **keywords) for each in params]
+    with_keywords(None, **keywords)
+    return (with_keywords(checked_params(each), **keywords) for each in params)

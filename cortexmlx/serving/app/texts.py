@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.prompt import Prompt, tokenize
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Texts:
         out unless `special_tokens`. Raises InvalidRequest for what is no token of the model.
         """
         self._worker.check_process()
-        if not isinstance(tokens, Iterable):
+        if not is_list(tokens):
             raise InvalidRequest(f"tokens are a list of token ids, not {tokens!r:.80}")
         ids: list[int] = []
         for token in tokens:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -58,3 +60,12 @@ def test_a_name_that_is_no_parameter_is_refused_with_what_it_may_mean(engine: En
         engine.generate("hi", temperature=-1)
     with pytest.raises(InvalidRequest, match="params is 'x'"):
         engine.generate("hi", "x", max_tokens=5)  # type: ignore[arg-type]
+
+
+def test_parameters_without_an_end_are_read_one_by_one(engine: Engine) -> None:
+    prompts, params = itertools.repeat([1, 2, 3]), itertools.islice(itertools.repeat(SamplingParams(seed=1)), 10_000)
+    with closing(engine.as_completed(prompts, params, max_tokens=2, ignore_eos=True)) as completed:
+        assert len(next(completed)[1].token_ids) == 2  # type: ignore[union-attr]
+    assert len(list(params)) > 9_000, "they were all read for the first answer"
+    with pytest.raises(TypeError, match="no parameter 'strem'"):
+        engine.as_completed(prompts, params, strem=True)
