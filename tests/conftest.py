@@ -27,9 +27,11 @@ os.environ.setdefault("CORTEXMLX_KV_STORE", os.path.join(tempfile.gettempdir(), 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell that runs the tests in its background lets them ignore interrupts, and their children with them.
+# A shell that runs the tests in its background lets them ignore interrupts, and nohup hang-ups: their children, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

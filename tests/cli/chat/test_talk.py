@@ -325,12 +325,9 @@ def test_a_full_disk_ends_neither_the_chat_nor_its_lines() -> None:
     with Terminal() as terminal:
         terminal.wait_for_prompt()
         resource.prlimit(terminal.pid, resource.RLIMIT_FSIZE, (0, 0))
-        terminal.type("one\r")
-        terminal.wait_for("the chat is not kept")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
-        terminal.type("two\r")
-        terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
-        said = "".join(terminal.lines())
-        assert "You said: two" in said and "Traceback" not in said and said.count("is not kept") == 1
+        for word in ("one", "two"):
+            terminal.type(f"{word}\r")
+            terminal.wait_for(FIGURES)
+            terminal.wait_for_prompt()
+        said = " ".join(" ".join(terminal.lines()).split())  # where lines break is the path's length's affair
+        assert "You said: two" in said and "Traceback" not in said and said.count("the chat is not kept") == 1
