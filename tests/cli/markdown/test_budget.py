@@ -12,7 +12,7 @@ from cortexmlx.cli.markdown import stream as streaming
 from cortexmlx.cli.markdown.budget import BURST, RATE, Budget
 from cortexmlx.cli.markdown.stream import MarkdownStream
 
-SIGNS = "*a |_b |`c |~~e |<f |\"h |'i |word |**|a_b_|\\*|***x|__|[d |&g |!|](|\n|天 "
+SIGNS = "*a |_b |`c |~~e |<f |\"h |'i |word |**|a_b_|\\*|***x|__|[d |&g |!|](|\n|\\|天 "
 DENSE = st.lists(st.sampled_from(SIGNS.split("|")), min_size=1, max_size=40).map("".join)
 BEGINNINGS = st.sampled_from(["", "> ", "- ", "1. ", "# ", "> - "])
 

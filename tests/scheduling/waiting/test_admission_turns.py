@@ -193,11 +193,13 @@ def test_requests_that_end_in_the_queue_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(1, 7), (3, 4)])
-def test_the_client_with_the_most_tokens_gives_up_a_row_first(mine: int, theirs: int) -> None:
-    """Whatever priority it says that they have."""
+@pytest.mark.parametrize("begun_last", [False, True])
+def test_the_client_with_the_most_tokens_gives_up_a_row_first(mine: int, theirs: int, begun_last: bool) -> None:
+    """Whatever priority it says that they have, and whoever began last."""
     desk = Desk(blocks=40, max_rows=8, headroom=0)
+    large = [] if begun_last else [desk.ask([i] * 30, "a", max_tokens=60, priority=FIRST) for i in range(theirs)]
     small = [desk.ask([i] * 8, "b", max_tokens=6) for i in range(mine)]
-    large = [desk.ask([i] * 30, "a", max_tokens=60, priority=FIRST) for i in range(theirs)]
+    large = large or [desk.ask([i] * 30, "a", max_tokens=60, priority=FIRST) for i in range(theirs)]
     desk.step()
     assert all(job.running for job in small + large)
     desk.drain()
