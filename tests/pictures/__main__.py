@@ -66,7 +66,12 @@ def chat(folder: Path) -> str:
         window.type("Write a Python function that returns the square of a number. Only the code.\r")
         window.until("num ** 2")
         window.until("KV ")
-        return svg(window.screen, "cortexmlx chat")
+        drawn = svg(window.screen, "cortexmlx chat")
+        window.type("\x03")  # a chat whose window is closed is still being kept while its folder is removed
+        window.until("stopped")
+        window.run("/exit")
+        window.wait_until(lambda: window.screen.rows()[window.screen.cursor.y] == "$", "the shell", PATIENCE_SECONDS)
+        return drawn
 
 
 def batch(folder: Path) -> str:

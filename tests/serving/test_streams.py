@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,16 +146,27 @@ def test_threads_may_share_a_stream(engine: Engine) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_second_task_that_reads_an_astream_is_refused_and_asks_for_nothing(engine: Engine, first: bool) -> None:
-    """While the first event is waited for, for which the request is submitted, and later."""
+    """While the first event is waited for, for which the request is submitted, and later. The engine makes no token for
+    which the task would not have to wait: a logits processor holds it until the others are refused.
+    """
+    may_go_on = threading.Event()
+    asked = itertools.count()
+
+    def hold(_tokens: Any, logits: Any) -> Any:
+        if next(asked) >= (not first):
+            assert may_go_on.wait(PATIENCE)
+        return logits
 
     async def read() -> list[TokenEvent]:
-        stream = engine.astream(PROMPT, SHORT)
+        stream = engine.astream(PROMPT, replace(SHORT, logits_processors=(hold,)))
         begun = [] if first else [await anext(stream)]
         tasks = [asyncio.ensure_future(anext(stream)) for _ in range(3)]
-        one, *others = await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            others = await asyncio.gather(*tasks[1:], return_exceptions=True)
+        finally:
+            may_go_on.set()
         assert all(isinstance(other, InvalidRequest) and "another task" in str(other) for other in others)
-        assert isinstance(one, TokenEvent)
-        return [*begun, one, *[event async for event in stream]]
+        return [*begun, await tasks[0], *[event async for event in stream]]
 
     events = asyncio.run(read())
     assert events[-1].completion is not None and len(events) == 13
