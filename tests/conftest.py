@@ -16,6 +16,12 @@ from hypothesis import HealthCheck, settings
 
 from cortexmlx.cpu import blas
 
+# The workers of a run share the CPUs, and OpenBLAS's threads wait for each other by spinning: of two workers with two
+# threads each on two CPUs, a test on real weights took ten times the CPU time that it takes alone. Set for the
+# programs that tests start, too.
+if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, blas.usable_cpus() // workers)))
+
 blas.preload()
 # The judges that compute on a GPU need float32 products, which are TF32 on an M5 otherwise. MLX reads it at first use.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
