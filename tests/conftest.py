@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--attention NAME`: what attention "auto" means in every engine of this run, such as reference on a Mac."""
     choices = ("auto", "metal", "reference", "sim")
     parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: Python's garbage collector need not look at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
