@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.execution import way
+from cortexmlx.kv.sizing import bytes_per_token, row_bytes
+from cortexmlx.models import load_model
 from cortexmlx.request import Completion, QueuedRequest, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
@@ -21,14 +25,8 @@ class Driver:
 
     def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
         """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
-        from cortexmlx.execution.way import way_of
-        from cortexmlx.kv.sizing import bytes_per_token, row_bytes
-        from cortexmlx.models import load_model
-
-        way = way_of(load_model(model).model, config.get("kv_bits"), config.get("kv_group_size"))
-        memory = tokens * bytes_per_token(way.groups) or snapshots * row_bytes(way.groups)
-        if way.most_rows is not None:
-            memory += row_bytes(way.groups)
+        per_token, per_row, alone = _sizes(str(model), config.get("kv_bits"), config.get("kv_group_size"), way.probe)
+        memory = (tokens * per_token or snapshots * per_row) + (per_row if alone else 0)
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings), self.calls.put)
@@ -98,6 +96,15 @@ class Driver:
     def result(handle: RequestHandle) -> Completion:
         """The result of a request that has ended."""
         return handle.result(0)
+
+
+@cache
+def _sizes(
+    model: str, kv_bits: int | None, kv_group_size: int | None, probe: Callable[[Any], Any]
+) -> tuple[int, int, bool]:
+    """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
+    chosen = way.way_of(load_model(model).model, kv_bits, kv_group_size)
+    return bytes_per_token(chosen.groups), row_bytes(chosen.groups), chosen.most_rows is not None
 
 
 def assert_nothing_lost(stats: Any) -> None:
