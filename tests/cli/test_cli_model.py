@@ -1,4 +1,6 @@
-"""The commands on the real starter model: three ways to ask one question, one answer."""
+"""The commands as processes of their own: on the real starter model, three ways to ask one question, one answer; and
+what a real engine refuses.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.patience import PATIENCE
-
-pytestmark = pytest.mark.model
 
 COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()"]
 QUESTION = "What is the capital of France?"
@@ -22,6 +23,7 @@ def cortexmlx(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=PATIENCE)
 
 
+@pytest.mark.model
 def test_generate_batch_and_chat_give_the_same_answer(tmp_path: Path) -> None:
     done = cortexmlx("generate", "smollm2", "-p", QUESTION, *GREEDY, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -43,14 +45,14 @@ def test_generate_batch_and_chat_give_the_same_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-p", "word " * 9000], "the model's context is 8192"),
-        (["-p", "word " * 900, "--kv-memory", "8MB"], "tokens"),
+        (["-p", "word " * 900], "the model's context is 512"),
+        (["-p", "word " * 90, "--kv-memory", "64KB"], "tokens"),
         (["-p", QUESTION, "--kv-memory", "1KB"], "holds no block of 32 tokens"),
         (["-p", QUESTION, "--block-size", "33"], "block_size is 33"),
         (["-p", QUESTION, "--attention", "magic"], "attention is 'magic'"),
     ],
 )
-def test_what_the_engine_refuses_is_one_line(arguments: list[str], says: str) -> None:
-    done = cortexmlx("generate", "smollm2", *arguments)
+def test_what_the_engine_refuses_is_one_line(tiny: Any, arguments: list[str], says: str) -> None:
+    done = cortexmlx("generate", str(tiny("llama")), *arguments)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and says in done.stderr

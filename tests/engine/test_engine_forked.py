@@ -10,6 +10,7 @@ FORK = """
 import faulthandler, os, time
 from cortexmlx.errors import EngineClosed, ForkedProcess
 P = SamplingParams(max_tokens=480, ignore_eos=True)
+FEW = SamplingParams(max_tokens=8, ignore_eos=True)
 
 def raises(call):
     try:
@@ -19,18 +20,39 @@ def raises(call):
     else:
         raise AssertionError("no error")
 
-def forked(child):
-    "The exit code of a child that carries out `child`; one that hangs is ended."
+def begun(child):
+    "The process of a child that carries out `child`; one that hangs is ended."
     sys.stdout.flush()
     pid = os.fork()
     if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return pid
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     child()
     sys.exit(3)
+
+def code_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def forked(child):
+    return code_of(begun(child))
 """
 
 CHILDREN = {
+    "answers as they complete": """
+completed = e.as_completed([[1, 2, 3]] * 2, [FEW, P])
+assert next(completed)[0] == 0
+def child():
+    raises(lambda: next(completed))
+    completed.close()
+""",
+    "what was in flight": """
+def child():
+    raises(handle.result)
+    raises(lambda: list(handle))
+    raises(lambda: list(stream))
+    handle.cancel()
+    stream.close()
+""",
     "every call": """
 def child():
     raises(lambda: e.submit([1], P))
@@ -49,22 +71,6 @@ def child():
     raises(lambda: e.inspect(print))
     raises(lambda: next(e.as_completed([[1]])))
     raises(lambda: e.conversation().ask("a question"))
-""",
-    "what was in flight": """
-def child():
-    raises(handle.result)
-    raises(lambda: list(handle))
-    raises(lambda: list(stream))
-    handle.cancel()
-    stream.close()
-""",
-    "answers as they complete": """
-few = SamplingParams(max_tokens=1, ignore_eos=True)
-completed = e.as_completed([[1, 2, 3]] * 2, [few, P])
-assert next(completed)[0] == 0
-def child():
-    raises(lambda: next(completed))
-    completed.close()
 """,
     "closing": """
 def child():
@@ -105,22 +111,25 @@ def child():
 
 
 def test_in_a_forked_child_nothing_hangs_and_the_parent_goes_on(tiny: Any) -> None:
+    """All children are there at once, while the parent answers; those that ask for what is in flight come first."""
     program = f"""{FORK}
 e = engine()
 wanted = e.generate([1, 2, 3], P).token_ids
-codes = {{}}
+children = {{}}
+handle = e.submit([1, 2, 3], P)
+stream = e.stream([1, 2, 3], P)
+next(stream), next(iter(handle))
 for name, text in {CHILDREN!r}.items():
-    handle = e.submit([1, 2, 3], P)
-    stream = e.stream([1, 2, 3], P)
-    next(stream), next(iter(handle))
     exec(text)
-    codes[name] = forked(child)
-    assert handle.result().token_ids == wanted
-    *_, last = stream
-    assert last.completion.token_ids == wanted
-print(codes)
+    children[name] = begun(child)
+assert handle.result().token_ids == wanted
+*_, last = stream
+assert last.completion.token_ids == wanted
+[(index, whole)] = completed
+assert index == 1 and whole.token_ids == wanted
+print({{name: code_of(pid) for name, pid in children.items()}})
 """
-    code, output, errors = outcome(program, tiny("llama"))
+    code, output, errors = outcome(program, tiny("one layer"))
     assert (code, errors) == (0, "")
     assert output.strip() == str(dict.fromkeys(CHILDREN, 3))
 
@@ -131,12 +140,11 @@ def test_a_fork_while_other_threads_hold_every_lock(tiny: Any) -> None:
 import threading
 e = engine()
 stop = threading.Event()
-few = SamplingParams(max_tokens=3, ignore_eos=True)
 handles = []
 
 def work():
     while not stop.is_set():
-        handles.append(e.submit([1, 2, 3], few))
+        handles.append(e.submit([1, 2, 3], FEW))
         handles[-1].result()
         e.stats(), e.encode("text")
 
@@ -156,7 +164,7 @@ stop.set()
 for thread in threads: thread.join()
 print(codes == [3] * 20, codes)
 """
-    code, output, errors = outcome(program, tiny("llama"))
+    code, output, errors = outcome(program, tiny("one layer"))
     assert (code, output[:4], errors) == (0, "True", ""), output
 
 
@@ -168,19 +176,19 @@ def child():
     e.close()
     raises(e.stats)
     raises(engine)
-print(forked(child), len(engine().generate([1], P).token_ids))
+print(forked(child), len(engine().generate([1], FEW).token_ids))
 """
-    assert outcome(program, tiny("llama")) == (0, "3 480\n", "")
+    assert outcome(program, tiny("one layer")) == (0, "3 8\n", "")
 
 
 def test_a_child_of_a_process_that_never_made_an_engine_makes_one(tiny: Any) -> None:
     program = f"""{FORK}
 def child():
     e = engine()
-    assert len(e.generate([1, 2, 3], P).token_ids) == 480
+    assert len(e.generate([1, 2, 3], FEW).token_ids) == 8
 print(forked(child), forked(child))
 """
-    assert outcome(program, tiny("llama")) == (0, "3 3\n", "")
+    assert outcome(program, tiny("one layer")) == (0, "3 3\n", "")
 
 
 def test_a_spawned_child_makes_its_own_engine(tiny: Any, tmp_path: Any) -> None:
@@ -188,15 +196,15 @@ def test_a_spawned_child_makes_its_own_engine(tiny: Any, tmp_path: Any) -> None:
         "from cortexmlx import Engine, SamplingParams\n"
         "def answer(model):\n"
         "    with Engine(model, kv_memory='256KB', block_size=8) as e:\n"
-        "        return e.generate([1, 2, 3], SamplingParams(max_tokens=480, ignore_eos=True)).token_ids\n"
+        "        return e.generate([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)).token_ids\n"
     )
     program = f"""{FORK}
 sys.path.insert(0, {str(tmp_path)!r})
 from of_the_child import answer
 import multiprocessing
 e = engine()
-wanted = e.generate([1, 2, 3], P).token_ids
+wanted = e.generate([1, 2, 3], FEW).token_ids
 with multiprocessing.get_context("spawn").Pool(1) as pool:
     print(pool.apply(answer, (sys.argv[1],)) == wanted)
 """
-    assert outcome(program, tiny("llama")) == (0, "True\n", "")
+    assert outcome(program, tiny("one layer")) == (0, "True\n", "")
