@@ -22,7 +22,8 @@ pytestmark = pytest.mark.model
 
 TOKENS = 48
 A_FEW = (0, 4, 9, 14)
-"""Prompts of the quick part: 1, 8, 32 and 65 tokens."""
+"""Prompts of the quick part: 1, 8, 32 and 65 tokens, with `FEW` tokens of an answer: each crosses a block's border."""
+FEW = 33
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +34,32 @@ def starter() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def theirs(starter: Any) -> Callable[[int], list[int]]:
+def theirs(starter: Any) -> Callable[..., list[int]]:
     """mlx-lm's tokens for the prompt number i."""
 
     @cache
-    def answer(i: int) -> list[int]:
-        return greedy(starter.model, starter.tokenizer, prompt_of(starter.tokenizer, LENGTHS[i], i), TOKENS)
+    def answer(i: int, tokens: int = TOKENS) -> list[int]:
+        return greedy(starter.model, starter.tokenizer, prompt_of(starter.tokenizer, LENGTHS[i], i), tokens)
 
     return answer
 
 
-def differences(starter: Any, which: Sequence[int], answers: Sequence[Sequence[int]], theirs: Any) -> list[str]:
+def differences(
+    starter: Any, which: Sequence[int], answers: Sequence[Sequence[int]], theirs: Any, tokens: int = TOKENS
+) -> list[str]:
     """What is not equal and not a proven tie."""
     found = []
     for i, mine in zip(which, answers, strict=True):
         prompt = prompt_of(starter.tokenizer, LENGTHS[i], i)
-        gap = disagreement(starter.model, prompt, mine, theirs(i))
+        gap = disagreement(starter.model, prompt, mine, theirs(i, tokens))
         if gap is not None and gap[1] >= NOISE:
             found.append(f"prompt of {LENGTHS[i]} tokens: differs at token {gap[0]}, the logits by {gap[1]:.2g}")
     return found
 
 
-def joining(engine: Engine, starter: Any, which: Sequence[int]) -> list[Sequence[int]]:
+def joining(engine: Engine, starter: Any, which: Sequence[int], tokens: int = TOKENS) -> list[Sequence[int]]:
     """Ask one after the other, each when the one before has got a few tokens: everybody joins at another step."""
-    params = SamplingParams(max_tokens=TOKENS)
+    params = SamplingParams(max_tokens=tokens)
     handles = []
     for i in which:
         handles.append(engine.submit(prompt_of(starter.tokenizer, LENGTHS[i], i), params))
@@ -71,7 +74,7 @@ def joining(engine: Engine, starter: Any, which: Sequence[int]) -> list[Sequence
 @pytest.mark.parametrize(("max_rows", "block_size"), [(3, 32), pytest.param(8, 8, marks=pytest.mark.slow)])
 def test_a_few_prompts_together(starter: Any, theirs: Any, max_rows: int, block_size: int) -> None:
     with Engine("smollm2", kv_memory="300MB", max_rows=max_rows, block_size=block_size) as engine:
-        assert differences(starter, A_FEW, joining(engine, starter, A_FEW), theirs) == []
+        assert differences(starter, A_FEW, joining(engine, starter, A_FEW, FEW), theirs, FEW) == []
 
 
 @pytest.mark.slow

@@ -124,14 +124,14 @@ def plain_driver() -> Driver:
     return Driver("smollm2", tokens=4096, block_size=16, **SETTINGS["plain"])
 
 
-def check_real(real: Any, wanted: Any, setting: str, counts: Sequence[int] = (1, 4)) -> None:
+def check_real(real: Any, wanted: Sequence[tuple[int, ...]], setting: str, counts: Sequence[int] = (1, 4)) -> None:
     """As many answers to each prompt as `counts` says, one count after the other, beside the plainest setting's."""
     _, judge, tokenizer = real
     prompts = real_prompts(tokenizer)
     driver = real_driver(setting)
     ties = 0
     for n in counts:
-        handles = [driver.add(p, 40, n=n) for p in prompts]
+        handles = [driver.add(p, len(theirs), n=n) for p, theirs in zip(prompts, wanted, strict=True)]
         driver.finish()
         for prompt, handle, theirs in zip(prompts, handles, wanted, strict=True):
             first = driver.result(handle)
@@ -147,9 +147,11 @@ def check_real(real: Any, wanted: Any, setting: str, counts: Sequence[int] = (1,
 
 @pytest.mark.model
 @pytest.mark.parametrize("setting", REAL["quick"])
-def test_real_weights(real: Any, plainly: Any, setting: str) -> None:
-    """One answer each; several at once are among the long tests, and of tiny models above."""
-    check_real(real, plainly, setting, (1,))
+def test_real_weights(real: Any, setting: str) -> None:
+    """One answer each, over the next block's border; several at once, and longer ones, are among the long tests, and
+    of tiny models above.
+    """
+    check_real(real, plain_driver().answers(real_prompts(real[2]), 18), setting, (1,))
 
 
 @pytest.mark.model

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -88,11 +89,12 @@ def judge(judged: Callable[[str], Any]) -> Callable[[str, Sequence[int], Sequenc
     """mlx-lm's greedy tokens with processors."""
     from mlx_lm.generate import generate_step
 
-    def tokens(name: str, prompt: Sequence[int], processors: Sequence[Processor]) -> list[int]:
+    @cache
+    def tokens(name: str, prompt: tuple[int, ...], processors: tuple[Processor, ...]) -> list[int]:
         steps = generate_step(mx.array(prompt), judged(name)[0], max_tokens=TOKENS, logits_processors=list(processors))
         return [int(token) for token, _ in steps]
 
-    return tokens
+    return lambda name, prompt, processors: tokens(name, tuple(prompt), tuple(processors))
 
 
 def prompts_of() -> list[list[int]]:

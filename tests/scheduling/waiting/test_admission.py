@@ -19,13 +19,13 @@ def beyond_its_share(desk: Desk) -> None:
 
 def behind_a_prefix(desk: Desk) -> None:
     for i in range(CROWD):
-        desk.ask([*[1] * 4000, i % 50], "a")
+        desk.ask([*[1] * 2000, i % 50], "a")
 
 
 def behind_a_parent(desk: Desk) -> None:
-    parent = desk.ask([1] * 4000, "a")
+    parent = desk.ask([1] * 2000, "a")
     for _ in range(CROWD):
-        desk.ask([1] * 4000, "a", fork_of=parent)
+        desk.ask([1] * 2000, "a", fork_of=parent)
 
 
 CROWDS = (beyond_its_share, behind_a_prefix, behind_a_parent)
