@@ -53,6 +53,7 @@ from cortexmlx.stats import (
     MemoryPressure,
     ModelInfo,
     Moment,
+    StoreState,
     StoreStats,
 )
 
@@ -121,6 +122,7 @@ __all__ = [
     "RequestState",
     "RequestTimeout",
     "SamplingParams",
+    "StoreState",
     "StoreStats",
     "Timings",
     "TokenEvent",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import platform
 import re
 import sys
+import threading
 from pathlib import Path
 
 from cortexmlx.errors import MemoryRefused
@@ -95,3 +97,10 @@ def matrix_units() -> bool:
     found = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
     system = [int(number) for number in re.findall(r"\d+", platform.mac_ver()[0])]
     return found is not None and int(found[1]) >= (18 if found[2] == "p" else 17) and system[:2] >= [26, 2]
+
+
+def be_modest() -> None:
+    """Let all other threads go before this one, where the system can say so of one thread, and lets it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

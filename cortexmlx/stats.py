@@ -114,11 +114,22 @@ class BlockMap:
         return sum(len(group.states) for group in self.groups)
 
 
+class StoreState(str, Enum):
+    """Whether an engine reads and writes its store. HASHING: not yet, since the hash of the weights is not known. OFF:
+    not at all, since there is no such hash; a warning said why.
+    """
+
+    HASHING = "hashing"
+    OPEN = "open"
+    OFF = "off"
+
+
 @dataclass(frozen=True)
 class StoreStats:
     """The disk tier in the folder `path`, which takes at most `bytes_limit` bytes. Blocks of each layer group count for
     themselves, and so does a recurrent state: since the engine began `stored_blocks` were written and `read_blocks`
-    read, `dropped_blocks` could not be written in time, and `missed_blocks` were looked for in vain.
+    read, `dropped_blocks` could not be written in time, and `missed_blocks` were looked for in vain. While `state` is
+    HASHING, `hashed` of the weights' bytes are hashed (0 to 1), and nothing is read or written.
     """
 
     path: str
@@ -129,6 +140,8 @@ class StoreStats:
     read_blocks: int
     read_bytes: int
     missed_blocks: int
+    state: StoreState = StoreState.OPEN
+    hashed: float = 1.0
 
 
 @dataclass(frozen=True)

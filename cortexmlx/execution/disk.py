@@ -7,20 +7,22 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from cortexmlx.execution.fingerprint import fingerprint
+from cortexmlx.execution.fingerprint import described, fingerprint
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.transfer import Shapes, copy_out, copy_out_state, shapes_of
 from cortexmlx.execution.way import Runner, Way
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish, piece_key
+from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish
 from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
-from cortexmlx.models.weights_hash import WeightsHash
-from cortexmlx.stats import StoreStats
+from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
+from cortexmlx.stats import StoreState, StoreStats
 from cortexmlx.store.folder import SECRET
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
@@ -32,6 +34,9 @@ log = logging.getLogger("cortexmlx")
 
 Arrived = Callable[[Wish, Mapping[Key, Content]], None]
 """Told of what was read for a wish, as far as it is right, on another thread than the engine's."""
+
+Later = Callable[[Callable[[], None]], None]
+"""Has something called on the engine's thread, between two steps. Any thread may ask."""
 
 SHARE = 0.02
 """Of the time while requests run, how much goes to copying what is to be stored."""
@@ -55,13 +60,18 @@ _AT_ONCE = 4
 class Disk:
     """Copies what is cached out of the arena and offers it to the store; reads what prompts wish.
 
-    Only the engine's thread may use it. `identity` is what chains of keys begin with: a model's, in this store alone.
+    Only the engine's thread may use it. `identity` is the model's in this store alone, and goes into the key of each
+    piece. While it is None nothing is read or written: `join` brings it, or `leave` says that there is none. Until then
+    `hashed` tells which part of the weights is hashed.
     """
 
-    def __init__(self, store: KVStore, identity: str, arrived: Arrived) -> None:
-        self.identity = identity
+    def __init__(self, store: KVStore, identity: bytes | None, hashed: Callable[[], float], arrived: Arrived) -> None:
         self._store = store
+        self._identity = identity
+        self._left = False
+        self._hashed = hashed
         self._arrived = arrived
+        self._cache: KVCache
         self._runner: ModelRunner
         self._shapes: dict[int, Shapes] = {}
         self._lower: LowerTier | None = None
@@ -76,11 +86,37 @@ class Disk:
 
     def attach(self, cache: KVCache) -> None:
         """From now on this is the tier below a cache, which is empty yet."""
+        self._cache = cache
         states = cache.states.snapshots
-        if states is None or states.most:
+        if (states is None or states.most) and not self._left:
             cache.lower = self._lower = LowerTier(
-                cache.groups, cache.block_size, states is not None, self._ask, self._store.drop, self._store.may_have
+                cache.groups,
+                cache.block_size,
+                states is not None,
+                self._ask,
+                self._identity,
+                self._store.drop,
+                self._store.may_have,
             )
+
+    def join(self, identity: bytes) -> None:
+        """Read and write from now on. What is cached already is stored, too."""
+        self._identity = identity
+        if self._lower is not None:
+            self._lower.identity = identity
+
+    def leave(self, why: str) -> None:
+        """Read and write nothing: there is no identity."""
+        log.warning("the KV store %s is not used (%s): prompts are computed anew", self._store.path, why)
+        self._left = True
+        self._cache.lower = self._lower = None
+
+    @property
+    def state(self) -> StoreState:
+        """Whether it reads and writes."""
+        if self._left:
+            return StoreState.OFF
+        return StoreState.HASHING if self._identity is None else StoreState.OPEN
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
@@ -96,10 +132,8 @@ class Disk:
     def copy_while_idle(self) -> bool:
         """Copy for a moment; whether there is more to copy, and room for it."""
         self._looked = time.perf_counter()
-        if self._lower is None or not len(self._lower):
-            return False
         self._copy(_IDLE_SECONDS)
-        return len(self._lower) > 0 and self._store.has_room
+        return self._can_copy
 
     def flush(self) -> bool:
         """Wait until what was copied is written; False if it takes too long."""
@@ -109,7 +143,7 @@ class Disk:
         """Store what there is, as far as that goes in a few seconds, and end."""
         try:
             until = time.perf_counter() + _CLOSING_SECONDS
-            while self._lower and len(self._lower) and self._store.has_room and time.perf_counter() < until:
+            while self._can_copy and time.perf_counter() < until:
                 self._copy(_IDLE_SECONDS)
         except Exception as error:  # a step that failed has left arrays that cannot be had
             log.debug("not all of the cache was stored: %r", error)
@@ -118,12 +152,20 @@ class Disk:
 
     def stats(self) -> StoreStats:
         """See `StoreStats`."""
-        return self._store.stats()
+        hashed = self._hashed() if self.state is StoreState.HASHING else 1.0
+        return replace(self._store.stats(), state=self.state, hashed=hashed)
+
+    @property
+    def _can_copy(self) -> bool:
+        """Whether there is more to copy, and room for it."""
+        waits = self._identity is not None and self._lower is not None and len(self._lower) > 0
+        return waits and self._store.has_room
 
     def _copy(self, seconds: float) -> float:
         """Copy entries, for about so many seconds. Returns how many it took."""
         began, took = time.perf_counter(), 0.0
-        while self._lower and len(self._lower) and took < seconds and self._store.has_room:
+        while took < seconds and self._can_copy:
+            assert self._lower is not None
             self._store.offer(self._records(list(islice(self._lower.leaving(), _AT_ONCE))))
             took = time.perf_counter() - began
         return took
@@ -141,7 +183,7 @@ class Disk:
                 mine = [(entry, 0) for entry, batch in found if batch is not None]
                 copies = [copy_out_state(batch) for _, batch in found if batch is not None]
             for (entry, _), arrays in zip(mine, copies, strict=True):
-                records.append(Record(piece_key(entry.key, group), entry.tokens, arrays))
+                records.append(Record(self._lower.piece_key(entry.key, group), entry.tokens, arrays))
                 self._lower.stored(entry, group)
         return records
 
@@ -155,7 +197,7 @@ class Disk:
 
     def _right(self, wish: Wish, found: dict[bytes, Record]) -> dict[bytes, Record]:
         """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""
-        groups = {piece_key(key, group): group for key in wish.keys for group in wish.tier.every}
+        groups = {wish.tier.piece_key(key, group): group for key in wish.keys for group in wish.tier.every}
 
         def fits(key: Key, record: Record) -> bool:
             shapes = tuple((array.shape, array.dtype.str) for array in record.arrays)
@@ -165,14 +207,16 @@ class Disk:
 
 
 class StoreOpening:
-    """Opens the store in a folder, in two steps: `weights` hashes the model's weights while the model is loaded, then
-    `disk` makes the engine's side, or `cancel` ends the hashing.
+    """Opens the store in a folder, in three steps. `weights` hashes the weights from before they are loaded, `disk`
+    makes the engine's side, and `begin` has it joined when the hash is known. `cancel` ends the hashing.
     """
 
-    def __init__(self, path: str | Path, limit: int) -> None:
+    def __init__(self, path: str | Path, limit: int, later: Later) -> None:
         self.weights = WeightsHash(self._hashes)
         self._path = path
         self._limit = limit
+        self._later = later
+        self._described = ""
 
     @cached_property
     def _shelf(self) -> Shelf | None:
@@ -183,22 +227,44 @@ class StoreOpening:
         there = "_shelf" in self.__dict__ or (Path(os.path.expanduser(self._path)) / SECRET).exists()
         return KeptHashes(self._shelf.path, self._shelf.secret) if there and self._shelf is not None else None
 
-    def disk(
-        self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived, wake: Callable[[], None]
-    ) -> Disk | None:
+    def disk(self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived) -> Disk | None:
         """The store with its threads; None if it cannot be had: then the user is told, by a warning or by
-        `not_stored`. Beside the model, keys and values depend on `others`. `wake` is called from another thread when
-        the store takes blocks again.
+        `not_stored`. Beside the model, keys and values depend on `others`. Nobody waits for threads that hash files.
         """
-        try:
-            if not_stored(way) or self._shelf is None:
-                return None
-            model = fingerprint(loaded, way.groups, *others, weights=self.weights)
-        finally:
+        if not_stored(way) or self._shelf is None:
             self.cancel()
-        identity = hashlib.blake2b(model.encode(), key=self._shelf.secret, digest_size=32).hexdigest()
-        store = begin_store(self._shelf, loaded.name, wake)
-        return None if store is None else Disk(store, identity, arrived)
+            return None
+        self._described = described(loaded, way.groups, *others)
+        known = None
+        if self.weights.ready:
+            known = self._identity(self.weights.value() or hash_of_model(loaded.model))
+        store = begin_store(self._shelf, loaded.name, lambda: self._later(lambda: None))
+        if store is None or known is not None:
+            self.cancel()
+        return None if store is None else Disk(store, known, lambda: self.weights.share, arrived)
+
+    def begin(self, disk: Disk, model: Any) -> None:
+        """Have the disk joined when the hash of the weights is known, if the model's arrays are those of this moment
+        then. The engine may not change them any more.
+        """
+        if disk.state is StoreState.HASHING:
+            self.weights.hold(model)
+            self.weights.when_ready(lambda files: self._later(lambda: self._join(disk, model, files)))
+
+    def _join(self, disk: Disk, model: Any, files: str | None) -> None:
+        same = self.weights.still_held(model)
+        self.cancel()
+        if files is None:
+            disk.leave("the model's files were changed, or could not be read, while they were hashed")
+        elif not same:
+            disk.leave("the model's weights were changed in memory while their files were hashed")
+        else:
+            disk.join(self._identity(files))
+
+    def _identity(self, weights: str) -> bytes:
+        assert self._shelf is not None
+        name = fingerprint(self._described, weights).encode()
+        return hashlib.blake2b(name, key=self._shelf.secret, digest_size=32).digest()
 
     def cancel(self) -> None:
         """Stop hashing, and let go of the model. Safe to call again."""

@@ -13,14 +13,20 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from cortexmlx.models.loaded import LoadedModel
-from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays
+from cortexmlx.models.weights_hash import hash_of_arrays
 
 
-def fingerprint(loaded: LoadedModel, *others: object, weights: WeightsHash | None = None) -> str:
-    """A name of the model as it is in memory. Two models have the same one only if all of this is the same:
+def fingerprint(described: str, weights: str) -> str:
+    """A name of a model that is `described`, with the hash of its `weights`: of the files that they were read from, an
+    adapter's too, if memory is known to hold what these say (`WeightsHash`), else of the arrays (`hash_of_model`).
+    """
+    return hashlib.sha256(f"{described}\n{weights}".encode()).hexdigest()
 
-    - the SHA-256 of the weights: of the files that they were read from, an adapter's too, as long as `weights` can tell
-      that memory holds what these say; else of the arrays themselves;
+
+def described(loaded: LoadedModel, *others: object) -> str:
+    """A name of all but the weights' numbers of a model as it is in memory. Two have the same one only if all of this
+    is the same:
+
     - the name, shape and dtype of every array: so conversion and quantization count;
     - the type of every layer with its plain settings, such as an adapter's scale, and arrays that are no parameters,
       such as rotary frequencies;
@@ -36,9 +42,6 @@ def fingerprint(loaded: LoadedModel, *others: object, weights: WeightsHash | Non
     parameters: list[tuple[str, mx.array]] = sorted(tree_flatten(loaded.model.parameters()), key=lambda each: each[0])
     for name, array in parameters:
         digest.update(f"{name!r} {array.shape} {array.dtype}\n".encode())
-    files = None if weights is None else weights.value()
-    arrays = None if files is not None else hash_of_arrays([array for _, array in parameters])
-    digest.update(f"files {files} arrays {arrays}\n".encode())
     known = {id(array) for _, array in parameters}
     for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
         settings = {**vars(module), **{f"[{key}]": value for key, value in module.items()}}

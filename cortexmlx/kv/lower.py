@@ -1,7 +1,7 @@
 """The tier below the arena: which blocks go there, and which a prompt can have back. Knows neither files nor mlx.
 
 What lies there are *pieces*: the block of an entry in one layer group, or the recurrent state behind an entry. A
-piece's key is made of the entry's, so it stands for all text from the very beginning, too.
+piece's key is made of the entry's, so it stands for all text from the very beginning, too, and of the model's identity.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class PieceLoad:
     content: Content
 
 
-def piece_key(entry: Key, group: int) -> Key:
-    """The key of an entry's piece."""
-    return hashlib.blake2b(entry + b"%d" % group, digest_size=16).digest()
-
-
 @dataclass(frozen=True, eq=False)
 class Wish:
     """What a prompt would have from below: the blocks of its text from place `begin` on. `keys` are those of their
@@ -72,7 +67,7 @@ class Wish:
         size = self.tier.block_size
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
         each = zip(self.keys, contents, strict=True)
-        return {piece_key(key, group): content for key, content in each for group in self.tier.every}
+        return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
 
     def end(self, there: Collection[Key]) -> int:
         """The place up to which a text can begin with what is `there`, and with what is in memory."""
@@ -95,7 +90,7 @@ class Wish:
         those that it takes to begin as far as can be, or none if computing them is faster.
         """
         end = self.end(there)
-        keys = [piece_key(self.keys[place - self.begin], group) for place, group in self.needed(end)]
+        keys = [self.tier.piece_key(self.keys[place - self.begin], group) for place, group in self.needed(end)]
         seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
         computed = (end * self.tier.block_size - self.matched) * self.seconds_per_token
         return keys if end > self.begin and seconds < computed else []
@@ -106,7 +101,7 @@ class Wish:
         return (self._last * self.tier.block_size - self.matched) * self.seconds_per_token
 
     def _has(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
-        return all(piece_key(self.keys[place - self.begin], group) in there for group in groups)
+        return all(self.tier.piece_key(self.keys[place - self.begin], group) in there for group in groups)
 
     @property
     def _last(self) -> int:
@@ -123,7 +118,7 @@ class Found:
 
     def piece(self, place: int, group: int) -> Content:
         """One that it takes."""
-        return self.pieces[piece_key(self.wish.keys[place - self.wish.begin], group)]
+        return self.pieces[self.wish.tier.piece_key(self.wish.keys[place - self.wish.begin], group)]
 
     def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
         """Whether it goes on where the first `blocks` blocks of a text, known by `keys`, end, and ends within the first
@@ -143,6 +138,9 @@ class LowerTier:
     """What a `KVCache` tells the tier below, and asks of it by `ask`, which answers later. With `states` a text can
     be begun only where its recurrent state is, too. `dropped` is told of pieces that left before they were stored, and
     what it has not (`may_have` is False) is not asked for.
+
+    `identity` names the model: 64 bytes at most, which other models do not have. While it is None, no piece has a key:
+    nothing is asked for, and entries wait to be stored.
     """
 
     def __init__(
@@ -151,6 +149,7 @@ class LowerTier:
         block_size: int,
         states: bool,
         ask: Callable[[Wish], None],
+        identity: bytes | None,
         dropped: Callable[[int], None] = lambda pieces: None,
         may_have: Callable[[Key], bool] = lambda piece: True,
     ) -> None:
@@ -158,6 +157,7 @@ class LowerTier:
         self.block_size = block_size
         self.states = states
         self.ask = ask
+        self.identity = identity
         self.every = (*range(len(groups)), *((STATE,) if states else ()))
         self.whole = [g for g, group in enumerate(groups) if group.spec.reach.tokens is None]
         self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
@@ -168,6 +168,11 @@ class LowerTier:
     def front(self, group: int, place: int) -> int:
         """The place of the first block that the first token of a place sees."""
         return self.groups[group].spec.reach.first_block(place * self.block_size, self.block_size)
+
+    def piece_key(self, entry: Key, group: int) -> Key:
+        """The key of an entry's piece."""
+        assert self.identity is not None
+        return hashlib.blake2b(entry + b"%d" % group, key=self.identity, digest_size=16).digest()
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
@@ -238,8 +243,10 @@ class LowerTier:
         None if there is no whole block in the rest. What lies behind its first `most` tokens is computed in any case,
         and so is what lies behind `MOST_READ` bytes.
         """
+        if self.identity is None:
+            return None
         end = min(len(keys), most // self.block_size, blocks + self._most_blocks)
-        if end <= blocks or not any(self._may_have(piece_key(keys[blocks], group)) for group in self.every):
+        if end <= blocks or not any(self._may_have(self.piece_key(keys[blocks], group)) for group in self.every):
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
         seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token

@@ -6,7 +6,8 @@ text from the very beginning. A key is never trusted alone: a hit must also have
 predecessor.
 
 Every chain begins at a root, and each *salt* has a root of its own. So what is stored under one salt is found by
-nobody with another: not whole, not in part, and not by how long it takes.
+nobody with another: not whole, not in part, and not by how long it takes. The model is not in the keys: a cache is one
+engine's. The tier below, which others share, adds it.
 
 An entry names a block in every layer group. Those of windows may be evicted alone (`GONE`): who begins behind them
 does not need them, so the entry stays a link of its chain. Who owns which block, and which go first, is known to the
@@ -96,13 +97,10 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 class PrefixCache:
-    """Entries by key. `identity` names the model; `hashing` is for tests."""
+    """Entries by key. `hashing` is for tests."""
 
-    def __init__(
-        self, block_size: int, identity: str = "", hashing: Callable[[Key, Sequence[int]], Key] = chain_hash
-    ) -> None:
+    def __init__(self, block_size: int, hashing: Callable[[Key, Sequence[int]], Key] = chain_hash) -> None:
         self.block_size = block_size
-        self._identity = hashlib.blake2b(identity.encode(), digest_size=16).digest()
         self._hash = hashing
         self._entries: dict[Key, Entry] = {}
         self._roots: WeakValueDictionary[str | None, Node] = WeakValueDictionary()
@@ -117,9 +115,8 @@ class PrefixCache:
         return root
 
     def _root_key(self, salt: str | None) -> Key:
-        if salt is None:
-            return self._identity
-        return hashlib.blake2b(salt.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()
+        name = b"" if salt is None else b"salt" + salt.encode(errors="surrogatepass")
+        return hashlib.blake2b(name, digest_size=16).digest()
 
     def keys(self, tokens: Sequence[int], salt: str | None = None) -> list[Key]:
         """The keys of the full blocks of `tokens`, which are shared under `salt`."""

@@ -71,7 +71,7 @@ def load_model(
         sampling, unusable = _sampling(source.kind, path)
         notes += unusable
         if weights_hash is not None:
-            weights_hash.loaded(model)
+            weights_hash.hold(model)
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
         described = _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
         return replace(described, sampling=sampling)

@@ -22,8 +22,8 @@ Place = tuple[str, tuple[int, ...], Any, int]
 
 
 class WeightsHash:
-    """The hash of one model's weights. `load_model` calls `begin` and `loaded`, and who gets the model calls `check`
-    before the model is used. All is for the thread that loads.
+    """The hash of one model's weights. `load_model` calls `begin` and `hold`, and who gets the model calls `check`
+    before the model is used. All is for the thread that loads; only what `when_ready` calls runs on another.
 
     `kept` opens the hashes of earlier openings: see `FileHash`.
     """
@@ -39,14 +39,14 @@ class WeightsHash:
         self._how = how
         self._files = FileHash(files, self._kept)
 
-    def loaded(self, model: Any) -> None:
+    def hold(self, model: Any) -> None:
         """Remember where the model's arrays lie. Each is held, so that writing into one makes a new one elsewhere."""
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
         self._held = {name: _held(array) for name, array in arrays}
 
     def check(self, model: Any) -> None:
-        """Look whether the model's arrays are those that were loaded, and let go of them. What the engine makes of them
-        later, it makes in every process.
+        """Look whether the model's arrays are those that are held, and let go of them; if not, there is no hash. What
+        the engine makes of them after loading, it makes in every process.
         """
         held, self._held = self._held, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
@@ -54,10 +54,37 @@ class WeightsHash:
         if held is None or now != {name: place for name, (_, place) in held.items()}:
             self.cancel()
 
+    def still_held(self, model: Any) -> bool:
+        """Return whether the model's arrays are those that are held, or have the same bits: mlx-lm's Gemma 3n clips
+        some of its weights in every pass, which makes new arrays.
+        """
+        held, arrays = self._held, dict(tree_flatten(model.parameters()))
+        return held is not None and held.keys() == arrays.keys() and all(_same(held[n], arrays[n]) for n in held)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `value` waits for no thread."""
+        return self._files is None or self._files.ready
+
+    @property
+    def share(self) -> float:
+        """Which part of the files that must be read is hashed, from 0 to 1."""
+        files = self._files
+        return 1.0 if files is None else files.share
+
     def value(self) -> str | None:
         """Wait for the hash; None if it is not known that the files are what memory holds."""
-        digest = None if self._files is None or self._held is not None else self._files.digest()
-        return None if digest is None else f"{digest.hex()} {self._how}"
+        return self._named(None if self._files is None or self._held is not None else self._files.digest())
+
+    def when_ready(self, call: Callable[[str | None], None]) -> None:
+        """Have `call` called with the hash when it is `ready`, by a thread that hashes unless it is so already; None if
+        the files were changed or could not be read. It calls nothing after `cancel`.
+        """
+        assert self._files is not None  # else the value is known
+        self._files.when_ready(lambda digest: call(self._named(digest)))
+
+    def _named(self, digest: bytes | None) -> str | None:
+        return None if digest is None else f"files {digest.hex()} {self._how}"
 
     def cancel(self) -> None:
         """Let go of everything; the value is None afterwards. Safe to call again."""
@@ -67,10 +94,21 @@ class WeightsHash:
             self._files = None
 
 
+def hash_of_model(model: Any) -> str:
+    """The hash of a model's arrays as they are in memory, in the order of their names. Waits for it."""
+    arrays: list[tuple[str, mx.array]] = sorted(tree_flatten(model.parameters()), key=lambda each: each[0])
+    return f"arrays {hash_of_arrays([array for _, array in arrays])}"
+
+
 def hash_of_arrays(arrays: Sequence[mx.array]) -> str:
     """The hash of the bytes of some arrays, in order."""
     views = [np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8)).data for array in arrays]
     return hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()
+
+
+def _same(held: tuple[mx.array, Place], array: mx.array) -> bool:
+    (before, there), (now, here) = held, _held(array)
+    return there == here or (there[:2] == here[:2] and bool(mx.array_equal(before, now)))
 
 
 def _held(array: mx.array) -> tuple[mx.array, Place]:

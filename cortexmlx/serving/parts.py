@@ -14,7 +14,6 @@ from cortexmlx.execution.disk import Disk, StoreOpening, not_stored
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
 from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import in_group
@@ -40,8 +39,9 @@ class EngineParts:
         self.config = config
         if config.kv_bytes is not None:
             check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
-        stores = config.kv_store is not None and config.prefix_cache
-        self._store = StoreOpening(config.kv_store or "", config.store_bytes) if stores else None
+        self._store: StoreOpening | None = None
+        if config.kv_store is not None and config.prefix_cache:
+            self._store = StoreOpening(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
         self.disk: Disk | None = None
         try:
             self._load()
@@ -87,8 +87,9 @@ class EngineParts:
             config.keep.check(context, self.cache.capacity_tokens)
         self.backend = self._way.backend(config.attention)
         self.runner = self._way.runner(vocab_size, self.backend)
-        if self.disk is not None:
+        if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
+            self._store.begin(self.disk, self.loaded.model)
         self.info = ModelInfo(
             name=self.loaded.name,
             path=str(self.loaded.path),
@@ -120,14 +121,12 @@ class EngineParts:
             self._way,
             (self.config.block_size, attention),
             arrived=lambda wish, pieces: wake(lambda core: core.scheduler.arrived(wish, pieces)),
-            wake=lambda: wake(lambda core: None),
         )
 
     def _begin_empty(self, blocks: Counts) -> None:
         """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
         config, most = self.config, self._way.most_rows
-        identity = f"{self.loaded.identity}\0{kv_form(self._way.groups)}" if self.disk is None else self.disk.identity
-        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size, identity))
+        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size))
         if self.disk is not None:
             self.disk.attach(self.cache)
         self.scheduler = Scheduler(

@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.machine import be_modest
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.piece_hash import PieceHash
 
@@ -58,8 +59,9 @@ def _stamp(path: str, descriptor: int) -> Stamp:
 
 
 class FileHash:
-    """The hash of some files, in order. It is computed by threads from the beginning on, of those that `kept` lacks.
-    `kept` opens the hashes of earlier times, if there are any; it is called again when there are new ones to keep.
+    """The hash of some files, in order. It is computed by threads from the beginning on, of those that `kept` lacks;
+    they let all others go first. `kept` opens the hashes of earlier times, if there are any; it is called again when
+    there are new ones to keep.
 
     Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
     """
@@ -78,7 +80,23 @@ class FileHash:
             known = kept()
             self._found = {} if known is None else known.find(self._stamps)
             self._new = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._found]
-            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new])
+            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new], be_modest)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `digest` waits for no thread."""
+        return self._hash.ready
+
+    @property
+    def share(self) -> float:
+        """Which part of the bytes that must be read is hashed, from 0 to 1."""
+        return self._hash.share
+
+    def when_ready(self, call: Callable[[bytes | None], None]) -> None:
+        """Have `call` called once with the digest: here and now if it is `ready`, else by a thread. A cancelled hash
+        calls nothing.
+        """
+        self._hash.when_ready(lambda: call(self.digest()))
 
     def digest(self) -> bytes | None:
         """Wait for the hash; None if nobody can know that the files are what they were when this was made."""
@@ -88,7 +106,7 @@ class FileHash:
             new = dict(zip(self._new, self._hash.digests(), strict=True))
             if [stamp_of(path) for path in self._paths] != self._stamps:
                 return None
-        except OSError:
+        except (OSError, MemoryError):
             return None
         if new and (known := self._kept()) is not None:
             known.add(new)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 PIECE = 8 << 20
@@ -48,29 +48,54 @@ class BytesSource:
 class PieceHash:
     """The digest of each source: SHA-256 over its size and the SHA-256 of each of its pieces.
 
-    Threads begin at once, unless all sources together are less than a piece. `digests` helps them, so it ends although
-    no thread could be started. A thread that nobody waits for any more ends after its piece.
+    Threads begin at once, each with a call of `prepare`, unless all sources together are less than a piece. `digests`
+    helps them, so it ends although no thread could be started. Threads that are cancelled end, each after its piece.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], prepare: Callable[[], None] = lambda: None) -> None:
         self._sources = sources
+        self._prepare = prepare
         self._pieces = [[b""] * -(-source.size // PIECE) for source in sources]
         self._next = deque((n, piece) for n, pieces in enumerate(self._pieces) for piece in range(len(pieces)))
         self._open = len(self._next)
-        self._error: OSError | None = None
+        self._bytes = self._left = sum(source.size for source in sources)
+        self._error: OSError | MemoryError | None = None
+        self._call: Callable[[], None] | None = None
+        self._threads = 0
         self._changed = threading.Condition()
-        wanted = min(THREADS, os.cpu_count() or 1, self._open) if sum(s.size for s in sources) >= PIECE else 0
+        wanted = min(THREADS, os.cpu_count() or 1, self._open) if self._bytes >= PIECE else 0
         for _ in range(wanted):
             try:
-                threading.Thread(target=self._work, name="cortexmlx-hash", daemon=True).start()
+                threading.Thread(target=self._run, name="cortexmlx-hash", daemon=True).start()
             except RuntimeError:  # the system has no thread left
                 break
+            self._threads += 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether `digests` waits for no thread."""
+        return not self._threads or self._over
+
+    @property
+    def share(self) -> float:
+        """Which part of the bytes is hashed, from 0 to 1."""
+        return 1 - self._left / self._bytes if self._bytes else 1.0
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Have `call` called once: here and now if it is `ready`, else by the last of the threads. A cancelled hash
+        calls nothing.
+        """
+        with self._changed:
+            if not self.ready:
+                self._call = call
+                return
+        call()
 
     def digests(self) -> list[bytes]:
-        """Wait for the digests, in the order of the sources. Raises OSError if a source cannot be read."""
+        """Wait for the digests, in the order of the sources. Raises OSError or MemoryError if one cannot be read."""
         self._work()
         with self._changed:
-            self._changed.wait_for(lambda: not self._open or self._error is not None)
+            self._changed.wait_for(lambda: self._over)
         if self._error is not None:
             raise self._error
         return [
@@ -81,6 +106,15 @@ class PieceHash:
     def cancel(self) -> None:
         """End the threads, each after its piece. Nobody may wait for digests afterwards."""
         self._next.clear()
+        self._call = None
+
+    @property
+    def _over(self) -> bool:
+        return not self._open or self._error is not None
+
+    def _run(self) -> None:
+        self._prepare()
+        self._work()
 
     def _work(self) -> None:
         while True:
@@ -90,14 +124,21 @@ class PieceHash:
                 return
             source, begin = self._sources[number], piece * PIECE
             digest = hashlib.sha256()
-            error: OSError | None = None
+            error: OSError | MemoryError | None = None
+            end = min(begin + PIECE, source.size)
             try:
-                source.add(digest, begin, min(begin + PIECE, source.size))
-            except OSError as raised:
+                source.add(digest, begin, end)
+            except (OSError, MemoryError) as raised:
                 error = raised
                 self._next.clear()
             with self._changed:
                 self._pieces[number][piece] = digest.digest()
                 self._open -= 1
+                self._left -= end - begin
                 self._error = self._error or error
                 self._changed.notify_all()
+                call = self._call if self._over else None
+                if call is not None:
+                    self._call = None
+            if call is not None:
+                call()

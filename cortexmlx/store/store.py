@@ -34,6 +34,11 @@ class KVStore:
             raise
 
     @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._shelf.path
+
+    @property
     def has_room(self) -> bool:
         """Whether `offer` takes records now; if not, `on_room` says when."""
         return self._writer.has_room

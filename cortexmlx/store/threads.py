@@ -6,15 +6,13 @@ every running request.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cortexmlx.machine import be_modest
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
 
@@ -113,7 +111,7 @@ class Writer:
             self._thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
-        _be_modest()
+        be_modest()
         self._shelf.open()
         while (records := self._next()) is not None:
             self._write(records)
@@ -305,10 +303,3 @@ class Reader:
             self.rate += _FORGETTING * (size / (time.perf_counter() - began) - self.rate)
         if found:
             self._shelf.use([places[key] for key in found])
-
-
-def _be_modest() -> None:
-    """Let everybody else go first, where the system can say so of one thread, and lets it."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -20,6 +20,7 @@ from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.models.load import load_model
 from support.adapters import write_adapter
 from support.gguf_models import write_model
+from support.hash_gate import hash_gate
 from support.patience import PATIENCE
 from support.quantized_models import wide
 from support.tiny import tokens_of, write_tiny
@@ -100,6 +101,22 @@ def test_an_engine_frees_its_memory(kind: str, dropped: bool, tiny: Any, tmp_pat
             task.join()
         else:
             engine.close()
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["closed", "dropped"])
+def test_an_engine_whose_weights_are_still_hashed_frees_its_memory(
+    dropped: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with freed(), hash_gate(monkeypatch) as gate:
+        engine = opened(tiny("qwen3_5"), kv_store=tmp_path)
+        engine.generate(PROMPT, SHORT)
+        if dropped:
+            task = engine._worker._task
+            del engine
+            task.join()
+        else:
+            engine.close()
+        assert not gate.opened.is_set()
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from cortexmlx.execution.fingerprint import fingerprint
+from cortexmlx.execution import fingerprint as names
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.models.weights_hash import WeightsHash
+from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
 from support.adapters import write_adapter
 
 
@@ -29,8 +29,14 @@ def with_files(folder: Path, *, adapter: Path | None = None) -> str:
     weights = WeightsHash(lambda: None)
     loaded = load_model(folder, adapter=adapter, weights_hash=weights)
     weights.check(loaded.model)
-    assert weights.value() is not None
-    return fingerprint(loaded, weights=weights)
+    value = weights.value()
+    assert value is not None
+    return names.fingerprint(names.described(loaded), value)
+
+
+def fingerprint(loaded: LoadedModel, *others: object) -> str:
+    """The fingerprint of a model whose files say nothing."""
+    return names.fingerprint(names.described(loaded, *others), hash_of_model(loaded.model))
 
 
 def rewritten(folder: Path, target: Path, change: Any, file: str = "model.safetensors") -> Path:
@@ -198,9 +204,11 @@ def test_layers_whose_settings_an_app_changes_differ(loaded: LoadedModel) -> Non
 
 SAYS = """
 import sys
-from cortexmlx.execution.fingerprint import fingerprint
+from cortexmlx.execution.fingerprint import described, fingerprint
 from cortexmlx.models import load_model
-print(fingerprint(load_model(sys.argv[1])))
+from cortexmlx.models.weights_hash import hash_of_model
+loaded = load_model(sys.argv[1])
+print(fingerprint(described(loaded), hash_of_model(loaded.model)))
 """
 
 

@@ -50,6 +50,8 @@ TESTS = (
     "store/test_file_hash.py",
     "models/test_weights_hash.py",
     "execution/test_fingerprint.py",
+    "execution/test_disk_hashing.py",
+    "kv/test_lower.py",
 )
 
 

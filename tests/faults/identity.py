@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
+DISK, LOWER = "cortexmlx/execution/disk.py", "cortexmlx/kv/lower.py"
 WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/store/file_hash.py"
 KEPT_HASHES = "cortexmlx/store/kept_hashes.py"
 
@@ -27,5 +28,18 @@ FAULTS = (
     Fault("a file that was written again keeps its hash", FILE_HASH, "found.st_ctime_ns)", "found.st_mtime_ns)"),
     Fault(
         "kept hashes have no proof", KEPT_HASHES, "secrets.compare_digest(found[3], self._proof(name, digest))", "True"
+    ),
+    Fault("keys on disk have no model in them", LOWER, ", key=self.identity, digest_size=16)", ", digest_size=16)"),
+    Fault(
+        "weights may change while their files are hashed", DISK, "same = self.weights.still_held(model)", "same = True"
+    ),
+    Fault("arrays are still held if they have the same form", WEIGHTS, "bool(mx.array_equal(before, now))", "True"),
+    Fault("files that could not be hashed have a name", DISK, "if files is None:", "if files == 0:"),
+    Fault("a store is asked before the model is known", LOWER, "if self.identity is None:", "if self.identity == 0:"),
+    Fault(
+        "a store that was left is attached again",
+        DISK,
+        "if (states is None or states.most) and not self._left:",
+        "if states is None or states.most:",
     ),
 )

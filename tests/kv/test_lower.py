@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, LowerTier, Wish, piece_key
+from cortexmlx.kv.lower import STATE, LowerTier, Wish
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -23,7 +23,7 @@ def seeing(window: int, chunked: bool = False) -> LayerGroup:
 
 
 def tier(*groups: LayerGroup, states: bool = False) -> LowerTier:
-    return LowerTier(groups, SIZE, states, lambda wish: None)
+    return LowerTier(groups, SIZE, states, lambda wish: None, b"")
 
 
 def wish_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> Wish:
@@ -47,7 +47,7 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
     groups = (ALL,) if window is None else (ALL, seeing(window, chunked))
     lower = tier(*groups, states=states)
     wish = wish_of(lower, blocks)
-    every = {(p, g): piece_key(wish.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
+    every = {(p, g): lower.piece_key(wish.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
     assert set(wish.pieces()) == set(every.values())
     there = {key for place, key in every.items() if place not in gone}
 
@@ -64,6 +64,24 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
     assert wish.end(there) == right
     chosen = wish.choose(dict.fromkeys(there, 1), 1e9)
     assert set(chosen) <= there and wish.end(chosen) == right, "what is chosen is enough"
+
+
+def test_another_model_has_other_keys() -> None:
+    lowers = [LowerTier((ALL, seeing(9)), SIZE, True, lambda wish: None, name) for name in (b"one", b"two")]
+    one, other = (set(wish_of(lower).pieces()) for lower in lowers)
+    assert len(one) == len(other) == 9 * 3 and not one & other
+
+
+def test_nothing_is_asked_for_before_the_model_is_known() -> None:
+    """Entries wait; their pieces get the keys that they would have had."""
+    late, cache = LowerTier((ALL,), SIZE, False, lambda wish: None, None), KVCache([ALL], 64, SIZE)
+    keys = PrefixCache(SIZE).keys(TEXT)
+    assert late.wish(TEXT, keys, 0, 0, 39, 1.0) is None
+    cached(late, cache, 1, TEXT[:10])
+    late.identity = b"one"
+    at_once = LowerTier((ALL,), SIZE, False, lambda wish: None, b"one")
+    assert wish_of(late).pieces() == wish_of(at_once).pieces()
+    assert [late.piece_key(entry.key, 0) for entry in late.leaving()] == list(wish_of(at_once).pieces())[:2]
 
 
 def test_the_last_token_is_always_computed() -> None:
@@ -103,7 +121,7 @@ def test_each_whole_block_is_to_be_stored_once() -> None:
 
 def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
     lost: list[int] = []
-    lower, cache = LowerTier((ALL,), SIZE, False, lambda wish: None, lost.append), KVCache([ALL], 64, SIZE)
+    lower, cache = LowerTier((ALL,), SIZE, False, lambda wish: None, b"", lost.append), KVCache([ALL], 64, SIZE)
     cached(lower, cache, 1, TEXT[:12])
     cache.drop_cached(1)
     assert len(list(lower.leaving())) == 2 and sum(lost) == 1

@@ -9,14 +9,6 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
 
-def test_another_identity_has_other_keys() -> None:
-    one, other = (PrefixCache(4, identity) for identity in ("model one", "model two"))
-    text = list(range(20))
-    assert not set(one.keys(text)) & set(other.keys(text))
-    one.insert(one.root(), text[:4], (0,))
-    assert one.match(text, other.keys(text), 19).entries == ()
-
-
 def test_a_block_in_another_place_has_another_key() -> None:
     cache = PrefixCache(4)
     assert len(set(cache.keys([1, 2, 3, 4] * 3))) == 3

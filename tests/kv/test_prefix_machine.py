@@ -55,7 +55,7 @@ class PrefixMachine(RuleBasedStateMachine):
         each = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
         specs = [LayerGroup(spec, (i,)) for i, spec in enumerate(each)]
         self.cache = KVCache(
-            specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, "m", HASHES[hashing])
+            specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, HASHES[hashing])
         )
         self.size = block_size
         self.arena: list[dict[int, Content]] = [{} for _ in reaches]

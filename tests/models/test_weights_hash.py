@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays
@@ -83,6 +84,19 @@ CHANGES = [_written, _replaced, _transposed, _exchanged, _narrower, _with_a_bias
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_an_app_changes_in_memory_is_not_the_files(change: Any, tiny: Any) -> None:
     assert hashed(tiny("llama"), change)[1] is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_arrays_are_still_held_if_their_bits_are_the_same(change: Any, tiny: Any) -> None:
+    """Those that a model's own pass made anew are; whatever an app changed is not."""
+    weights, model = WeightsHash(lambda: None), load_model(tiny("llama")).model
+    assert not weights.still_held(model)
+    weights.hold(model)
+    assert weights.still_held(model)
+    model.update(tree_map(lambda array: mx.array(np.array(array)), model.parameters()))
+    assert weights.still_held(model)
+    change(model)
+    assert weights.still_held(model) is (change is _replaced)
 
 
 def test_who_does_not_check_gets_no_hash(tiny: Any) -> None:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.store import file_hash
+from cortexmlx.store import file_hash, piece_hash
 from cortexmlx.store.file_hash import FileHash, stamp_of
 from cortexmlx.store.folder import HASHES
 from cortexmlx.store.kept_hashes import KeptHashes
+from support.patience import soon
 
 SECRET = b"s" * 32
 
@@ -41,6 +42,17 @@ def test_bytes_and_order_count_and_names_do_not(tmp_path: Path) -> None:
     assert digest(one) == digest(same) != digest(other)
     different = [digest(), digest(one), digest(one, other), digest(other, one), digest(one, one)]
     assert len(set(different)) == len(different)
+
+
+def test_who_does_not_wait_gets_the_same(tmp_path: Path, kept: KeptHashes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_hash, "PIECE", 1000)
+    path = written(tmp_path / "a", os.urandom(5000))
+    told: list[bytes | None] = []
+    for _ in range(2):  # hashed, and kept
+        FileHash([path], lambda: kept).when_ready(told.append)
+        assert soon(lambda: told)
+    FileHash([tmp_path / "none"]).when_ready(told.append)
+    assert soon(lambda: len(told) == 3) and told == [digest(path), digest(path), None]
 
 
 def test_a_file_is_read_once_as_long_as_it_stays(

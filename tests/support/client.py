@@ -62,6 +62,7 @@ from cortexmlx import (
     RequestState,
     RequestTimeout,
     SamplingParams,
+    StoreState,
     StoreStats,
     Timings,
     TokenEvent,
@@ -201,6 +202,7 @@ def looks(engine: Engine) -> None:
     latency: Latency = stats.time_to_first_token
     moments: tuple[Moment, ...] = stats.timeline
     store: StoreStats | None = stats.kv_store
+    print(store is not None and store.state is StoreState.HASHING and store.hashed)
     print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")
     blocks: BlockMap = engine.blocks()
     groups: tuple[GroupBlocks, ...] = blocks.groups

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, LowerTier, Wish, piece_key
+from cortexmlx.kv.lower import STATE, LowerTier, Wish
 from cortexmlx.kv.prefix import Entry, Key, Node
 
 
@@ -38,6 +38,7 @@ class ShadowBelow:
             self.cache.block_size,
             states.needed,
             self.wishes.append,
+            b"a model",
             may_have=self.pieces.__contains__,
         )
         self.cache.lower = self.lower
@@ -54,7 +55,7 @@ class ShadowBelow:
                 if found is None:
                     continue
                 assert found == wanted, f"a cached piece of group {group} is not that of its text"
-                self.pieces[piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
+                self.pieces[self.lower.piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
                 self.lower.stored(entry, group)
 
     def answer(self, arrived: Callable[[Wish, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:

@@ -11,7 +11,7 @@ from cortexmlx.cli.terminal.blockmap import draw
 from cortexmlx.cli.terminal.console import print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.stats import BlockState
+from cortexmlx.stats import BlockState, StoreState, StoreStats
 
 LIVE = "live"
 
@@ -41,10 +41,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
         "memory": f"{format_bytes(figures.active_memory)} now, {format_bytes(figures.peak_memory)} at most",
     }
     if (store := figures.kv_store) is not None:
-        lines["on disk"] = (
-            f"{store.stored_blocks:,} blocks written ({format_bytes(store.stored_bytes)}), {store.read_blocks:,} read, "
-            f"since the chat began; {store.path} has room for {format_bytes(store.bytes_limit)}"
-        )
+        lines["on disk"] = on_disk(store)
     if figures.keep_last:
         newest = f"the first {figures.keep_first:,} and the newest {figures.keep_last:,} tokens of a text"
         lines["kept"] = f"{newest}; {figures.dropped_tokens:,} dropped"
@@ -52,6 +49,18 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
         count = f"{figures.state_snapshots:,} beginnings to use again"
         lines["states"] = f"{format_bytes(figures.state_bytes)}, for {count}"
     print_rows(console, ((f"  {label}", figure) for label, figure in lines.items()), 16)
+
+
+def on_disk(store: StoreStats) -> str:
+    """What the store does, in words."""
+    if store.state is StoreState.OFF:
+        return f"nothing, since the weights have no hash: see the warning; {store.path} is not used"
+    if store.state is StoreState.HASHING:
+        return f"nothing yet: the weights are being hashed ({store.hashed:.0%}), for {store.path}"
+    return (
+        f"{store.stored_blocks:,} blocks written ({format_bytes(store.stored_bytes)}), {store.read_blocks:,} read, "
+        f"since the chat began; {store.path} has room for {format_bytes(store.bytes_limit)}"
+    )
 
 
 def sparkline(values: Sequence[int], width: int = 40) -> str:

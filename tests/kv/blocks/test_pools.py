@@ -9,5 +9,5 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 
 def test_an_empty_prefix_cache_is_taken_as_it_is() -> None:
     """It has a length, so it is false; its identity is that of the model."""
-    prefix = PrefixCache(8, "a model")
+    prefix = PrefixCache(8)
     assert BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 4, 8, prefix=prefix).prefix is prefix

@@ -23,7 +23,7 @@ class Below:
     def __init__(self, **settings: Any) -> None:
         self.cache = KVCache([LAYER], 512, 8)
         self.wishes: list[Wish] = []
-        self.cache.lower = LowerTier([LAYER], 8, False, self.wishes.append)
+        self.cache.lower = LowerTier([LAYER], 8, False, self.wishes.append, b"")
         config = {"max_rows": 8, "prefill_budget": 512, "context_length": 1 << 20} | settings
         self.scheduler = Scheduler(self.cache, **config)
         self.asked = 0

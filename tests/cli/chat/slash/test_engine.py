@@ -12,12 +12,12 @@ from rich.console import Console
 
 from cortexmlx import Engine
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chat.slash.engine import blocks, sparkline, stats
+from cortexmlx.cli.chat.slash.engine import blocks, on_disk, sparkline, stats
 from cortexmlx.cli.chat.status import Arena
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.stats import BlockMap, GroupBlocks, StoreStats
+from cortexmlx.stats import BlockMap, GroupBlocks, StoreState, StoreStats
 from support.asked import SHORT
 from support.cli_fakes import FakeEngine
 
@@ -80,6 +80,12 @@ def test_what_only_some_engines_have_is_said_where_it_is(
     session.engine = FakeEngine(EngineConfig("fake", keep_last=1000))  # type: ignore[assignment]
     stats(session, "", screen)
     assert printed(screen)["kept"] == "the first 4 and the newest 1,000 tokens of a text; 1,234 dropped"
+
+
+def test_a_store_that_is_not_in_use_yet_says_so() -> None:
+    store = StoreStats("/kv", 4 * 2**30, 0, 0, 0, 0, 0, 0, StoreState.HASHING, 0.4)
+    assert on_disk(store) == "nothing yet: the weights are being hashed (40%), for /kv"
+    assert "no hash" in on_disk(replace(store, state=StoreState.OFF))
 
 
 def test_blocks_draws_the_arena_with_its_legend(session: ChatSession, screen: Console) -> None:
