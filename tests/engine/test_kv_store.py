@@ -227,14 +227,29 @@ def test_without_a_prefix_cache_or_blocks_there_is_no_store(tiny: Any, tmp_path:
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("name", ["file/store", "long" * 100, "a\0b", "a\ud800b"])
 def test_a_folder_that_cannot_be_written_is_one_warning(
-    tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    driver = Driver(tiny("llama"), kv_store=tmp_path / "file" / "store")
+    driver = Driver(tiny("llama"), kv_store=tmp_path / name)
     assert list(driver.answers([LONG], 10)[0]) == theirs("llama", LONG, 10)
     driver.core.release()
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def test_a_relative_folder_stays_where_it_was(
+    tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An app goes to another folder while its engine is open: daemons do, and notebooks."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Stored(tiny("llama"), Path("store")) as driver:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert driver.ask(LONG)[0] == theirs("llama", LONG, 10)
+        driver.forget()
+        assert driver.ask(LONG)[1] > 0, "it is read"
+    assert not list((tmp_path / "elsewhere").iterdir()) and not caplog.records
 
 
 def attack(model: Path, folder: Path, damages: int, seed: int, answers: dict[int, list[int]], caplog: Any) -> int:

@@ -1,0 +1,109 @@
+"""A shelf to which the system refuses something: it misses, keeps to its limit, holds no file open, and goes on later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from cortexmlx.store.index import NAME, Index
+from cortexmlx.store.known import Known
+from cortexmlx.store.shelf import Shelf
+from support.records import opened, read_all, record
+
+RECORDS = [record(n) for n in range(6)]
+
+
+def stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_without_an_index_nothing_is_written(tmp_path: Path) -> None:
+    """Nobody could say which segments go, or that a record is there."""
+    opened(tmp_path).close()
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).mkdir()
+    shelf = opened(tmp_path)
+    for _ in range(3):
+        with pytest.raises(sqlite3.Error):
+            shelf.write("model", RECORDS)
+    assert not stored_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("since", ["before", "segment"])
+def test_while_another_process_holds_the_index_nothing_is_left_behind(
+    tmp_path: Path, since: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortexmlx.store.index._BUSY_SECONDS", 0.0)
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS[:1])
+    before = stored_bytes(tmp_path)
+    other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
+    if since == "before":
+        other.execute("BEGIN EXCLUSIVE")
+    else:
+        plain = Index.add
+
+        def late(*args: Any) -> None:
+            other.execute("BEGIN EXCLUSIVE")
+            plain(*args)
+
+        monkeypatch.setattr(Index, "add", late)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        shelf.write("model", RECORDS[1:])
+    assert stored_bytes(tmp_path) == before
+    other.execute("ROLLBACK")
+    monkeypatch.undo()
+    assert shelf.write("model", RECORDS) == 5, "it goes on where it was"
+
+
+def test_an_index_of_other_columns_is_made_again(tmp_path: Path) -> None:
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS)
+    shelf.close()
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute("ALTER TABLE records DROP COLUMN layout")
+        file.execute("ALTER TABLE records ADD COLUMN shapes")
+    shelf = opened(tmp_path)
+    shelf.write("model", [record(7)])
+    assert len(read_all(shelf, [*RECORDS, record(7)])) == 7
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).write("model", RECORDS)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", refuse)
+        shelf = opened(tmp_path)
+    shelf.write("model", [record(7)])
+    assert len(read_all(shelf, RECORDS)) == 6
+
+
+def test_a_file_that_cannot_be_looked_at_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS)
+    held = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fstat", refuse)
+        assert read_all(shelf, RECORDS) == {}
+        for opens in (Index, lambda folder: Shelf(folder, 1 << 30)):
+            with pytest.raises(OSError, match="Stale"):
+                opens(tmp_path)
+    assert len(os.listdir("/dev/fd")) == held
+    assert len(read_all(shelf, RECORDS)) == 6
+
+
+def test_a_key_is_asked_for_while_the_index_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread asks, and the writer's takes away what is known meanwhile."""
+    looked = [Known(), None]
+    monkeypatch.setattr(
+        Shelf, "_known", property(lambda shelf: looked.pop(0), lambda shelf, known: None), raising=False
+    )
+    assert not Shelf(tmp_path, 1 << 30).may_have(record(1).key)
