@@ -23,7 +23,7 @@ from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
 from cortexmlx.stats import StoreState, StoreStats
-from cortexmlx.store.folder import SECRET
+from cortexmlx.store.folder import SECRET, absolute
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
@@ -213,7 +213,7 @@ class StoreOpening:
 
     def __init__(self, path: str | Path, limit: int, later: Later) -> None:
         self.weights = WeightsHash(self._hashes)
-        self._path = path
+        self._path = absolute(path)
         self._limit = limit
         self._later = later
         self._described = ""
@@ -224,7 +224,7 @@ class StoreOpening:
 
     def _hashes(self) -> KeptHashes | None:
         """Those in the folder, which is not made for them: a model that is just loaded may store nothing."""
-        there = "_shelf" in self.__dict__ or (Path(os.path.expanduser(self._path)) / SECRET).exists()
+        there = "_shelf" in self.__dict__ or os.path.exists(self._path / SECRET)
         return KeptHashes(self._shelf.path, self._shelf.secret) if there and self._shelf is not None else None
 
     def disk(self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived) -> Disk | None:

@@ -33,6 +33,16 @@ def default_folder() -> Path:
     return Path(os.environ.get(_ELSEWHERE) or cache_folder() / "kv")
 
 
+def absolute(path: str | Path) -> Path:
+    """The path of a folder, which stays right if the program changes its working directory. One that cannot be told
+    is returned as it is: who opens it hears why.
+    """
+    try:
+        return Path(os.path.expanduser(path)).absolute()
+    except (OSError, ValueError):
+        return Path(path)
+
+
 def open_folder(path: Path) -> bytes:
     """Make the folder, mode 0700, if it is not there, and return its secret, which all who share it have.
 
@@ -72,9 +82,12 @@ def open_plain(path: Path) -> BinaryIO:
     a pipe waits.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no file")
+    except BaseException:
         os.close(descriptor)
-        raise OSError(f"{path} is no file")
+        raise
     return os.fdopen(descriptor, "rb")
 
 

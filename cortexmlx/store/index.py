@@ -38,6 +38,9 @@ CREATE INDEX IF NOT EXISTS records_of ON records(segment);
 CREATE INDEX IF NOT EXISTS segments_by_use ON segments(used);
 """
 
+_COLUMNS = "key, segment, begin, size, layout, proof"
+"""Of a record. A file without them is damaged, and one with more is used."""
+
 
 @dataclass(frozen=True)
 class SegmentLine:
@@ -165,9 +168,11 @@ class Index:
 def _add(
     file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[Place], used: str, verb: str
 ) -> None:
-    file.execute(f"INSERT OR REPLACE INTO segments VALUES (?, ?, ?, {used})", (name, model, size))
+    file.execute(
+        f"INSERT OR REPLACE INTO segments(name, model, bytes, used) VALUES (?, ?, ?, {used})", (name, model, size)
+    )
     rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
-    file.executemany(f"INSERT OR {verb} INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+    file.executemany(f"INSERT OR {verb} INTO records({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
 def _make(path: Path) -> tuple[int, int]:
@@ -180,8 +185,10 @@ def _make(path: Path) -> tuple[int, int]:
         if error.errno not in (errno.ELOOP, errno.EMLINK):
             raise
         raise sqlite3.DatabaseError(f"{path} is a link") from None
-    there = [os.fstat(descriptor)]
-    os.close(descriptor)
+    try:
+        there = [os.fstat(descriptor)]
+    finally:
+        os.close(descriptor)
     for ending in ("-journal", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             there.append(os.lstat(f"{path}{ending}"))
@@ -194,7 +201,8 @@ def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Place
     found: dict[bytes, Place] = {}
     for start in range(0, len(keys), _AT_ONCE):
         some = keys[start : start + _AT_ONCE]
-        rows = file.execute(f"SELECT * FROM records WHERE key IN ({','.join('?' * len(some))})", some).fetchall()
+        question = f"SELECT {_COLUMNS} FROM records WHERE key IN ({','.join('?' * len(some))})"
+        rows = file.execute(question, some).fetchall()
         found.update((place.key, place) for row in rows if (place := _place(row)) is not None)
     return found
 

@@ -103,11 +103,18 @@ class Shelf:
 
     def write(self, model: str, records: Sequence[Record]) -> int:
         """Store what is not there yet, in one segment; returns how many records that were. What was not used for the
-        longest time goes for it. Raises OSError if the disk takes no more.
+        longest time goes for it. Raises OSError if the disk takes no more, or if the index cannot be had: nobody
+        would find the segment, or know when it may go.
         """
+        try:
+            return self._write(model, records)
+        except sqlite3.Error as error:
+            raise OSError(f"it has no index: {error}") from error
+
+    def _write(self, model: str, records: Sequence[Record]) -> int:
         self._mend()
         model = printable(model)
-        there = self.find([record.key for record in records])
+        there = self._there([record.key for record in records])
         new = [record for record in {r.key: r for r in records}.values() if record.key not in there]
         size = sum(record.nbytes for record in new)
         if not new or size > self.limit:
@@ -119,21 +126,36 @@ class Shelf:
         try:
             with self._used() as index:
                 index.add(name, model, size, places)
-                if self._known is not None:
-                    self._known.add(place.key for place in places)
+                known = self._known
+                if known is not None:
+                    known.add(place.key for place in places)
         except sqlite3.Error:
-            self._mend()  # which finds the segment, too
+            if not self._mend():  # which finds the segment, too
+                with contextlib.suppress(OSError):
+                    (self.path / name).unlink()
+                raise
         return len(new)
 
+    def _there(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """As `find`, for who is to write. An index that turns out to be broken is made again. Raises sqlite3.Error."""
+        try:
+            with self._used() as index:
+                return index.find(keys)
+        except sqlite3.Error:
+            if not self._mend():
+                raise
+        with self._used() as index:
+            return index.find(keys)
+
     def _make_room(self, size: int) -> None:
-        with contextlib.suppress(sqlite3.Error), self._used() as index:
+        with self._used() as index:
             oldest = index.segments()
-            spare = self.limit - sum(line.bytes for line in oldest)
-            for line in oldest:
-                if spare >= size:
-                    break
-                self._remove([line.name])
-                spare += line.bytes
+        spare = self.limit - sum(line.bytes for line in oldest)
+        for line in oldest:
+            if spare >= size:
+                break
+            self._remove([line.name])
+            spare += line.bytes
 
     def _remove(self, names: Sequence[str]) -> None:
         """Remove segments: from the index first, so that nobody is sent to what is not there."""
@@ -147,7 +169,8 @@ class Shelf:
 
     def may_have(self, key: bytes) -> bool:
         """Whether a record may be there, as far as is known without looking; before it is open, any may."""
-        return self._known is None or key in self._known
+        known = self._known  # the writer's thread may take it away
+        return known is None or key in known
 
     def refresh(self) -> None:
         """Learn of what other processes have written since."""
@@ -211,14 +234,17 @@ class Shelf:
     def others(self) -> int:
         """Bytes of the segments that are not in the index: another version's. They do not count to the limit."""
         known = {line.name for line in self.segments()}
-        return sum(size for name, size in self._files().items() if name not in known)
+        with contextlib.suppress(OSError):
+            return sum(size for name, size in self._files().items() if name not in known)
+        return 0
 
     def clear(self) -> int:
         """Remove all segments, another version's too. Returns their bytes."""
         freed = 0
-        for name, size in self._files().items():
-            self._remove([name])
-            freed += size
+        with contextlib.suppress(OSError):
+            for name, size in self._files().items():
+                self._remove([name])
+                freed += size
         return freed
 
     # -- the index ----------------------------------------------------------------------------------------------------
@@ -239,14 +265,16 @@ class Shelf:
                 self.warn("has a damaged index", error)
             raise
 
-    def _mend(self) -> None:
-        """Open the index if it is not; if it is broken or lost, make it again from the segments."""
+    def _mend(self) -> bool:
+        """Open the index if it is not; if it is broken or lost, make it again from the segments. Return whether this
+        was done.
+        """
         with self._lock:
             lost = self._index is not None and self._index.lost
             if self._closed:
-                return
+                return False
             if self._index is not None and not self._broken and not lost:
-                return
+                return False
             if self._index is not None:
                 with contextlib.suppress(sqlite3.Error):
                     self._index.close()
@@ -259,6 +287,7 @@ class Shelf:
                 self.warn("has no index", error)
             if self._closed:
                 self._close_index()
+            return self._index is not None
 
     def _opened(self) -> Index:
         try:
@@ -305,13 +334,13 @@ class Shelf:
         return [(name, model, files[name], places) for name, model, places in found]
 
     def _files(self) -> dict[str, int]:
-        """The segments in the folder, with their bytes."""
+        """The segments in the folder, with their bytes. Raises OSError if it cannot be said which there are."""
         files = {}
-        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+        with os.scandir(self.path) as entries:
             for entry in entries:
                 if SEGMENT_NAME.fullmatch(entry.name):
-                    with contextlib.suppress(OSError):
-                        files[entry.name] = entry.stat().st_size
+                    with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                        files[entry.name] = entry.stat(follow_symlinks=False).st_size
         return files
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cortexmlx.stats import StoreStats
+from cortexmlx.store.folder import absolute
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
 from cortexmlx.store.threads import Reader, Reading, Writer
@@ -104,7 +104,7 @@ def begin_store(shelf: Shelf, model: str, on_room: Callable[[], None]) -> KVStor
 def open_shelf(path: str | Path, limit: int) -> Shelf | None:
     """The shelf of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
     try:
-        return Shelf(Path(os.path.expanduser(path)), limit)
-    except OSError as error:
+        return Shelf(absolute(path), limit)
+    except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", path, error)
         return None
