@@ -18,13 +18,18 @@ from support.judge import NOISE, disagreement
 from support.patience import PATIENCE
 from support.quantized_models import wide
 from support.recurrent import RECURRENT
-from support.stored import Stored
+from support.stored import Stored, reading_pays
 from support.tiny import tokens_of
 
 LONG = tokens_of(90, seed=4)
 KINDS = ["llama", "windowed llama", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "lfm2", "qwen3_next"]
 FEW = ("llama", "gemma3_text", "lfm2")
 EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+
+
+@pytest.fixture(autouse=True)
+def _reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading_pays(monkeypatch)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -212,7 +217,10 @@ def test_what_is_preempted_and_evicted_comes_back_right(name: str, tiny: Any, th
         assert driver.counts.read_blocks > 10
 
 
-def test_reading_that_is_slower_than_computing_is_not_done(tiny: Any, theirs: Any, tmp_path: Path) -> None:
+def test_reading_that_is_slower_than_computing_is_not_done(
+    tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortexmlx.kv.lower._READING_SECONDS", 0.001)
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(LONG)
         driver.forget()

@@ -16,10 +16,15 @@ from cortexmlx.stats import StoreState
 from cortexmlx.store.folder import HASHES
 from support.hash_gate import Gate, hash_gate
 from support.patience import PATIENCE, soon
-from support.stored import Stored
+from support.stored import Stored, reading_pays
 from support.tiny import tokens_of
 
 LONG = tokens_of(90, seed=4)
+
+
+@pytest.fixture(autouse=True)
+def _reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading_pays(monkeypatch)
 
 
 @pytest.fixture

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cortexmlx.stats import StoreStats
 from support.core_driver import Driver
+from support.patience import PATIENCE
+
+
+def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in a store is read, however fast computing is, and however slow the disk."""
+    monkeypatch.setattr("cortexmlx.kv.lower._READING_SECONDS", -1e9)
+    monkeypatch.setattr("cortexmlx.execution.disk._PATIENCE", PATIENCE)
 
 
 class Stored(Driver):
