@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.prefix import PrefixCache
@@ -127,6 +127,14 @@ ELSE = st.tuples(
 )
 
 
+def _asked(alike: int, most: int) -> tuple[object, ...]:
+    return ("ask", 0, alike, [], most, False, None, False)
+
+
+SOURCE_IS_GONE = [_asked(1, 1), _asked(2, 3), ("again", 0), _asked(3, 1)]
+"""The second begins with a part of the first one's block, and the fourth like the second, when the third has been."""
+
+
 @settings(max_examples=40)
 @given(
     st.sampled_from([1, 4, 8]),
@@ -135,6 +143,7 @@ ELSE = st.tuples(
     st.booleans(),
     st.lists(ASK | ELSE, max_size=25),
 )
+@example(4, 90, 1, False, SOURCE_IS_GONE)
 def test_whatever_is_asked_each_request_gets_its_own_tokens(
     block_size: int, tokens: int, budget: int, pipeline: bool, happens: list[tuple[object, ...]]
 ) -> None:
