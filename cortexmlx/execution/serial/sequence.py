@@ -55,6 +55,7 @@ class OneSequence(KVCache):
         copy. Raises KVCacheFull; then what is kept has not changed.
         """
         super().allocate_for(seq, tokens, headroom, match)
+        self.let_go_sources()  # nothing is copied: a source that is held would stay cached when its text is gone
         if not self._rewind(self.length(seq)):
             assert match is not None
             self.free(seq)
