@@ -124,8 +124,8 @@ def soak(model: Any, requests: int) -> None:
     assert threading.active_count() == threads
 
 
-def test_two_hundred_requests(tiny: Any) -> None:
-    soak(tiny("one layer"), 200)
+def test_a_hundred_requests(tiny: Any) -> None:
+    soak(tiny("one layer"), 100)
 
 
 @pytest.mark.slow
