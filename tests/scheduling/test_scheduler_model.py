@@ -261,9 +261,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         its client has its share, or has it with one that comes before.
         """
         parent_computes = job.fork_of is not None and job.fork_of.finish_reason is None
-        prefix_computes = any(self.shared(job, other) >= self.worth_waiting for other in computing)
+        if parent_computes or any(self.shared(job, other) >= self.worth_waiting for other in computing):
+            return True
+        if job.client is None or self.client_tokens is None:
+            return False
         before = [j for j in self.open if j.state in WAITS and j.client == job.client and j.order <= job.order]
-        return parent_computes or prefix_computes or any(map(self.share_is_taken, before))
+        return any(self.share_is_taken(j, self.client_tokens) for j in before)
 
     def shared(self, job: Job, other: Job) -> int:
         """How many tokens `job` can begin with when `other` has computed its prompt."""
@@ -274,10 +277,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         common = next((i for i, (a, b) in pairs if a != b), min(len(job.tokens), len(other.tokens)))
         return min(common // size * size, len(job.tokens) - 1)
 
-    def share_is_taken(self, job: Job) -> bool:
-        held = sum(j.max_total_tokens for j in self.open if j.running and j.client == job.client)
-        bounded = job.client is not None and self.client_tokens is not None
-        return bounded and held > 0 and held + job.max_total_tokens > self.client_tokens
+    def share_is_taken(self, job: Job, share: int) -> bool:
+        held = sum(j.max_total_tokens for j in self.open if j.client == job.client and j.running)
+        return held > 0 and held + job.max_total_tokens > share
 
     def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], computing: list[Job], held: set[Job]) -> None:
         """Who begins comes before all of its client that wait on, but for those who let others pass. As the order is
