@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from cortexmlx import Engine
-from support.bench_model import write_small
+from support.bench_model import shrink_yardstick, write_small
+
+
+@pytest.fixture(autouse=True)
+def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_yardstick(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,11 @@ import pytest
 from cortexmlx.bench.measure.yardstick import COMPUTE, MEMORY, Yardstick
 
 
+@pytest.fixture(autouse=True)
+def small_yardstick() -> None:
+    """Here it has its own size."""
+
+
 def test_every_sample_counts_both_parts_by_both_clocks() -> None:
     yardstick = Yardstick()
     assert yardstick.seconds() == {}

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.start import run
-from support.bench_model import bench, write_small
+from support.bench_model import bench, shrink_yardstick, write_small
+
+
+@pytest.fixture(autouse=True)
+def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_yardstick(monkeypatch)
 
 
 @pytest.fixture(scope="module")
