@@ -93,6 +93,18 @@ def engine(tiny: Tiny) -> Iterator[Any]:
         yield opened
 
 
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Commands in this test open fake engines, which are here to be asked."""
+    from cortexmlx.cli import engine as engines
+    from support.cli_fakes import Fakes
+
+    made = Fakes()
+    monkeypatch.setattr(engines, "load", made.load)
+    monkeypatch.setattr(engines, "bring", made.bring)
+    return made
+
+
 @pytest.fixture(scope="session")
 def judged(tiny: Tiny) -> Callable[[str], Any]:
     """A function from a name of `tiny.CONFIGS` to mlx-lm's own (model, tokenizer)."""

@@ -14,7 +14,7 @@ from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.input import ENDPOINTS, ENVELOPE, BatchReader
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
 INPUT, OUTPUT = PAGE.partition("\n## Output\n")[::2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.start import run
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 from support.records import opened, record
 
 

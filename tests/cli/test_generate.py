@@ -19,7 +19,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from support import cli_fakes
 from support.adapters import write_adapter
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 from support.judge import greedy
 from support.patience import PATIENCE
 from support.tiny import write_tiny

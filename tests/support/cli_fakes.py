@@ -20,8 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import pytest
-
 from cortexmlx.cli import device
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.terminal.signals import interrupts
@@ -348,15 +346,6 @@ def _take_long(what: Literal["downloading", "loading"], on_progress: OnProgress 
         if on_progress is not None:
             on_progress(Progress(what, piece << 20, 600 << 20))
         time.sleep(0.05)
-
-
-@pytest.fixture(name="fakes")
-def fake_engines(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    """Commands in this test open fake engines."""
-    made = Fakes()
-    monkeypatch.setattr(engines, "load", made.load)
-    monkeypatch.setattr(engines, "bring", made.bring)
-    return made
 
 
 class TwiceFile:

@@ -14,7 +14,7 @@ import pytest
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
 

@@ -16,7 +16,7 @@ from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import Saved
-from support.cli_fakes import FakeEngine, FakeInfo, Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import FakeEngine, FakeInfo, Fakes
 from support.terminal import Terminal
 
 

@@ -14,7 +14,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from support.chat_commands import run_command
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 
 LEFT_OUT = "the chat template of fake leaves out `tool_calls`, so the model does not see them"
 SAID = [

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.cli.start import run
 from support import cli_fakes
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 from support.patience import PATIENCE
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]

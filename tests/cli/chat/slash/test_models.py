@@ -18,7 +18,7 @@ from cortexmlx.models.inventory import LocalModel
 from cortexmlx.models.resolve import SourceKind
 from cortexmlx.serving.config import EngineConfig
 from support.chat_commands import printed, run_command
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 
 
 @pytest.fixture

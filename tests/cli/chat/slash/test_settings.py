@@ -15,7 +15,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.chat_commands import printed, run_command
-from support.cli_fakes import Fakes, fake_engines  # noqa: F401  (a fixture)
+from support.cli_fakes import Fakes
 
 
 @pytest.mark.parametrize(
