@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -63,3 +65,14 @@ def test_tokens_tell_what_is_not_read_any_more(session: ChatSession, screen: Con
 def test_whoever_wants_to_go_goes(session: ChatSession, screen: Console, line: str) -> None:
     with pytest.raises(Leave):
         run_command(line, session, screen)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["/chats no such word in the names of them", "/undo", "/clear", "/tokens", "/set quiet", "/system " + "long " * 20],
+)
+def test_every_line_of_a_remark_is_indented(line: str, session: ChatSession) -> None:
+    narrow = Console(file=io.StringIO(), width=20)
+    run_command(line, session, narrow)
+    rows = printed(narrow).splitlines()
+    assert len(rows) > 1 and all(row.startswith("  ") for row in rows)

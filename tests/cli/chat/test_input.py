@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,21 @@ def test_the_history_is_readable_for_this_user_only(tmp_path: Path) -> None:
     path.chmod(0o644)
     assert private_file(path) and path.stat().st_mode & 0o777 == 0o600
     assert not private_file(path / "below a file")
+
+
+def test_a_program_that_ends_while_an_answer_is_written_leaves_a_terminal_that_echoes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C twice, SIGTERM and SIGHUP close the source, and nothing else behind it."""
+    master, slave = pty.openpty()
+    with os.fdopen(master, "rb"), os.fdopen(slave, "r") as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        before = termios.tcgetattr(slave)
+        source = PlainInput()
+        with source.busy():
+            assert not termios.tcgetattr(slave)[3] & termios.ECHO
+            source.close()
+            assert termios.tcgetattr(slave) == before
+        with source.busy():
+            pass
+        assert termios.tcgetattr(slave) == before

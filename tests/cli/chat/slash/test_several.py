@@ -38,6 +38,22 @@ def test_they_grow_on_a_terminal_and_leave_no_trace_but_the_whole(session: ChatS
     assert printed(screen).rstrip().endswith("what") and len(completion.others) == 2
 
 
+class Tty(io.StringIO):
+    """A terminal, as far as a program asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_dumb_terminal_gets_whole_answers_and_no_control_sequences(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Console(file=Tty(), width=60)
+    asked(session, screen, 3)
+    assert printed(screen).count("what else") == 3 and "\x1b" not in printed(screen)
+
+
 def test_one_is_chosen_by_its_number(session: ChatSession, screen: Console) -> None:
     completion = asked(session, screen, 3)
     answers = tuple(replace(each, text=str(i)) for i, each in enumerate((completion, *completion.others)))
