@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
 from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
@@ -42,6 +43,9 @@ class QuestionSource(Protocol):
 class PlainInput:
     """Lines from stdin, with a prompt on stderr if a person types them. Three quotes open and close several lines."""
 
+    _echoing: list[Any] | None = None
+    """Modes of the terminal before an answer, while one is written."""
+
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next line, or the lines between three quotes. No draft can be shown: one is printed above."""
         if draft:
@@ -54,12 +58,28 @@ class PlainInput:
             text += "\n" + more
         return text
 
-    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
+    @contextmanager
+    def busy(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
         """Without an echo."""
-        return no_echo()
+        if sys.stdin.isatty():
+            self._silence()
+        try:
+            yield
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Nothing was changed."""
+        """The terminal shows again what is typed."""
+        if self._echoing is not None:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._echoing)
+            self._echoing = None
+
+    def _silence(self) -> None:
+        terminal = sys.stdin.fileno()
+        self._echoing = termios.tcgetattr(terminal)
+        quiet = termios.tcgetattr(terminal)
+        quiet[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
 
     def _line(self, prompt: str) -> str | None:
         if sys.stdin.isatty():
@@ -177,22 +197,3 @@ def private_file(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextmanager
-def no_echo() -> Iterator[None]:
-    """Keep what is typed during an answer from appearing in it; it waits for the next prompt."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    quiet = termios.tcgetattr(terminal)
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
