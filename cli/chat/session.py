@@ -43,16 +43,26 @@ class Figures(Enum):
 
 
 @dataclass(frozen=True)
+class Attached:
+    """A file whose text goes with the next message."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
 class Question:
     """A message to be answered. `again`: in the place of the last one, whose turn gives way when there is an answer.
     `answers` are written side by side, for one to be chosen. `typed` is what was typed for it now: where that is
-    its text, files that it names are still to be read.
+    its text, files that it names are still to be read. `waited` are the files that waited for it, and wait again if it
+    is not answered.
     """
 
     text: str
     again: bool = False
     answers: int = 1
     typed: str = ""
+    waited: tuple[Attached, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,14 +71,6 @@ class Draft:
 
     text: str
     again: bool = True
-
-
-@dataclass(frozen=True)
-class Attached:
-    """A file whose text goes with the next message."""
-
-    path: Path
-    text: str
 
 
 ViewFactory = Callable[["Reply"], AnswerView]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.commands import BY_NAME, Leave
 from cortexmlx.cli.chat.full import advice
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
-from cortexmlx.cli.chat.session import NOT_BEGUN, ChatSession, Draft, Figures, Question, Stopped
+from cortexmlx.cli.chat.session import NOT_BEGUN, Attached, ChatSession, Draft, Figures, Question, Stopped
 from cortexmlx.cli.chat.slash.files import tell
 from cortexmlx.cli.chat.slash.several import SideBySide, choose
 from cortexmlx.cli.chat.typed.attached import mentioned, with_files
@@ -75,7 +76,7 @@ class Talk:
         except LineCleared:
             if self._presses.again():
                 raise
-            self._screen.print("  (Ctrl-C again, Ctrl-D or /bye leaves)", style="dim")
+            console.print_indented(self._screen, "(Ctrl-C again, Ctrl-D or /bye leaves)")
             return None
         if typed is None:
             raise Leave
@@ -133,32 +134,51 @@ class Talk:
         for file in found:
             tell(session, file, self._screen)
         for name in missing:
-            self._screen.print(f"  @{name} is no file here: it is sent as it is", style="dim", markup=False)
-        files, session.attached = [*session.attached, *found], []
-        return replace(question, text=with_files(files, text), typed=text) if files else question
+            console.print_indented(self._screen, f"@{name} is no file here: it is sent as it is")
+        waited, session.attached = session.attached, []
+        files = [*waited, *found]
+        if not files:
+            return question
+        return replace(question, text=with_files(files, text), typed=text, waited=tuple(waited))
 
     def _answer_or_say_why(self, question: Question) -> None:
-        """One turn; an error ends the turn, and the chat only if the engine has gone."""
-        before = self._session.conversation.fork()
+        """One turn; an error ends the turn, and the chat only if the engine has gone. A turn that is not answered, or
+        none of whose answers is wanted, leaves all as it was: the question that `/undo` took, and files that waited.
+        """
+        session, taken = self._session, self._session.taken_back
+        before = session.conversation.fork()
+        completion = self._answered(question)
+        if completion is not None and question.answers > 1:
+            self._choose(completion, before)
+        if session.conversation.messages == before.messages:
+            session.taken_back = taken
+            self._wait_again(question.waited)
+
+    def _answered(self, question: Question) -> Completion | None:
+        """The answer; None, and why is said, if there is none."""
+        before = self._session.conversation.messages
         try:
-            completion = self.answer(question)
+            return self.answer(question)
         except EngineClosed:
             raise
         except Stopped as stopped:
-            self._screen.print(f"  {stopped}", style="dim")
-            return
+            console.print_indented(self._screen, str(stopped))
         except KeyboardInterrupt:  # before there was an answer to stop, or behind it; the signal handler counted it
-            answered = self._session.conversation.messages != before.messages
-            self._screen.print(f"  {'stopped' if answered else NOT_BEGUN}", style="dim")
-            return
+            answered = self._session.conversation.messages != before
+            console.print_indented(self._screen, "stopped" if answered else NOT_BEGUN)
         except CortexError as error:
             console.error(str(error))
             if isinstance(error, PromptTooLong | KVCacheFull):
                 way = f"nothing was sent. {advice(self._session.engine)} /undo, /clear make room; /save keeps the chat."
-                self._screen.print(f"  {way}", style="dim", markup=False)
-            return
-        if question.answers > 1:
-            self._choose(completion, before)
+                console.print_indented(self._screen, way)
+        return None
+
+    def _wait_again(self, files: Sequence[Attached]) -> None:
+        """These files go with the next message."""
+        self._session.attached = [*files, *self._session.attached]
+        if files:
+            names = ", ".join(str(each.path) for each in files)
+            console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _choose(self, completion: Completion, before: Conversation) -> None:
         """One of the answers, or the chat as it was `before` them."""
@@ -169,7 +189,7 @@ class Talk:
             chosen = None
         if chosen is None:
             session.conversation = before
-            self._screen.print("  none: the chat is as it was before", style="dim")
+            console.print_indented(self._screen, "none: the chat is as it was before")
         else:
             session.conversation.choose(chosen)
         session.keep()

@@ -91,6 +91,11 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
         console.print(Text(head + shown, style), soft_wrap=True)
 
 
+def print_indented(console: Console, text: str) -> None:
+    """Print a remark below what was typed, two columns in. Its further lines begin there, too."""
+    print_rows(console, [("", text)], 2)
+
+
 def note(message: str) -> None:
     """One line for the user that is not a result."""
     tell(at_words(f"cortexmlx: {message}", sys.stderr))

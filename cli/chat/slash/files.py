@@ -11,6 +11,7 @@ from cortexmlx.cli.chat.full import advice
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chat.typed.attached import attach, with_files
 from cortexmlx.cli.chats.kept import find, newest_names
+from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.cli.terminal.limits import limit
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -37,7 +38,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
         write_private(path, chat.conversation.markdown().encode("utf-8", "replace"))
     else:
         chat.conversation.save(path)
-    console.print(f"  saved {len(chat.conversation.messages)} messages to {path}", style="dim", markup=False)
+    print_indented(console, f"saved {len(chat.conversation.messages)} messages to {path}")
 
 
 def load(chat: ChatSession, argument: str, console: Console) -> None:
@@ -53,7 +54,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.begin_anew()
     read = f", of which the first {unread} are not read any more" if (unread := chat.conversation.unread) else ""
     said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
-    console.print(f"  {said}", style="dim", markup=False)
+    print_indented(console, said)
 
 
 def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
@@ -66,10 +67,11 @@ def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
     tell(chat, attached, console)
     if not question:
         chat.attached.append(attached)
-        console.print("  its text goes with the next message", style="dim")
+        print_indented(console, "its text goes with the next message")
         return None
-    files, chat.attached = [*chat.attached, attached], []
-    return Question(with_files(files, question), typed=f"{as_mention(attached)} {question}")
+    waited, chat.attached = tuple(chat.attached), []
+    text = with_files([*waited, attached], question)
+    return Question(text, typed=f"{as_mention(attached)} {question}", waited=waited)
 
 
 def _path_and_question(argument: str) -> tuple[str, str]:
@@ -93,7 +95,7 @@ def tell(chat: ChatSession, file: Attached, console: Console) -> None:
             f"{file.path} has {tokens:,} tokens, more than {limit(chat.engine)}. {advice(chat.engine)}"
         )
     said = f"{file.path}: {lines:,} line{'s' * (lines != 1)}, {size}, {tokens:,} tokens"
-    console.print(f"  + {said}", style="dim", markup=False)
+    print_indented(console, f"+ {said}")
 
 
 def as_mention(file: Attached) -> str:
