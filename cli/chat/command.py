@@ -155,7 +155,7 @@ def hold(
     session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
     presses.at_leave.insert(0, session.keep_so_far)
     if pretty:
-        session.note = lambda text: screen.print(f"  {text}", style="dim", markup=False)
+        session.note = lambda text: console.print_indented(screen, text)
     talk = Talk(session, source, screen, presses, pretty=pretty)
     try:
         if not once:

@@ -11,7 +11,7 @@ from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 from cortexmlx.cli.chat.slash import chats, engine, files, models, settings, turns
 from cortexmlx.cli.chat.slash.thoughts import FOLD, SHOW, thoughts
 from cortexmlx.cli.chat.typed.completion import Vocabulary
-from cortexmlx.cli.terminal.console import print_rows
+from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.cli.terminal.limits import limit
 
 
@@ -79,19 +79,19 @@ def _clear(chat: ChatSession, argument: str, console: Console) -> None:
     chat.attached.clear()
     chat.begin_anew()
     said = "the conversation is empty again" + (f"; what was said is kept as {kept}" if kept else "")
-    console.print(f"  {said}", style="dim", markup=False)
+    print_indented(console, said)
 
 
 def _tokens(chat: ChatSession, argument: str, console: Console) -> None:
     used, fits = chat.conversation.tokens, chat.engine.longest_request
     if (stats := chat.engine.stats()).keep_last:
         kept = f"the model sees the first {stats.keep_first:,} and at least the newest {stats.keep_last:,}"
-        console.print(f"  {used:,} tokens, of which {kept}", style="dim")
+        print_indented(console, f"{used:,} tokens, of which {kept}")
         return
-    console.print(f"  {used:,} tokens ({used / fits:.0%}) of {limit(chat.engine)}", style="dim", markup=False)
+    print_indented(console, f"{used:,} tokens ({used / fits:.0%}) of {limit(chat.engine)}")
     if chat.conversation.unread:
         left_out = f"the {chat.conversation.unread} oldest messages are not read any more, and not counted"
-        console.print(f"  {left_out}", style="dim")
+        print_indented(console, left_out)
 
 
 def _exit(chat: ChatSession, argument: str, console: Console) -> None:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chats.kept import kept_names
+from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.cli.terminal.harmless.characters import in_a_line
 
 _SHOWN = 20
@@ -16,11 +17,11 @@ def chats(chat: ChatSession, argument: str, console: Console) -> None:
     names = [name for name in kept_names() if argument.lower() in name.lower()]
     here = chat.keeper.path.stem if chat.keeper is not None and chat.keeper.path is not None else None
     for name in names[:_SHOWN]:
-        console.print(f" {'*' if name == here else ' '} {in_a_line(name)}", style="dim", markup=False)
+        print_rows(console, [(f" {'*' if name == here else ' '}", in_a_line(name))], 3)
     if not names:
         none = f"no kept chat has {argument!r} in its name" if argument else "no chats are kept yet"
-        return console.print(f"  {none}", style="dim", markup=False)
+        return print_indented(console, none)
     if len(names) > _SHOWN:
-        console.print(f"  and {len(names) - _SHOWN:,} older: /chats WORD finds them", style="dim", markup=False)
+        print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
     said = "/load NAME goes on with one; `cortexmlx chats` renames and deletes them"
-    console.print(f"  {said}", style="dim", markup=False)
+    print_indented(console, said)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.terminal.blockmap import draw
-from cortexmlx.cli.terminal.console import print_rows
+from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import BlockState, StoreState, StoreStats
@@ -82,7 +82,7 @@ def blocks(chat: ChatSession, argument: str, console: Console) -> None:
     if chat.arena is not None and (argument or chat.arena.shown):
         chat.arena.toggle()
         now = "drawn below answers from now on; /blocks ends it" if chat.arena.shown else "not drawn any more"
-        console.print(f"  the blocks are {now}", style="dim")
+        print_indented(console, f"the blocks are {now}")
     if not argument:
         size = console.size
         for line in draw(chat.engine.blocks(), size.width, max(size.height - 4, 4), plain=console.options.ascii_only):

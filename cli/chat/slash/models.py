@@ -12,7 +12,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.stream import printed
-from cortexmlx.cli.terminal.console import print_rows
+from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
@@ -27,19 +27,19 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
     if not argument:
         for each in list_models():
             here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
-            console.print(f" {here} {each.name}  {format_bytes(each.size)}", style="dim", markup=False)
-        return console.print(f"  {chat.engine.info.name} answers; /model NAME goes on with another", style="dim")
+            print_rows(console, [(f" {here}", f"{each.name}  {format_bytes(each.size)}")], 3)
+        return print_indented(console, f"{chat.engine.info.name} answers; /model NAME goes on with another")
     if chat.host is None:
         raise InvalidRequest("this chat cannot change its model")
     if argument == str(chat.host.config.model):
-        return console.print(f"  {argument} answers already", style="dim", markup=False)
+        return print_indented(console, f"{argument} answers already")
     chat.move(replace(chat.host.config, model=argument, adapter=None))
     info = chat.engine.info
     count = len(chat.conversation.messages)
     said = f", and reads the {count} messages so far anew" if count else ""
-    console.print(f"  {info.name} answers now{said}", style="dim", markup=False)
+    print_indented(console, f"{info.name} answers now{said}")
     for remark in info.notes:
-        console.print(f"  {remark}", style="dim", markup=False)
+        print_indented(console, remark)
     if not info.chat_template:
         raise InvalidRequest(f"{info.name} has no chat template, so it cannot answer here: /model NAME for another")
 
@@ -56,7 +56,7 @@ def show(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest(f"/show shows {', '.join(TOPICS)}, not {argument!r}")
     if topic in ("license", "modelfile", "template"):
         folder = Path(chat.engine.info.path)
-        console.print(f"  it is in the model's files: {folder}", style="dim", markup=False)
+        print_indented(console, f"it is in the model's files: {folder}")
     if topic in ("info", "all"):
         _info(chat, console)
     if topic in ("parameters", "all"):
@@ -93,8 +93,8 @@ def _info(chat: ChatSession, console: Console) -> None:
 
 def _messages(chat: ChatSession, console: Console) -> None:
     if not chat.conversation.messages:
-        return console.print("  nothing was said yet", style="dim")
-    if not console.is_terminal:
+        return print_indented(console, "nothing was said yet")
+    if not is_terminal(console.file):
         return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []
     for message in (*system, *chat.conversation.messages):  # each by itself: code may have no end

@@ -15,7 +15,7 @@ from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.typed.quotes import unquoted
 from cortexmlx.cli.options import json_or_text
 from cortexmlx.cli.prompts import checked
-from cortexmlx.cli.terminal.console import print_rows
+from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.messages import THINKING
@@ -79,7 +79,7 @@ def change(chat: ChatSession, argument: str, console: Console) -> None:
         return system(chat, value, console)
     if name in ("verbose", "quiet", "usual"):
         chat.figures = Figures(name)
-        return console.print(f"  figures below an answer: {name}", style="dim")
+        return print_indented(console, f"figures below an answer: {name}")
     name, value = ("think", "off") if name == "nothink" else (OTHER_NAMES.get(name, name), value)
     if not name:
         _show_variables(chat, console)
@@ -103,7 +103,7 @@ def system(chat: ChatSession, argument: str, console: Console) -> None:
         text = text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
         chat.conversation.system = None if text in ("none", "") else text
         chat.keep()
-    console.print(f"  system prompt: {chat.conversation.system or 'none'}", style="dim", markup=False)
+    print_indented(console, f"system prompt: {chat.conversation.system or 'none'}")
 
 
 def names() -> list[str]:
@@ -195,5 +195,5 @@ def _reopen(chat: ChatSession, name: str, value: str, console: Console) -> None:
     if name == "kv_bits" and value == "none":
         changes["kv_group_size"] = None
     config: EngineConfig = replace(chat.host.config, **changes)
-    console.print("  the model is loaded again with that, and the chat goes on", style="dim")
+    print_indented(console, "the model is loaded again with that, and the chat goes on")
     chat.move(config)

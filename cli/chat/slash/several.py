@@ -12,6 +12,7 @@ from rich.text import Text
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.flows import folded, wrapped
 from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.terminal.console import is_terminal, print_indented
 from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.cli.terminal.harmless.characters import harmless
 from cortexmlx.request import Completion, FinishReason
@@ -36,7 +37,7 @@ class SideBySide:
 
     def follow(self, reply: Reply) -> Completion:
         """All answers. Raises the request's error."""
-        if not self._console.is_terminal:
+        if not is_terminal(self._console.file):
             for _ in reply:
                 pass
         else:
@@ -121,4 +122,4 @@ def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], cons
         number = int(typed) if typed.strip().isdecimal() else 0
         if 1 <= number <= len(answers):
             return answers[number - 1]
-        console.print(f"  {typed.strip()!r} is none of 1 to {len(answers)}, nor 0", style="dim", markup=False)
+        print_indented(console, f"{typed.strip()!r} is none of 1 to {len(answers)}, nor 0")

@@ -8,6 +8,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.markdown.styles import THOUGHT
+from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.errors import InvalidRequest
 
 FOLD, SHOW = "fold", "show"
@@ -20,7 +21,7 @@ def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
     if argument:
         chat.folding.folded = argument == FOLD
         now = "one line; /thoughts shows the last" if chat.folding.folded else "shown"
-        console.print(f"  thoughts are {now} from now on", style="dim")
+        print_indented(console, f"thoughts are {now} from now on")
         return
     thought = chat.conversation.thinking
     if not thought:

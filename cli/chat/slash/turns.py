@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.errors import InvalidRequest
 
 MOST = 9
@@ -21,7 +22,7 @@ def undo(chat: ChatSession, argument: str, console: Console) -> None:
         chat.taken_back = questions[0]
     text = "\n".join(_typed(chat, str(message.get("content", ""))) for message in taken)
     said = f"took back: {_first_line(text)}" if taken else "there is nothing to take back"
-    console.print(f"  {said}", style="dim", markup=False)
+    print_indented(console, said)
 
 
 def regen(chat: ChatSession, argument: str, console: Console) -> Question:
@@ -53,7 +54,7 @@ def several(chat: ChatSession, argument: str, console: Console) -> Question:
 
 def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
     if chat.params.temperature == 0:
-        console.print("  the same again, at temperature 0: /set temp 0.7 for another answer", style="dim")
+        print_indented(console, "the same again, at temperature 0: /set temp 0.7 for another answer")
 
 
 def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
