@@ -40,6 +40,7 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
         assert len(said) == 1, "those of the first answer, and nothing of what came and went"
         assert b"\x1b[?25h" in left and left.rfind(b"\x1b[?2004l") > left.rfind(b"\x1b[?2004h"), "cursor and paste"
     assert kept(tmp_path) == [("u", "one"), ("a", "You said: one"), ("u", "!script"), ("a", "some words")]
+    assert not [*(tmp_path / "state" / "cortexmlx" / "locks").iterdir()]
 
 
 def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_can_be_asked_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import time
 from dataclasses import replace
 from datetime import date
@@ -12,12 +13,25 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chats import kept
-from cortexmlx.cli.chats.kept import LAST, Keeper, find, name_for, state_folder, whereabouts
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.cli.chats.kept import (
+    LAST,
+    Keeper,
+    chats_folder,
+    find,
+    name_for,
+    resume_command,
+    state_folder,
+    tidy,
+    whereabouts,
+)
+from cortexmlx.cli.chats.lock import ChatLock
+from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.conversation import Conversation
+from support.chat_commands import printed, run_command
 
 DAY = date(2026, 11, 22)
 
@@ -269,3 +283,51 @@ def test_it_is_said_what_stays_on_disk_and_how_nothing_does(monkeypatch: pytest.
     assert whereabouts(Keeper(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
     assert whereabouts(None, "/kv") == f"on disk: {kv} /kv"
     assert whereabouts(None, None) == "nothing of this chat stays on disk"
+
+
+def test_what_killed_chats_left_goes_when_the_next_begins() -> None:
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True)
+    old, new, theirs = folder / f".{'0' * 16}.unfinished", folder / f".{'1' * 16}.unfinished", folder / ".a.unfinished"
+    for each in (old, new, theirs):
+        each.touch()
+    os.utime(old, (1e9, 1e9))
+    os.utime(theirs, (1e9, 1e9))
+    lock = ChatLock.take(folder / "a.json", state_folder())
+    assert lock is not None
+    lock._drop()
+    tidy()
+    assert not old.exists() and new.exists() and theirs.exists()
+    assert not [*(state_folder() / "locks").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("2026-11-22-one", "2026-11-22-one"), ("my chat", "'my chat'"), ("a$(b)", "'a$(b)'")]
+)
+def test_how_to_resume_a_chat_can_be_typed_in_a_shell(name: str, said: str, tmp_path: Path) -> None:
+    assert resume_command(chats_folder() / f"{name}.json") == f"cortexmlx chat --resume {said}"
+    elsewhere = tmp_path / f"{name}.json"
+    elsewhere.touch()
+    *_, named = shlex.split(resume_command(elsewhere))
+    assert find(named) == elsewhere
+
+
+def test_a_chat_that_could_not_be_written_is_not_said_to_be_kept(
+    session: ChatSession, screen: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = begun(session)
+    assert session.keeper is not None and session.keeper.kept == path
+
+    def full(self: Conversation, path: Path) -> None:
+        raise ConversationFileError(f"{path} cannot be written: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Conversation, "save", full)
+        session.ask(Question("two"))
+        assert session.keeper.kept is None
+        run_command("/clear", session, screen)
+        assert "kept" not in printed(screen)
+        session.ask(Question("three"))
+        assert session.keeper.kept is None
+    session.ask(Question("four"))
+    assert session.keeper.kept == session.keeper.path != path

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
-from threading import Thread
+from threading import Event, Thread
 
-from cortexmlx.cli.chats.lock import ChatLock
+from cortexmlx.cli.chats.lock import ChatLock, remove_dead_locks
 
 
 def test_one_chat_holds_it_until_it_releases_it(tmp_path: Path) -> None:
@@ -39,9 +39,45 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
         assert ChatLock.take(tmp_path / "a.json", tmp_path) is None
         process.kill()
         process.wait()
+    other = ChatLock.take(tmp_path / "b.json", tmp_path)
+    assert len([*(tmp_path / "locks").iterdir()]) == 2
+    remove_dead_locks(tmp_path)
+    assert len([*(tmp_path / "locks").iterdir()]) == 1, "that of the chat which goes on"
     lock = ChatLock.take(tmp_path / "a.json", tmp_path)
-    assert lock is not None
+    assert lock is not None and other is not None and ChatLock.take(tmp_path / "b.json", tmp_path) is None
     lock.release()
+    other.release()
+
+
+def test_nobody_takes_a_lock_for_held_while_dead_ones_are_removed(tmp_path: Path) -> None:
+    locks, ended, refused = tmp_path / "locks", Event(), list[int]()
+    locks.mkdir()
+
+    def remove() -> None:
+        while not ended.is_set():
+            remove_dead_locks(tmp_path)
+
+    threads = [Thread(target=remove) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for number in range(300):
+        lock = ChatLock.take(tmp_path / "a.json", tmp_path)
+        if lock is None:
+            refused.append(number)
+        elif number % 2:
+            lock.release()
+        else:  # as a process that is killed
+            lock._drop()
+    ended.set()
+    for each in threads:
+        each.join()
+    assert not refused
+
+
+def test_where_there_are_no_locks_none_are_removed(tmp_path: Path) -> None:
+    remove_dead_locks(tmp_path)
+    (tmp_path / "locks").write_text("a file in the way")
+    remove_dead_locks(tmp_path)
 
 
 def test_never_two_hold_it_while_many_take_and_release_it(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.several import SideBySide, choose
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion
-from support.chat_commands import printed
+from support.chat_commands import printed, run_command
 
 
 def asked(session: ChatSession, screen: Console, count: int) -> Completion:
@@ -73,3 +74,11 @@ def test_they_have_all_their_words_and_control_nothing(session: ChatSession, ter
     )
     said = printed(screen)
     assert said.count("<div>") >= 2 and "\nx = 1" in said and "red␛]0;title␇" in said and "\x1b]" not in said
+
+
+def test_a_number_of_thousands_of_digits_is_none_of_them(session: ChatSession, screen: Console) -> None:
+    completion = asked(session, screen, 2)
+    said = iter(["1" * 5000, "2"])
+    assert choose((completion, *completion.others), lambda prompt: next(said), screen) is completion.others[0]
+    with pytest.raises(InvalidRequest, match="2 to 9"):
+        run_command(f"/n {'3' * 5000}", session, screen)
