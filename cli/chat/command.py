@@ -14,7 +14,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
 from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chats.kept import Keeper, find, kept_names, whereabouts
+from cortexmlx.cli.chats.kept import Keeper, find, kept_names, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless.characters import in_a_line
@@ -95,6 +95,8 @@ def chat(
         else Keeper(None if resumed is None or model_of(resumed) is None else resumed)
     )
     remember = not (no_history or no_save)
+    if keeper is not None:
+        tidy()
     with engines.OpenEngine(config) as host, counted_interrupts() as presses:
         host.undisturbed = lambda: presses.calling(lambda: None)
         conversation = begin(host.engine, given(context, params), system, resumed)
@@ -105,6 +107,8 @@ def chat(
             banner(host.engine, console.stdout(), on_disk, so_far(conversation, keeper))
         source = question_source(pretty and not piped, remember)
         presses.at_leave.append(source.close)
+        if keeper is not None:
+            presses.at_leave.append(keeper.close)
         try:
             hold(host, conversation, keeper, source, presses, pretty=pretty, first=first, once=piped or once)
         finally:
@@ -166,8 +170,8 @@ def hold(
         return
     except (LineCleared, Stopped):
         raise KeyboardInterrupt from None
-    if pretty and not once and keeper is not None and keeper.path is not None:
-        screen.print(f"kept: cortexmlx chat --resume {keeper.path.stem}", style="dim", markup=False)
+    if pretty and not once and keeper is not None and keeper.kept is not None:
+        screen.print(f"kept: {resume_command(keeper.kept)}", style="dim", markup=False, soft_wrap=True)
 
 
 def view_factory(

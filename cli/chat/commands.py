@@ -74,7 +74,7 @@ KEYS = (
 
 
 def _clear(chat: ChatSession, argument: str, console: Console) -> None:
-    kept = chat.keeper.path.stem if chat.keeper is not None and chat.keeper.path is not None else None
+    kept = chat.keeper.kept.stem if chat.keeper is not None and chat.keeper.kept is not None else None
     chat.conversation.clear()
     chat.attached.clear()
     chat.begin_anew()

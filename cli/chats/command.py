@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cortexmlx.cli.chats.kept import chats_folder, find_kept, kept_paths, state_folder
+from cortexmlx.cli.chats.kept import chats_folder, find_kept, kept_paths, state_folder, tidy
 from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless.characters import in_a_line
@@ -45,6 +45,7 @@ def chats(
         raise typer.BadParameter("name the chat: `cortexmlx chats` lists them", param_hint="NAME")
     if rename is not None and len(names or ()) != 1:
         raise typer.BadParameter(f"--rename takes one chat, not {len(names or ())}", param_hint="NAME")
+    tidy()
     found = list(dict.fromkeys(map(find_kept, names))) if names else kept_paths()
     if rename is not None:
         found = [renamed(found[0], rename)]

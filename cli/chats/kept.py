@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,10 +13,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cortexmlx.cli.chats.lock import ChatLock
+from cortexmlx.cli.chats.lock import ChatLock, remove_dead_locks
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless.characters import in_a_line
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.host.files import remove_unfinished
 from cortexmlx.host.folders import home_folder
 from cortexmlx.store.folder import default_folder
 
@@ -30,6 +32,9 @@ _WORDS = 40
 
 _SHOWN = 5
 
+_DEAD_SECONDS = 86_400.0
+"""Age of a file that nobody finishes any more: a chat is written in a moment."""
+
 
 def state_folder() -> Path:
     """What programs keep between runs, by the XDG convention."""
@@ -40,6 +45,18 @@ def state_folder() -> Path:
 def chats_folder() -> Path:
     """Where kept chats are, a file each."""
     return state_folder() / "chats"
+
+
+def tidy() -> None:
+    """Remove what chats left that were killed: their locks, and files that they did not finish."""
+    remove_dead_locks(state_folder())
+    remove_unfinished(chats_folder(), _DEAD_SECONDS)
+
+
+def resume_command(path: Path) -> str:
+    """The command that goes on with the chat in a file, as a shell takes it."""
+    name = path.stem if path.parent == chats_folder() else str(path.absolute())
+    return shlex.join(["cortexmlx", "chat", "--resume", name])
 
 
 def find(name: str) -> Path:
@@ -123,6 +140,11 @@ class Keeper:
             self._lock = ChatLock.take(self.path, state_folder())
             self._known = _written(self.path)
 
+    @property
+    def kept(self) -> Path | None:
+        """The file that holds the chat; None if there is none, or if its last turns could not be written."""
+        return None if self._warned else self.path
+
     def keep(self, conversation: Conversation, typed: Mapping[str, str] | None = None) -> None:
         """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
         said once: the chat goes on. A new chat is named by its first question, as it was `typed` if it has files in it.
@@ -153,7 +175,7 @@ class Keeper:
     def begin_anew(self) -> None:
         """What comes is another chat, in a file of its own."""
         self.close()
-        self.path = None
+        self.path, self._warned = None, False
 
     def _write(self, conversation: Conversation) -> None:
         assert self.path is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -28,12 +29,18 @@ class ChatLock:
         """Return the lock of a chat's file, or None if another chat holds it. `state` is the state folder."""
         name = blake2b(os.fsencode(os.path.realpath(chat)), digest_size=16).hexdigest()
         path = state / _FOLDER / f"{name}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _folder_locked(path.parent, fcntl.LOCK_SH):
+                return cls._take(path)
+        except OSError:
+            return cls(path, None)
+
+    @classmethod
+    def _take(cls, path: Path) -> ChatLock | None:
+        """The lock in a file. Raises OSError if there can be no such file."""
         while True:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            except OSError:
-                return cls(path, None)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             lock = cls(path, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,3 +65,28 @@ class ChatLock:
     def _drop(self) -> None:
         if self._close is not None:
             self._close()
+
+
+def remove_dead_locks(state: Path) -> None:
+    """Remove the files of locks whose chats were killed. Nobody takes a lock meanwhile, so none seems to be held."""
+    folder = state / _FOLDER
+    with suppress(OSError), _folder_locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for path in folder.glob("*.lock"):
+            with suppress(OSError):  # it is held, or has gone
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+@contextmanager
+def _folder_locked(folder: Path, operation: int) -> Iterator[None]:
+    """In this context the folder of all locks is locked: shared by those who take one. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import BinaryIO
 
 _ALL = 0o666
 _OWN = 0o600
+
+
+_UNFINISHED = f".{'[0-9a-f]' * 16}.unfinished"
 
 
 @contextmanager
@@ -43,6 +47,14 @@ def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def remove_unfinished(folder: Path, seconds: float) -> None:
+    """Remove files of a folder that processes left unfinished which died, `seconds` ago or earlier."""
+    for path in folder.glob(_UNFINISHED):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > seconds:
+                path.unlink()
 
 
 def _mode(path: Path) -> int | None:

@@ -27,7 +27,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     force = FORCE in words
     name = " ".join(word for word in words if word != FORCE) if force else argument
     if not name:
-        kept = chat.keeper.path if chat.keeper is not None else None
+        kept = chat.keeper.kept if chat.keeper is not None else None
         raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
     path = Path(os.path.expanduser(name.strip("\"'")))
     if os.path.isdir(path):

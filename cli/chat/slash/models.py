@@ -86,8 +86,8 @@ def _info(chat: ChatSession, console: Console) -> None:
         **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }
-    if chat.keeper is not None and chat.keeper.path is not None:
-        lines["chat"] += f", kept as {chat.keeper.path.stem}"
+    if chat.keeper is not None and chat.keeper.kept is not None:
+        lines["chat"] += f", kept as {chat.keeper.kept.stem}"
     print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)
 
 

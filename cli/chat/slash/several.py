@@ -115,11 +115,11 @@ def _whole(answer: Completion, width: int) -> list[Text]:
 
 def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console) -> Completion | None:
     """The answer that is chosen; None if none is, or if nobody can be asked any more."""
+    by_number = {str(number): answer for number, answer in enumerate(answers, 1)}
     while True:
         typed = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")
         if typed is None or typed.strip() == "0":
             return None
-        number = int(typed) if typed.strip().isdecimal() else 0
-        if 1 <= number <= len(answers):
-            return answers[number - 1]
+        if typed.strip() in by_number:
+            return by_number[typed.strip()]
         print_indented(console, f"{typed.strip()!r} is none of 1 to {len(answers)}, nor 0")

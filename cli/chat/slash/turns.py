@@ -42,7 +42,7 @@ def several(chat: ChatSession, argument: str, console: Console) -> Question:
     """/n 3 [TEXT]: several answers to the last question, or to another, side by side."""
     first, _, text = argument.partition(" ")
     number = first or str(_WAYS)
-    if not number.isdecimal() or not 2 <= int(number) <= MOST:
+    if number not in map(str, range(2, MOST + 1)):
         raise InvalidRequest(f"/n takes how many answers are wanted, 2 to {MOST}, and the question if it is a new one")
     if chat.params.seed is None:
         _warn_of_the_same(chat, console)
