@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
-from threading import Event, Thread
+from threading import Thread
+
+import pytest
 
 from cortexmlx.cli.chats.lock import ChatLock, remove_dead_locks
 
@@ -49,29 +51,27 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     other.release()
 
 
-def test_nobody_takes_a_lock_for_held_while_dead_ones_are_removed(tmp_path: Path) -> None:
-    locks, ended, refused = tmp_path / "locks", Event(), list[int]()
-    locks.mkdir()
+def test_nobody_takes_a_lock_for_held_while_dead_ones_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another chat wants the lock while the file of it is locked, to be removed."""
+    chat, unlink, taken = tmp_path / "a.json", Path.unlink, list[ChatLock | None]()
+    dead = ChatLock.take(chat, tmp_path)
+    assert dead is not None
+    dead._drop()
+    other = Thread(target=lambda: taken.append(ChatLock.take(chat, tmp_path)))
 
-    def remove() -> None:
-        while not ended.is_set():
-            remove_dead_locks(tmp_path)
+    def meanwhile(path: Path, missing_ok: bool = False) -> None:
+        other.start()
+        other.join(0.1)
+        unlink(path, missing_ok)
 
-    threads = [Thread(target=remove) for _ in range(2)]
-    for each in threads:
-        each.start()
-    for number in range(300):
-        lock = ChatLock.take(tmp_path / "a.json", tmp_path)
-        if lock is None:
-            refused.append(number)
-        elif number % 2:
-            lock.release()
-        else:  # as a process that is killed
-            lock._drop()
-    ended.set()
-    for each in threads:
-        each.join()
-    assert not refused
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", meanwhile)
+        remove_dead_locks(tmp_path)
+    other.join()
+    assert taken[0] is not None and ChatLock.take(chat, tmp_path) is None
+    taken[0].release()
 
 
 def test_where_there_are_no_locks_none_are_removed(tmp_path: Path) -> None:
