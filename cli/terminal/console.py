@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 from cortexmlx.cli.terminal.harmless.characters import harmless
 from cortexmlx.cli.terminal.harmless.streams import unguarded
@@ -19,7 +19,7 @@ NARROW = 80
 """Columns of a terminal that does not say how many it has."""
 
 
-def is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: IO[str]) -> bool:
     """True if a person looks at `stream`, and the terminal can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
