@@ -11,6 +11,14 @@ from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 from cortexmlx.cli.chat.typed.reading import read
 
 
+class TerminalText(io.StringIO):
+    """Text that is written to a terminal, as far as a program can tell."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
 def run_command(line: str, session: ChatSession, screen: Console) -> Question | Draft | None:
     """Carry out a line that is a command."""
     typed = read(line, BY_NAME)

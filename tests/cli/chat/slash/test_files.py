@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import Saved
@@ -127,9 +127,8 @@ def test_a_file_goes_with_the_next_message_or_with_its_question(
     with pytest.raises(InvalidRequest, match=r"files that wait for the next message: .*my notes.py"):
         run_command("/file", session, screen)
     asked = run_command(f"/file {path} What is it?", session, screen)
-    assert asked == Question(
-        f"{blank}:\n```py\npass\n```\n\n{path}:\n```txt\nalpha\nbeta\n```\n\nWhat is it?", typed=f"@{path} What is it?"
-    )
+    text = f"{blank}:\n```py\npass\n```\n\n{path}:\n```txt\nalpha\nbeta\n```\n\nWhat is it?"
+    assert asked == Question(text, typed=f"@{path} What is it?", waited=(Attached(blank, "pass\n"),))
     assert session.attached == [] and f"+ {path}: 2 lines, 11 B, 11 tokens" in printed(screen)
     quoted = run_command(f'/file "{blank}" And this?', session, screen)
     assert isinstance(quoted, Question) and quoted.typed == f'@"{blank}" And this?'

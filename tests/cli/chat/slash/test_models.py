@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from cortexmlx.errors import InvalidRequest, ModelNotFound
 from cortexmlx.models.inventory import LocalModel
 from cortexmlx.models.resolve import SourceKind
 from cortexmlx.serving.config import EngineConfig
-from support.chat_commands import printed, run_command
+from support.chat_commands import TerminalText, printed, run_command
 from support.cli_fakes import Fakes
 
 
@@ -119,7 +118,7 @@ def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None
     session.ask(Question("!say <b>one</b>\n\n<div>two</div>\n\n```\nopen"))
     session.ask(Question("three"))
     session.conversation.edit(0, "say it")
-    screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    screen = Console(file=TerminalText(), width=60, force_terminal=True, color_system=None)
     run_command("/show messages", session, screen)
     said = printed(screen)
     assert "<div>two</div>" in said and "<b>one</b>" in said

@@ -12,7 +12,7 @@ from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.several import SideBySide, choose
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion
-from support.chat_commands import printed, run_command
+from support.chat_commands import TerminalText, printed, run_command
 
 
 def asked(session: ChatSession, screen: Console, count: int) -> Completion:
@@ -30,7 +30,7 @@ def test_answers_stand_side_by_side_where_they_have_room(session: ChatSession, w
 
 
 def test_they_grow_on_a_terminal_and_leave_no_trace_but_the_whole(session: ChatSession) -> None:
-    screen = Console(file=io.StringIO(), width=100, height=20, force_terminal=True, color_system=None)
+    screen = Console(file=TerminalText(), width=100, height=20, force_terminal=True, color_system=None)
     view = SideBySide(screen, 3)
     view._texts = ["word " * 400, "one\ntwo", ""]
     shown = [row.plain for row in view._growing()]
@@ -39,18 +39,11 @@ def test_they_grow_on_a_terminal_and_leave_no_trace_but_the_whole(session: ChatS
     assert printed(screen).rstrip().endswith("what") and len(completion.others) == 2
 
 
-class Tty(io.StringIO):
-    """A terminal, as far as a program asks."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_dumb_terminal_gets_whole_answers_and_no_control_sequences(
     session: ChatSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    screen = Console(file=Tty(), width=60)
+    screen = Console(file=TerminalText(), width=60)
     asked(session, screen, 3)
     assert printed(screen).count("what else") == 3 and "\x1b" not in printed(screen)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.slash.several import SideBySide
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from support.chat_commands import TerminalText
 from support.emulator import Emulator
 from support.terminal import STOP, Terminal
 
@@ -50,7 +50,7 @@ def test_no_row_that_grew_is_left(wide: bool, monkeypatch: pytest.MonkeyPatch) -
     for seed in range(3):
         chance = random.Random(seed)
         columns, lines, count = chance.randrange(30, 110), chance.randrange(8, 30), chance.choice((2, 3))
-        screen, written = Emulator(columns, lines), io.StringIO()
+        screen, written = Emulator(columns, lines), TerminalText()
         stream = pyte.Stream(screen)
         console = Console(file=written, width=columns, height=lines, force_terminal=True, color_system="256")
         words = [chance.choice((*EMOJI, "word ", " ", "longer", "\n")) for _ in range(60)]
