@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,9 +72,13 @@ def modules() -> Iterator[str]:
     """Every module by its path; an `__init__.py` counts if it does something."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            if path.name != "__init__.py" or any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body):
+            if path.name != "__init__.py" or defines(path):
                 yield path.relative_to(ROOT).as_posix()
+
+
+def defines(path: Path) -> bool:
+    """Whether a module has functions or classes."""
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.parse(path.read_text()).body)
 
 
 MODULES = sorted(modules())
@@ -88,12 +93,18 @@ def folder_of(module: str) -> Path:
     return ROOT.joinpath(FOLDERS[top], *inside)
 
 
+@cache
+def names_in(folder: Path) -> set[str]:
+    """The modules whose tests lie in a folder."""
+    return {Path(m).stem for m in MODULES if folder_of(m) == folder}
+
+
 def own_tests(module: str) -> list[Path]:
     """`test_<module>.py` and `test_<module>_<aspect>.py`: the test files whose name begins with the module's, and with
     no longer name of a neighbour.
     """
     folder = folder_of(module)
-    names = {Path(m).stem for m in MODULES if folder_of(m) == folder}
+    names = names_in(folder)
 
     def owner(test: Path) -> str:
         return max((name for name in names if f"{test.stem}_".startswith(f"test_{name}_")), key=len, default="")
