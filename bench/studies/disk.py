@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from cortexmlx import Engine, SamplingParams, TokenEvent
+from cortexmlx import Engine, SamplingParams, StoreState, TokenEvent
 from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS
 
 SETTLE_SECONDS = 1.0
@@ -62,6 +62,8 @@ def compare(model: str, pairs: int, rows: int, prompt: int, tokens: int) -> tupl
         tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder,
         Engine(model, max_rows=rows, kv_store=folder) as engine,
     ):
+        while (store := engine.stats().kv_store) is not None and store.state is StoreState.HASHING:
+            time.sleep(0.05)
         for pair in range(-1, pairs):  # the first one warms up
             took = {}
             for keep in (True, False) if pair % 2 else (False, True):

@@ -48,7 +48,11 @@ class LoadedModel:
     @cached_property
     def identity(self) -> str:
         """A name of what it was read from, weights, configuration, tokenizer and adapter, wherever that lies: what is
-        kept of it is of no use to a model with another. Of large files it is a sample.
+        kept of it is of no use to a model with another.
+
+        Of a file above 32 MiB it reads the size and 32 samples of 4 KiB. So it does not notice a change of such a file
+        that keeps its size and lies between the samples. It is for records of apps and commands; a KV store knows a
+        model by a hash of all its weights (`WeightsHash`), which may be known only later, or not at all.
         """
         digest = hashlib.blake2b(digest_size=16)
         for path in (self.path, self.adapter):
