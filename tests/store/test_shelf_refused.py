@@ -77,6 +77,17 @@ def test_an_index_of_other_columns_is_made_again(tmp_path: Path) -> None:
     assert len(read_all(shelf, [*RECORDS, record(7)])) == 7
 
 
+def test_an_index_of_which_sqlite_says_no_text_is_made_again(tmp_path: Path) -> None:
+    """Its message cites the damaged word, which Python cannot decode: that is no sqlite3.Error."""
+    shelf = opened(tmp_path)
+    shelf.write("model", RECORDS)
+    shelf.close()
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE"))
+    shelf = opened(tmp_path)
+    shelf.write("model", [record(7)])
+    assert len(read_all(shelf, [*RECORDS, record(7)])) == 7
+
+
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).write("model", RECORDS)
     with monkeypatch.context() as patched:
