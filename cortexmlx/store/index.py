@@ -63,9 +63,10 @@ class Index:
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            for setting in ("journal_mode=DELETE", "synchronous=OFF", "trusted_schema=OFF", "cell_size_check=ON"):
-                self._file.execute(f"PRAGMA {setting}")
-            self._file.executescript(_TABLES)
+            with self._held():
+                for setting in ("journal_mode=DELETE", "synchronous=OFF", "trusted_schema=OFF", "cell_size_check=ON"):
+                    self._file.execute(f"PRAGMA {setting}")
+                self._file.executescript(_TABLES)
         except BaseException:
             self._file.close()
             raise
@@ -88,21 +89,32 @@ class Index:
         return (status.st_dev, status.st_ino) != self._own
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
+    def _held(self) -> Iterator[sqlite3.Connection]:
+        """The file, for this thread alone. Python raises ValueError for a damage that SQLite cites in its message, if
+        that is no text.
+        """
         with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield self._file
-                self._file.execute("COMMIT")
+            except ValueError as error:
+                raise sqlite3.DatabaseError(f"it is damaged: {error}") from None
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._held() as file:
+            file.execute("BEGIN IMMEDIATE")
+            try:
+                yield file
+                file.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._file.execute("ROLLBACK")
+                with contextlib.suppress(sqlite3.Error, ValueError):
+                    file.execute("ROLLBACK")
                 raise
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Where the records of some keys lie, of those that are there."""
-        with self._lock:
-            return _found(self._file, keys)
+        with self._held() as file:
+            return _found(file, keys)
 
     def add(self, name: str, model: str, size: int, places: Sequence[Place]) -> None:
         """A segment was written just now: its records are found there, and it was used last."""
@@ -142,14 +154,14 @@ class Index:
 
     def keys(self) -> list[bytes]:
         """Those of all records."""
-        with self._lock:
-            rows = self._file.execute("SELECT key FROM records").fetchall()
+        with self._held() as file:
+            rows = file.execute("SELECT key FROM records").fetchall()
         return [key for (key,) in rows if isinstance(key, bytes) and len(key) == 16]
 
     def version(self) -> int:
         """Another number whenever somebody else has changed something."""
-        with self._lock:
-            return int(self._file.execute("PRAGMA data_version").fetchone()[0])
+        with self._held() as file:
+            return int(file.execute("PRAGMA data_version").fetchone()[0])
 
     def segments(self) -> list[SegmentLine]:
         """All segments, those first that were not used for the longest time."""
@@ -157,8 +169,8 @@ class Index:
             "SELECT name, model, bytes, used, (SELECT count(*) FROM records WHERE segment = name) FROM segments "
             "ORDER BY used, name"
         )
-        with self._lock:
-            rows = self._file.execute(question).fetchall()
+        with self._held() as file:
+            rows = file.execute(question).fetchall()
         try:
             return [SegmentLine(_checked(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
         except (ValueError, TypeError, OverflowError) as error:
