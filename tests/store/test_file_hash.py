@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +99,23 @@ def test_whatever_is_done_to_a_file_its_old_hash_is_not_found(
                 path.symlink_to(other)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert digest(path, kept=kept) == digest(written(folder / "judge", content))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of such a change")
+def test_a_file_that_is_written_again_through_a_mapping_is_read_again(tmp_path: Path, kept: KeptHashes) -> None:
+    """Writing to a page that is dirty already changes no time of the file."""
+    path = written(tmp_path / "a", os.urandom(5000))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[0] ^= 1
+        os.fsync(file.fileno())
+        before = stamp_of(path)
+        time.sleep(0.05)  # longer than a tick
+        mapped[0] ^= 1
+        if stamp_of(path) == before:
+            pytest.skip("this file system, such as tmpfs, never tells of a change through a mapping")
+        first = digest(path, kept=kept)
+        mapped[0] ^= 1
+        assert digest(path, kept=kept) == digest(path) != first
 
 
 def test_a_file_that_changes_meanwhile_has_no_hash(tmp_path: Path, kept: KeptHashes) -> None:
