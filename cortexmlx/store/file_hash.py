@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
@@ -129,10 +131,16 @@ def _settled(stamps: list[Stamp], paths: Sequence[Path]) -> list[Stamp] | None:
 
 
 class _FileSource:
-    """A file, as long as it has this stamp."""
+    """A file, as long as it has this stamp.
+
+    What others have written through a memory mapping is brought to the disk before the file is read. Writing to a page
+    that is dirty changes no time of the file, so without this nobody could tell that it was written again.
+    """
 
     def __init__(self, stamp: Stamp) -> None:
         self._stamp = stamp
+        self._synced = False
+        self._syncing = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -143,6 +151,7 @@ class _FileSource:
         """Read a part of it into a digest. Raises OSError if the file has changed."""
         descriptor = os.open(self._stamp.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
+            self._sync(descriptor)
             if _stamp(self._stamp.path, descriptor) != self._stamp:
                 raise OSError(f"{self._stamp.path} has changed")
             file.seek(begin)
@@ -153,3 +162,10 @@ class _FileSource:
                     raise OSError(f"{self._stamp.path} ends too soon")
                 digest.update(buffer[:count])
                 begin += count
+
+    def _sync(self, descriptor: int) -> None:
+        with self._syncing:
+            if not self._synced:
+                with contextlib.suppress(OSError):  # a file system that nobody can write to
+                    os.fsync(descriptor)
+                self._synced = True
