@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, SamplingParams
-from support.core_driver import assert_nothing_lost
-from support.patience import PATIENCE
+from support.core_driver import finally_nothing_lost
+from support.held import hold_long_answers
+from support.patience import soon
 from support.tiny import tokens_of
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -27,15 +27,6 @@ SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 def engine(tiny: Any) -> Iterator[Engine]:
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as opened:
         yield opened
-
-
-def assert_ends(engine: Engine) -> None:
-    """Soon nothing runs any more, and nothing was lost."""
-    deadline = time.monotonic() + PATIENCE
-    while engine.stats().rows_running + engine.stats().rows_waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert_nothing_lost(engine.stats())
 
 
 def endless(read: list[int]) -> Iterator[list[int]]:
@@ -63,14 +54,16 @@ def test_prompts_are_read_no_further_ahead_than_four_per_row(engine: Engine) -> 
         assert len(read) == handed_out + 8
     completed.close()
     assert list(completed) == [] and len(read) == 37
-    assert_ends(engine)
+    finally_nothing_lost(engine)
 
 
 def test_a_window_bounds_what_lies_behind_the_oldest_unfinished(engine: Engine) -> None:
     read: list[int] = []
     completed = engine.as_completed(endless(read), itertools.chain([LONG], itertools.repeat(SHORT)), window=12)
-    handed_out = [next(completed)[0] for _ in range(12)]
-    assert sorted(handed_out[:11]) == list(range(1, 12)) and handed_out[11] == 0
+    let_go = hold_long_answers(engine, tokens=4)
+    assert sorted(next(completed)[0] for _ in range(11)) == list(range(1, 12))
+    let_go()
+    assert next(completed)[0] == 0
     assert len(read) == 12
     next(completed)
     assert len(read) > 12
@@ -89,7 +82,7 @@ def test_an_error_of_one_prompt_leaves_the_others_alone(engine: Engine) -> None:
         PromptTooLong,
         Completion,
     ]
-    assert_ends(engine)
+    finally_nothing_lost(engine)
 
 
 def test_a_request_that_fails_while_it_runs_is_an_error_of_its_own(
@@ -110,27 +103,26 @@ def test_a_request_that_fails_while_it_runs_is_an_error_of_its_own(
 
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_closing_or_dropping_the_iterator_cancels_the_rest(engine: Engine, how: str) -> None:
-    completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], LONG)
+    hold_long_answers(engine)
+    completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], [LONG, *[SHORT] * 19])
     next(completed)
     assert engine.stats().rows_running >= 1
     if how == "close":
         completed.close()
         assert list(completed) == []
     del completed
-    assert_ends(engine)
-    assert engine.stats().generated_tokens < 19 * 400
+    finally_nothing_lost(engine)
 
 
 def test_an_interrupt_while_waiting_cancels_the_rest(engine: Engine) -> None:
+    hold_long_answers(engine)
     completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], LONG)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         for _ in completed:
             pass
     assert list(completed) == []
-    assert_ends(engine)
-    assert engine.stats().generated_tokens < 20 * 400
+    finally_nothing_lost(engine)
 
 
 def test_an_error_of_the_prompts_iterator_comes_out_and_cancels_the_rest(engine: Engine) -> None:
@@ -140,7 +132,7 @@ def test_an_error_of_the_prompts_iterator_comes_out_and_cancels_the_rest(engine:
 
     with pytest.raises(OSError, match="the disk is gone"):
         list(engine.as_completed(broken(), LONG))
-    assert_ends(engine)
+    finally_nothing_lost(engine)
 
 
 def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -> None:
@@ -148,10 +140,7 @@ def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -
 
     def slow() -> Iterator[list[int]]:
         yield tokens_of(4)
-        deadline = time.monotonic() + PATIENCE
-        while not engine.stats().requests_finished and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if engine.stats().requests_finished:
+        if soon(lambda: engine.stats().requests_finished):
             answered.set()
 
     assert len(list(engine.as_completed(slow(), SHORT))) == 1
@@ -160,7 +149,8 @@ def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -
 
 def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
-        completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], [SHORT, *[LONG] * 19])
+        hold_long_answers(engine)
+        completed = engine.as_completed([tokens_of(4, seed=i) for i in range(20)], [LONG, *[SHORT] * 19])
         next(completed)
     with pytest.raises(EngineClosed):
         list(completed)
@@ -179,7 +169,7 @@ def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:
 def test_there_are_as_many_params_as_prompts(engine: Engine, prompts: Any, params: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         list(engine.as_completed(prompts, params))
-    assert_ends(engine)
+    finally_nothing_lost(engine)
 
 
 def test_a_window_holds_at_least_one(engine: Engine) -> None:

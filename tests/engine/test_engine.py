@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +13,9 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelUnsupported, PromptTooLong
 from cortexmlx.request import FinishReason, TokenEvent
-from support.core_driver import Driver, assert_nothing_lost
+from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
 from support.judge import NOISE
+from support.patience import PATIENCE, soon
 from support.tiny import EOS, VOCAB, tokens_of, write_tiny
 
 PROMPT = tokens_of(20, seed=1)
@@ -73,11 +73,8 @@ def test_astream_gives_the_same_events(engine: Engine) -> None:
 
 def test_on_event_is_called_for_every_event(engine: Engine) -> None:
     events: list[Any] = []
-    completion = engine.submit(PROMPT, GREEDY, on_event=events.append).result(30)
-    for _ in range(200):
-        if events and events[-1].completion is not None:
-            break
-        asyncio.run(asyncio.sleep(0.01))
+    completion = engine.submit(PROMPT, GREEDY, on_event=events.append).result(PATIENCE)
+    assert soon(lambda: events and events[-1].completion is not None)
     assert tuple(e.token_id for e in events[:-1]) == completion.token_ids
 
 
@@ -287,10 +284,7 @@ def test_a_bad_prompt_late_in_a_batch_cancels_the_others(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
             engine.generate_batch([*(tokens_of(5, seed=i) for i in range(20)), []], SamplingParams(max_tokens=200))
-        deadline = time.monotonic() + 10
-        while engine.stats().rows_running + engine.stats().rows_waiting:
-            assert time.monotonic() < deadline
-        assert_nothing_lost(engine.stats())
+        finally_nothing_lost(engine)
 
 
 def test_what_is_submitted_while_the_core_is_looked_at_begins_together(tiny: Any) -> None:

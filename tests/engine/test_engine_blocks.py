@@ -10,6 +10,7 @@ from cortexmlx import BlockMap, BlockState, Engine
 from support.asked import LONG
 from support.blocks import check_block_map
 from support.core_driver import Driver
+from support.held import hold_long_answers
 from support.stored import Stored
 from support.tiny import tokens_of
 
@@ -61,13 +62,16 @@ def test_what_is_cached_and_on_disk_is_told_from_what_is_only_cached(tiny: Any, 
 
 
 def test_the_picture_is_taken_while_answers_are_written_and_agrees_with_the_counts(engine: Engine) -> None:
+    let_go = hold_long_answers(engine)
     handles = [engine.submit(PROMPT, LONG), engine.submit(PROMPT[:50], LONG)]
-    seen = []
+    for handle in handles:
+        next(iter(handle))
+    seen = [engine.blocks() for _ in range(4)]
+    picture, stats = engine.inspect(lambda core: (core.cache.block_map(), core.stats()))
+    assert picture.count(BlockState.PRIVATE) + picture.count(BlockState.SHARED) == stats.used_blocks > 0
+    let_go()
     while not all(handle.ended for handle in handles):
         seen.append(engine.blocks())
-        if len(seen) == 5:
-            picture, stats = engine.inspect(lambda core: (core.cache.block_map(), core.stats()))
-            assert picture.count(BlockState.PRIVATE) + picture.count(BlockState.SHARED) == stats.used_blocks
     assert any(picture.count(BlockState.PRIVATE) for picture in seen)
     assert all(sum(map(p.count, BlockState)) == p.total for p in seen)
     assert engine.blocks().count(BlockState.PRIVATE) == 0

@@ -18,6 +18,7 @@ from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE, soon
 from support.programs import outcome
 from support.tiny import tokens_of
@@ -118,6 +119,7 @@ def test_a_callback_is_told_of_a_failure(engine: Engine, monkeypatch: pytest.Mon
 def test_a_callback_is_told_that_the_engine_was_closed(tiny: Any) -> None:
     seen: list[TokenEvent] = []
     with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        hold_long_answers(engine)
         engine.submit(PROMPT, LONG, on_event=seen.append)
     last = told(seen)
     assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineClosed)
@@ -138,6 +140,7 @@ def test_a_request_that_cannot_be_queued_fails_alone(engine: Engine, monkeypatch
 
 def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None:
     engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8, max_rows=2)
+    hold_long_answers(engine)
     handles = [engine.submit(PROMPT, LONG) for _ in range(4)]
     next(iter(handles[0]))
     engine.close()

@@ -47,23 +47,27 @@ def test_a_program_ends_with_its_own_exit_code(program: str, code: int, last: st
 
 def test_ctrl_c_in_generate_cancels_the_request_and_leaves_the_engine_usable(tiny: Any) -> None:
     program = """
+from support.held import hold_long_answers
 e = engine()
-print("ready", flush=True)
+def begun(tokens, logits):
+    print("begun", flush=True)
+    return logits
+let_go = hold_long_answers(e, tokens=1)
 try:
-    while True:
-        e.generate([1, 2, 3], SamplingParams(max_tokens=480, ignore_eos=True))
+    e.generate([1, 2, 3], SamplingParams(max_tokens=480, ignore_eos=True, logits_processors=(begun,)))
 except KeyboardInterrupt:
     pass
+let_go()
 print(len(e.generate([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)).token_ids))
 import time
 while e.stats().rows_running: time.sleep(0.01)
+print("ended")
 """
     process = start(program, tiny("llama"))
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     output, errors = ended(process)
-    assert (process.returncode, output, errors) == (0, "5\n", "")
+    assert (process.returncode, output, errors) == (0, "5\nended\n", "")
 
 
 def test_two_engines_at_once_do_not_disturb_each_other(tiny: Any, theirs: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +21,7 @@ from cortexmlx import (
 )
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE, soon
 from support.programs import outcome
 from support.tiny import tokens_of
@@ -62,6 +65,7 @@ def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
                 raise kind
             return result
 
+        let_go = hold_long_answers(engine, tokens=1)
         handles = [engine.submit(tokens_of(n, seed=n), LONG) for n in (30, 9, 40)]
         for handle in handles:
             next(iter(handle))
@@ -70,6 +74,8 @@ def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
         if part in ("tidy", "cancel"):
             for handle in [*handles, waiting]:
                 handle.cancel()
+        with suppress(CortexError):  # who asks while it is interrupted is told of that
+            let_go()
         for handle in [*handles, waiting]:
             try:
                 handle.result(PATIENCE)
@@ -80,6 +86,7 @@ def test_an_interrupt_in_any_part_fails_its_requests_and_the_engine_goes_on(
             assert all(handle._error is not None for handle in [*handles, waiting])
         monkeypatch.undo()
         wait_until_it_has_recovered(engine)
+        let_go()
         for n in (33, 8):
             prompt = tokens_of(n, seed=50 + n)
             assert list(engine.generate(prompt, SHORT).token_ids) == theirs("llama", prompt, 12)
@@ -121,6 +128,7 @@ def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.
         raise MemoryError
 
     engine = Engine(tiny("llama"), kv_memory="64KB", block_size=8)
+    hold_long_answers(engine)
     handle = engine.submit(PROMPT, LONG)
     next(iter(handle))
     monkeypatch.setattr(engine._worker.core, "begin_anew", broken)
@@ -135,6 +143,7 @@ def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.
 
 def interrupted_step(core: Any) -> None:
     """From now on: it is lost with all that it has begun."""
+    vars(core).pop("step", None)  # it was held
     step = core.step
 
     def interrupted() -> None:
@@ -145,7 +154,8 @@ def interrupted_step(core: Any) -> None:
 
 
 def full(engine: Engine) -> RequestHandle:
-    """A request that runs when the arena has all blocks that it may have."""
+    """A request that runs, and goes no farther, when the arena has all blocks that it may have."""
+    hold_long_answers(engine)
     engine.generate_batch([tokens_of(400, seed=i) for i in range(8)], SamplingParams(max_tokens=1))
     handle = engine.submit(PROMPT, LONG)
     next(iter(handle))

@@ -5,7 +5,6 @@ queue, sampler and answers as all others.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +18,8 @@ from cortexmlx.errors import EngineClosed, PromptTooLong
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
-from support.patience import PATIENCE
+from support.held import hold_long_answers
+from support.patience import PATIENCE, soon
 from support.recurrent import RECURRENT
 from support.tiny import CONFIGS, tokens_of
 
@@ -318,9 +318,9 @@ def test_an_engine_that_begins_anew_forgets_the_last_text(tiny: Any, theirs: Any
 
 def test_an_engine_closed_while_it_runs_fails_its_requests(tiny: Any, unpaged: None) -> None:
     with Engine(tiny("llama"), kv_memory="256KB") as engine:
+        hold_long_answers(engine)
         handles = [engine.submit(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True)) for _ in range(2)]
-        while handles[0].state is not RequestState.DECODING:
-            time.sleep(0.001)
+        assert soon(lambda: handles[0].state is RequestState.DECODING)
     for handle in handles:
         with pytest.raises(EngineClosed):
             handle.result(PATIENCE)

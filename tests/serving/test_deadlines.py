@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,26 +15,33 @@ from cortexmlx.request import FinishReason, RequestId, RequestState
 from cortexmlx.serving.deadlines import Deadlines
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE
 
-SOON = 0.02
-"""Seconds in which nobody has 400 tokens from the slowed engine."""
+A_STEP = PATIENCE
+"""Seconds that each step takes on the engine's clock, which stands still otherwise."""
+
+SOON = 30 * A_STEP
+"""Time for 12 tokens, and not for 400."""
 
 
 @pytest.fixture
-def slow(engine: Engine) -> Engine:
-    """Each step takes 2 ms at least."""
+def slow(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine whose clock goes by its steps."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    for module in ("engine", "serving.core", "serving.answers"):
+        monkeypatch.setattr(f"cortexmlx.{module}.time", clock)
 
-    def delay(core: Any) -> None:
+    def count(core: Any) -> None:
         step = core.step
 
-        def slowed() -> None:
-            time.sleep(0.002)
+        def counted() -> None:
+            clock.now += A_STEP
             step()
 
-        core.step = slowed
+        core.step = counted
 
-    engine.inspect(delay)
+    engine.inspect(count)
     return engine
 
 
@@ -57,7 +64,7 @@ def ways(engine: Engine) -> dict[str, Any]:
 def test_whoever_asks_with_a_timeout_is_told_that_it_is_over(slow: Engine) -> None:
     others = slow.submit(PROMPT, LONG)
     for ask in ways(slow).values():
-        with pytest.raises(RequestTimeout, match=r"not finished after 0\.02 s: it was \w+, with \d+ tokens for a"):
+        with pytest.raises(RequestTimeout, match=r"not finished after 18000 s: it was \w+, with \d+ tokens for a"):
             ask()
     assert len(others.result(PATIENCE).token_ids) == 400
     finally_nothing_lost(slow)
@@ -70,13 +77,15 @@ def test_it_is_a_timeout_and_one_of_ours(slow: Engine) -> None:
         handle.result(PATIENCE)
     assert handle.state is RequestState.FAILED and isinstance(handle._error, CortexError)
     assert events[-1].error is handle._error and events[-1].finish_reason is FinishReason.ERROR
+    hold_long_answers(slow)
     with pytest.raises(TimeoutError):
-        slow.submit(PROMPT, LONG).result(SOON)
+        slow.submit(PROMPT, LONG).result(0.01)
 
 
 def test_a_waiting_request_and_one_with_several_answers_have_their_time_too(slow: Engine) -> None:
-    running = [slow.submit(PROMPT, LONG) for _ in range(4)]
-    waiting = slow.submit(PROMPT, SHORT, timeout=SOON)
+    *running, waiting = slow.inspect(
+        lambda core: [*(slow.submit(PROMPT, LONG) for _ in range(4)), slow.submit(PROMPT, SHORT, timeout=SOON)]
+    )
     with pytest.raises(RequestTimeout, match="it was waiting, with 0 tokens"):
         waiting.result(PATIENCE)
     for handle in running:
@@ -88,14 +97,14 @@ def test_a_waiting_request_and_one_with_several_answers_have_their_time_too(slow
 
 def test_of_many_prompts_each_has_its_own_time(slow: Engine) -> None:
     params = [SHORT, LONG, SHORT]
-    got = dict(slow.as_completed([PROMPT, PROMPT, PROMPT], params, timeout=0.3))
+    got = dict(slow.as_completed([PROMPT, PROMPT, PROMPT], params, timeout=SOON))
     assert isinstance(got[1], RequestTimeout)
     assert [len(got[i].token_ids) for i in (0, 2)] == [12, 12]  # type: ignore[union-attr]
 
 
 def test_who_is_in_time_notices_nothing(engine: Engine) -> None:
     wanted = engine.generate(PROMPT, SHORT)
-    assert engine.generate(PROMPT, SHORT, timeout=100).token_ids == wanted.token_ids
+    assert engine.generate(PROMPT, SHORT, timeout=PATIENCE).token_ids == wanted.token_ids
     assert engine.generate(PROMPT, SHORT, timeout=None).token_ids == wanted.token_ids
 
 

@@ -16,10 +16,12 @@ from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.request import TokenEvent
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE
 
 
 def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
+    hold_long_answers(engine)
     stream = engine.stream(PROMPT, LONG)
     next(stream)
     stream.close()
@@ -29,8 +31,8 @@ def test_closing_a_stream_cancels_its_request(engine: Engine) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "left", "dropped", "used up"])
 def test_a_stream_that_was_never_started_is_cancelled(engine: Engine, end: str) -> None:
+    hold_long_answers(engine)
     stream: Any = engine.stream(PROMPT, LONG)
-    before = engine.stats().generated_tokens
     if end == "closed":
         with closing(stream):
             pass
@@ -44,7 +46,6 @@ def test_a_stream_that_was_never_started_is_cancelled(engine: Engine, end: str) 
         stream.close()
         assert next(stream, None) is None
     finally_nothing_lost(engine)
-    assert engine.stats().generated_tokens - before < 400
 
 
 def test_a_stream_raises_at_the_call_what_is_wrong(engine: Engine) -> None:
@@ -68,6 +69,7 @@ def test_leaving_an_astream_cancels_its_request(engine: Engine) -> None:
         async for _ in engine.astream(PROMPT, LONG):
             break
 
+    hold_long_answers(engine)
     asyncio.run(first())
     finally_nothing_lost(engine)
 
@@ -80,11 +82,13 @@ def test_a_cancelled_asyncio_task_cancels_its_request(engine: Engine) -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(collect(), 0.05)
 
+    hold_long_answers(engine)
     asyncio.run(give_up())
     finally_nothing_lost(engine)
 
 
 def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -> None:
+    hold_long_answers(engine)
     loop = asyncio.new_event_loop()
     stream = engine.astream(PROMPT, LONG)
     loop.run_until_complete(anext(stream))
@@ -95,10 +99,10 @@ def test_an_event_loop_that_closes_under_a_stream_harms_nobody(engine: Engine) -
     del stream
     finally_nothing_lost(engine)
     assert engine.stats().requests_finished == before + 1
-    assert engine.stats().generated_tokens < 412
 
 
 def test_an_astream_belongs_to_one_event_loop(engine: Engine) -> None:
+    hold_long_answers(engine)
     stream = engine.astream(PROMPT, LONG)
 
     async def read() -> TokenEvent:
@@ -112,6 +116,7 @@ def test_an_astream_belongs_to_one_event_loop(engine: Engine) -> None:
 
 def test_an_astream_raises_that_the_engine_was_closed(tiny: Any) -> None:
     engine = Engine(tiny("llama"), kv_memory="256KB", block_size=8)
+    hold_long_answers(engine)
 
     async def read() -> None:
         stream = engine.astream(PROMPT, LONG)

@@ -12,6 +12,7 @@ from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, Sampling
 from cortexmlx.serving.prompt import _QUICK
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE
 from support.tiny import tokens_of
 
@@ -32,11 +33,13 @@ def test_agenerate_raises_what_generate_raises(engine: Engine) -> None:
 
     async def fail() -> None:
         task = asyncio.ensure_future(engine.agenerate(PROMPT, LONG))
-        await asyncio.sleep(0.05)
+        while not engine.stats().generated_tokens:
+            await asyncio.sleep(0.001)
         await engine.aclose()
         with pytest.raises(EngineClosed, match="before the request could finish"):
             await task
 
+    hold_long_answers(engine)
     asyncio.run(fail())
 
 
@@ -45,9 +48,9 @@ def test_a_cancelled_task_cancels_its_request(engine: Engine) -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(engine.agenerate(PROMPT, LONG), 0.05)
 
+    hold_long_answers(engine)
     asyncio.run(give_up())
     finally_nothing_lost(engine)
-    assert engine.stats().generated_tokens < 400
 
 
 def test_the_event_loop_wakes_once_for_a_whole_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +87,22 @@ def test_long_texts_and_all_messages_are_read_on_another_thread(
     assert [thread is main for thread in cut_by] == [False, kind == "text"]
 
 
+def held_thread(engine: Engine) -> threading.Event:
+    """What lets the engine's thread go on, which is held from now on."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        begun.set()
+        goes_on.wait(PATIENCE)
+
+    threading.Thread(target=engine.inspect, args=(hold,)).start()
+    assert begun.wait(PATIENCE)
+    return goes_on
+
+
 def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> None:
     """Its thread is held for a while; more ask than may wait in its queue."""
-    held = threading.Event()
-    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(PATIENCE),)).start()
+    held = held_thread(engine)
 
     async def ask() -> list[Any]:
         one = SamplingParams(max_tokens=1)
@@ -102,14 +117,14 @@ def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> No
 
 
 def test_a_stream_that_is_closed_while_it_begins_asks_for_nothing_more(engine: Engine) -> None:
-    held = threading.Event()
-    threading.Thread(target=engine.inspect, args=(lambda core: held.wait(PATIENCE),)).start()
+    held = held_thread(engine)
 
     async def leave() -> None:
         waiting = [asyncio.ensure_future(engine.agenerate([1, 2, 3], SHORT)) for _ in range(64)]
         stream = engine.astream(PROMPT, LONG)
         first = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.02)
+        for _ in range(10):
+            await asyncio.sleep(0.001)
         assert engine._worker.behind
         await stream.aclose()
         held.set()

@@ -20,6 +20,7 @@ from cortexmlx.serving.app.callbacks import Tellers
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
+from support.held import hold_long_answers
 from support.patience import PATIENCE, soon
 from support.programs import outcome
 
@@ -62,7 +63,9 @@ def test_a_program_that_ends_tells_of_it(tiny: Any, how: str) -> None:
 def listen(event):
     if event.error or event.completion:
         print(type(event.error).__name__, event.finish_reason.value)
+from support.held import hold_long_answers
 e = engine()
+hold_long_answers(e)
 h = e.submit([1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True), on_event=listen)
 next(iter(e.stream([1, 2, 3])))
 {how}
@@ -123,7 +126,8 @@ class Ear:
             self._may.wait(PATIENCE)
 
 
-def test_thousands_that_wait_take_two_threads(engine: Engine) -> None:
+def test_thousands_that_wait_take_two_threads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "PATIENCE", PATIENCE)  # on a busy machine an event may wait for long
     ended = threading.Semaphore(0)
 
     def listen(event: TokenEvent) -> None:
@@ -152,7 +156,7 @@ def test_a_function_that_never_returns_holds_up_nobody(tellers: Tellers) -> None
         ear.handle.push(TokenEvent("a", 1))
         ear.handle.push(TokenEvent("b", 2))
     assert soon(lambda: all(len(ear.heard) == 2 for ear in quick)), "they hear nothing while others do not return"
-    assert all(len(ear.heard) == 1 for ear in stuck) and len(telling()) >= 1 + 8
+    assert soon(lambda: all(len(ear.heard) == 1 for ear in stuck)) and len(telling()) >= 1 + 8
     may.set()
     assert soon(lambda: all(len(ear.heard) == 2 for ear in stuck))
     assert soon(lambda: len(telling()) == 2)
@@ -175,7 +179,7 @@ def test_a_function_may_wait_for_what_another_requests_does(tellers: Tellers) ->
 def test_slow_functions_are_called_by_several_threads_but_not_by_more_than_allowed(
     tellers: Tellers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "SLOW", 30)
+    monkeypatch.setattr(callbacks, "SLOW", PATIENCE)
     may = threading.Event()
     ears = [Ear(may) for _ in range(8)]
     for ear in ears:
@@ -256,12 +260,12 @@ def test_where_no_thread_is_to_be_had_nothing_is_asked(engine: Engine, monkeypat
         raise RuntimeError("can't start new thread")
 
     assert soon(lambda: not telling())
+    hold_long_answers(engine)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="thread"):
             engine.submit(PROMPT, LONG, on_event=print)
     finally_nothing_lost(engine)
-    assert engine.stats().generated_tokens < 400
     ear = Ear()
     engine.submit(PROMPT, SHORT, on_event=ear)
     assert soon(lambda: ear.heard and ear.heard[-1].completion)
@@ -270,7 +274,7 @@ def test_where_no_thread_is_to_be_had_nothing_is_asked(engine: Engine, monkeypat
 def test_quick_functions_with_too_much_to_hear_do_not_have_ever_more_threads(
     tellers: Tellers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "SLOW", 30)
+    monkeypatch.setattr(callbacks, "SLOW", PATIENCE)
     monkeypatch.setattr(callbacks, "PATIENCE", 0.001)
     counts: list[int] = []
     ears = [Ear() for _ in range(2)]
