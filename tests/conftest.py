@@ -70,6 +70,21 @@ def attention(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_store() -> Iterator[None]:
+    """Engines wait for a disk as long as tests wait: what a busy machine reads and writes late is read and written."""
+    from cortexmlx.execution import disk
+    from cortexmlx.store.store import KVStore
+    from support.patience import PATIENCE
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "_PATIENCE", PATIENCE)
+        patched.setattr(disk, "_CLOSING_SECONDS", PATIENCE)
+        for wait in (KVStore.flush, KVStore.close):
+            patched.setattr(wait, "__defaults__", (PATIENCE,))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A function from a name of `tiny.CONFIGS` to the folder of that model."""

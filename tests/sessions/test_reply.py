@@ -121,15 +121,17 @@ def test_the_same_for_asyncio() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "task"])
 def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how: str) -> None:
-    asked, may_go_on = Asked(), threading.Event()
+    asked, begun, may_go_on = Asked(), threading.Event(), threading.Event()
 
     def begin(listener: Any) -> Begun:
+        begun.set()
         may_go_on.wait(PATIENCE)
         return Begun(asked.handle, TURN, asked.kept.append)
 
     async def cancel() -> None:
         task = asyncio.ensure_future(anext(reply := AsyncReply(begin)))
-        await asyncio.sleep(0.01)
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         reply.cancel() if how == "cancel" else task.cancel()
         await asyncio.sleep(0)
         may_go_on.set()

@@ -24,13 +24,13 @@ def store(path: Path) -> KVStore:
 def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> None:
     one = store(tmp_path)
     assert one.has_room and one.offer(RECORDS)
-    one.close()
+    one.close(PATIENCE)
     assert one.stats().stored_blocks == 6
     other = store(tmp_path)
     assert other._shelf.secret == one._shelf.secret
     done, found = threading.Event(), {}
     tokens = {r.key: r.tokens for r in RECORDS}
-    other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), 9.0))  # type: ignore[arg-type, return-value]
+    other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), PATIENCE))  # type: ignore[arg-type, return-value]
     assert done.wait(PATIENCE) and all(same(found[r.key], r) for r in RECORDS)
     other.drop(3)
     other.close()
@@ -64,7 +64,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert begin_store(shelf, "model", lambda: None) is None
     for thread in begun:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text
 
 
@@ -76,9 +76,9 @@ def test_a_store_in_use_begins_no_thread(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError(f"{thread} is begun")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert one.offer(RECORDS) and one.flush()
+    assert one.offer(RECORDS) and one.flush(PATIENCE)
     done = threading.Event()
     tokens = {r.key: r.tokens for r in RECORDS}
-    one.ask(Reading(tokens, lambda there, rate: list(there), lambda got: done.set(), 9.0))
-    assert done.wait(10) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
+    one.ask(Reading(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
+    assert done.wait(PATIENCE) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
     one.close()

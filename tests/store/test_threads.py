@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from cortexmlx.store.index import Index
 from cortexmlx.store.shelf import Shelf
 from cortexmlx.store.store import KVStore
 from cortexmlx.store.threads import Reader, Reading, Writer
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 from support.records import key_of, opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]
@@ -26,37 +28,35 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     yield Shelf(tmp_path, 1 << 30)
 
 
-def test_many_records_become_few_segments(shelf: Shelf) -> None:
+def test_many_records_become_few_segments(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LINGER", "MOST_LINGER"):
+        monkeypatch.setattr(threads, name, PATIENCE)
     writer = Writer(shelf, "model", lambda: None)
-    assert all(writer.offer([each]) for each in RECORDS) and writer.flush(10)
+    assert all(writer.offer([each]) for each in RECORDS) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
     assert 1 <= len(shelf.segments()) <= 2 and len(read_all(shelf, RECORDS)) == 6
-    writer.stop(10)
+    writer.stop(PATIENCE)
 
 
 def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     size = RECORDS[0].nbytes
     shelf = Shelf(tmp_path, 6 * size)
     writer = Writer(shelf, "model", lambda: None)
-    assert writer.offer(RECORDS) and writer.flush(10)
+    assert writer.offer(RECORDS) and writer.flush(PATIENCE)
     assert len(shelf.segments()) > 1 and 0 < len(read_all(shelf, RECORDS)) <= 6
     shelf.limit = size - 1
-    assert writer.offer([record(77)]) and writer.flush(10)
+    assert writer.offer([record(77)]) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 1)
-    writer.stop(10)
+    writer.stop(PATIENCE)
 
 
 def test_what_trickles_in_without_end_is_written_all_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LINGER", 10.0)
+    monkeypatch.setattr(threads, "LINGER", PATIENCE)
     monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
     writer = Writer(shelf, "model", lambda: None)
-    for n in range(500):
-        writer.offer([record(n)])
-        if writer.stored:
-            break
-        time.sleep(0.01)
-    assert writer.stored
-    writer.stop(10)
+    numbers = count()
+    assert soon(lambda: writer.offer([record(next(numbers))]) and writer.stored)
+    writer.stop(PATIENCE)
 
 
 def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +71,9 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, mo
     assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
     assert not writer.has_room and not room.is_set()
     go.set()
-    assert room.wait(PATIENCE) and writer.flush(10) and writer.has_room
+    assert room.wait(PATIENCE) and writer.flush(PATIENCE) and writer.has_room
     assert writer.stored == taken.count(True)
-    writer.stop(10)
+    writer.stop(PATIENCE)
 
 
 def test_stop_drops_what_takes_too_long(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,17 +96,18 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shelf, "write", refuse)
+    monkeypatch.setattr(threads, "_PAUSE", PATIENCE)
     writer = Writer(shelf, "model", lambda: None)
     for each in RECORDS:
         writer.offer([each])
-        assert writer.flush(10)
+        assert writer.flush(PATIENCE)
     assert len(calls) == 1 and writer.dropped == 6 and len(caplog.records) == 1
     assert "No space" in caplog.text
-    writer.stop(10)
+    writer.stop(PATIENCE)
 
 
 def ask(
-    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes], seconds: float = 9.0
+    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes], seconds: float = PATIENCE
 ) -> tuple[dict[bytes, int], set[bytes]]:
     done = threading.Event()
     sizes: dict[bytes, int] = {}
@@ -132,7 +133,7 @@ def test_the_reader_reads_up_to_the_first_that_is_wrong(shelf: Shelf) -> None:
     assert (reader.read, reader.missed) == (4, 1)
     _, found = ask(reader, tokens | {RECORDS[1].key: (9,) * 8}, [r.key for r in RECORDS[:4]])
     assert found == {RECORDS[0].key}
-    reader.stop(10)
+    reader.stop(PATIENCE)
 
 
 def test_whatever_is_wrong_is_an_answer_without_records(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +141,7 @@ def test_whatever_is_wrong_is_an_answer_without_records(shelf: Shelf, caplog: py
     reader = Reader(shelf)
     _, found = ask(reader, {key_of(1): (1,)}, [key_of(1)])
     assert found == set() and len(caplog.records) == 1
-    reader.stop(10)
+    reader.stop(PATIENCE)
 
 
 def test_a_reading_waits_until_the_shelf_is_open(shelf: Shelf) -> None:
@@ -149,7 +150,7 @@ def test_a_reading_waits_until_the_shelf_is_open(shelf: Shelf) -> None:
     threading.Timer(0.1, shelf.open).start()
     _, found = ask(reader, {RECORDS[0].key: RECORDS[0].tokens}, [RECORDS[0].key])
     assert found == {RECORDS[0].key}
-    reader.stop(10)
+    reader.stop(PATIENCE)
 
 
 def test_a_writer_that_may_not_be_modest_writes(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,22 +161,29 @@ def test_a_writer_that_may_not_be_modest_writes(shelf: Shelf, monkeypatch: pytes
 
     monkeypatch.setattr("os.setpriority", refuse, raising=False)
     writer = Writer(shelf, "model", lambda: None)
-    assert writer.offer(RECORDS) and writer.flush(10) and writer.stored == 6
-    writer.stop(10)
+    assert writer.offer(RECORDS) and writer.flush(PATIENCE) and writer.stored == 6
+    writer.stop(PATIENCE)
 
 
 def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_while(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A record takes 0.1 s, by a clock that stands still otherwise."""
     shelf.open()
     shelf.write("model", RECORDS)
-    read = shelf.read
-    monkeypatch.setattr(shelf, "read", lambda *args: (time.sleep(0.1), read(*args))[1])
+    clock, read = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, perf_counter=lambda: clock.now), shelf.read
+
+    def slowly(*args: Any) -> Any:
+        clock.now += 0.1
+        return read(*args)
+
+    monkeypatch.setattr(threads, "time", clock)
+    monkeypatch.setattr(shelf, "read", slowly)
     reader = Reader(shelf)
     assert not reader.paused
     _, found = ask(reader, {r.key: r.tokens for r in RECORDS}, [r.key for r in RECORDS], 0.15)
-    assert 0 < len(found) < 6 and reader.paused and len(caplog.records) == 1 and "slow" in caplog.text
-    reader.stop(10)
+    assert len(found) == 2 and reader.paused and len(caplog.records) == 1 and "slow" in caplog.text
+    reader.stop(PATIENCE)
 
 
 def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +191,7 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch
     shelf.open()
     shelf.write("model", RECORDS)
     goes_on = threading.Event()
+    monkeypatch.setattr(threads, "_PAUSE", PATIENCE)
     monkeypatch.setattr(shelf, "read", lambda *_: (goes_on.wait(PATIENCE), None)[1])
     store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}

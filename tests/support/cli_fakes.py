@@ -10,6 +10,7 @@ says nothing of the machine.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -99,13 +100,16 @@ class FakeReader:
 
 @dataclass
 class FakeEngine:
-    """Answers each request on a thread of its own; `seen` records every prompt, `most_in_flight` the crowd."""
+    """Answers each request on a thread of its own; `seen` records every prompt, `most_in_flight` the crowd. `ended`
+    requests have told of their end. A whole answer to `!slow` never ends by itself.
+    """
 
     options: EngineConfig
     info: FakeInfo = field(default_factory=FakeInfo)
     seen: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
+    ended: int = 0
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     cancelled: set[int] = field(default_factory=set)
@@ -203,7 +207,12 @@ class FakeEngine:
                 handle = RequestHandle(len(self.seen), self.cancelled.add, listener)
             handles.append(handle)
             asked = (handle, prompt, text_of(prompt), params)
-            threading.Thread(target=self._answer, args=asked, daemon=True).start()
+            threading.Thread(target=self._answer_and_count, args=asked, daemon=True).start()
+
+    def _answer_and_count(self, *asked: Any) -> None:
+        self._answer(*asked)
+        with self.lock:
+            self.ended += 1
 
     def _answer(self, handle: RequestHandle, prompt: Prompt, text: str, params: SamplingParams) -> None:
         if "!fail" in text:
@@ -229,6 +238,8 @@ class FakeEngine:
             if word is None:
                 self._wait(stops, handle)
                 stops += 1
+            if "!slow" in text and number == len(words) - 1:
+                self._wait_for_cancel(handle)
             if self.closed or handle.id in self.cancelled:
                 reason = FinishReason.CANCELLED
                 break
@@ -254,17 +265,28 @@ class FakeEngine:
         handle.push(TokenEvent(rest.text, finish_reason=reason, completion=done, thinking=rest.thinking))
 
     def _read(self, handle: RequestHandle, pieces: int) -> None:
-        """A long prompt: pieces of 100 tokens, half a second each, and none behind the one in which it is cancelled."""
+        """A long prompt: pieces of 100 tokens, and none behind the one in which it is cancelled. Each takes half a
+        second, or as long as a test wants that holds them.
+        """
+        script = os.environ.get("FAKE_SCRIPT", "")
+        held = os.path.exists(f"{script}.held")
         for piece in range(pieces):
             handle.progress = Progress("prefilling", 100 * piece, 100 * pieces)
             handle.push(TokenEvent("", progress=handle.progress))
-            time.sleep(0.5)
+            if not held:
+                time.sleep(0.5)
+            while held and not os.path.exists(f"{script}.go{piece}"):
+                time.sleep(0.002)
             if handle.id in self.cancelled:
                 return
 
     def _left(self) -> None:
         with self.lock:
             self.in_flight -= 1
+
+    def _wait_for_cancel(self, handle: RequestHandle) -> None:
+        while not (self.closed or handle.id in self.cancelled):
+            time.sleep(0.002)
 
     def _wait(self, number: int, handle: RequestHandle) -> None:
         """Say that the script has come to a stop, and wait for the test or a cancellation."""
@@ -318,7 +340,7 @@ class Fakes:
         return self.opened[-1]
 
     def load(self, options: EngineConfig) -> FakeEngine:
-        """In the place of `cortexmlx.cli.engine.load`. What is called slow takes half a minute."""
+        """In the place of `cortexmlx.cli.engine.load`. What is called slow never ends."""
         name = str(options.model)
         if "missing" in name:
             raise ModelNotFound(f"no model {name!r}: no such folder or .gguf file, and not a hub id (org/name).")
@@ -335,16 +357,17 @@ class Fakes:
 
     @staticmethod
     def bring(model: str | Path, on_progress: OnProgress) -> None:
-        """In the place of `cortexmlx.cli.engine.bring`. What is called large is not here, and takes half a minute."""
+        """In the place of `cortexmlx.cli.engine.bring`. What is called large is not here, and never comes."""
         resolve(model)
         if "large" in str(model):
             _take_long("downloading", on_progress)
 
 
 def _take_long(what: Literal["downloading", "loading"], on_progress: OnProgress | None) -> None:
-    for piece in range(600):
+    """It never comes farther than a hundredth."""
+    for piece in itertools.count():
         if on_progress is not None:
-            on_progress(Progress(what, piece << 20, 600 << 20))
+            on_progress(Progress(what, min(piece, 6) << 20, 600 << 20))
         time.sleep(0.05)
 
 

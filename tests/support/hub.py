@@ -30,6 +30,8 @@ class Hub:
     repos: dict[str, Path] = field(default_factory=dict)
     bytes_per_second: float = 0.0
     """Of weights; 0: as fast as they go."""
+    most: int | None = None
+    """Of weights, in bytes: no more is sent until it is None."""
     break_after: list[int] = field(default_factory=list)
     """The connections of so many next answers with weights close after these bytes."""
     refuse: dict[str, list[int]] = field(default_factory=dict)
@@ -148,6 +150,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             for start in range(0, min(most, len(content)), CHUNK):
                 piece = content[start : min(start + CHUNK, most)]
+                while hub.most is not None and hub.sent >= hub.most:
+                    time.sleep(0.002)
                 self.wfile.write(piece)
                 hub.sent += len(piece)
                 if hub.bytes_per_second:

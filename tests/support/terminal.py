@@ -60,7 +60,9 @@ class Terminal:
         command: Sequence[str] = ("chat", "fake"),
         program: Sequence[str] = (sys.executable, cli_fakes.__file__),
         folder: Path | None = None,
+        held: bool = False,
     ) -> None:
+        """`held`: `!read` computes a piece of its prompt with each `go_on`."""
         self.screen = Emulator(columns, lines, reflow=reflow)
         self.screen.write_process_input = self.type  # type: ignore[method-assign]  (what the terminal answers)
         self.raw = b""
@@ -69,6 +71,8 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self._folder = Path(tempfile.mkdtemp())
         self._exit: int | None = None
+        if held:
+            (self._folder / "script.held").touch()
         unwanted = ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
         given = {name: value for name, value in os.environ.items() if name not in unwanted}
         given |= {"TERM": term, "FAKE_SCRIPT": str(self._folder / "script"), **(environment or {})}

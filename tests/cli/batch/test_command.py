@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from cortexmlx.cli.start import run
 from support import cli_fakes
 from support.cli_fakes import Fakes
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -386,11 +385,7 @@ def test_unusable_files_are_refused_before_anything_is_loaded(
 def test_ctrl_c_keeps_what_has_finished_and_exits_130(source: Path, out: Path) -> None:
     source.write_text('{"prompt": "a"}\n{"id": "stuck", "prompt": "!slow"}\n{"prompt": "c"}\n')
     process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source), "-o", str(out)], stderr=-1, stdin=-3)
-    for _ in range(200):
-        if out.exists() and out.read_text():
-            break
-        time.sleep(0.05)
-    time.sleep(1.0)
+    assert soon(lambda: out.exists() and out.read_text().count("\n") == 2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -13,7 +13,7 @@ from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, is_regular, name
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import SamplingParams
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
 
@@ -168,12 +168,18 @@ def test_stdout_has_several_names() -> None:
 def test_a_pipe_that_nobody_reads_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    threading.Timer(0.2, reader.start).start()
+    said: list[str] = []
+
+    def read_when_asked() -> None:
+        assert soon(lambda: said.append(capsys.readouterr().err) or any(said))  # type: ignore[func-returns-value]
+        read.append(pipe.read_text())
+
+    reader = threading.Thread(target=read_when_asked)
+    reader.start()
     with files(pipe) as made:
         made.open(IDENTITY, {}).write({"id": 1})
     reader.join(PATIENCE)
-    assert read == ['{"id": 1}\n'] and f"waiting for somebody to read {pipe} ..." in capsys.readouterr().err
+    assert read == ['{"id": 1}\n'] and f"waiting for somebody to read {pipe} ..." in "".join(said)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="who may do everything is refused nothing")

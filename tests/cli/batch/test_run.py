@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +16,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 
 
 class Written:
@@ -45,14 +45,22 @@ def simple(line: int, *prompts: str, **params: Any) -> BatchRequest:
 
 def test_in_order_no_more_is_held_than_the_window_bad_lines_included() -> None:
     written: list[Any] = []
+    may_end = threading.Event()
+
+    class Waiting(FakeEngine):
+        def _answer(self, *asked: Any) -> None:
+            assert may_end.wait(PATIENCE)
+            super()._answer(*asked)
 
     def items() -> Iterator[BatchRequest | BadLine]:
-        yield simple(1, "!slow", max_tokens=4)
+        yield simple(1, "a")
         for line in range(2, 400):
             assert (written == []) == (line <= 2 * HELD_PER_ROW)
+            if line == 2 * HELD_PER_ROW:
+                may_end.set()
             yield BadLine(line, line, Style.SIMPLE, "no request")
 
-    engine: Any = FakeEngine(EngineConfig("fake", max_rows=2))
+    engine: Any = Waiting(EngineConfig("fake", max_rows=2))
     batch_run(engine, items(), written.append).run()
     assert [record["id"] for record in written] == list(range(1, 400))
 
@@ -62,9 +70,7 @@ def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
 
     def write(record: Any) -> None:
         if not written:
-            deadline = time.monotonic() + PATIENCE
-            while engine.in_flight > 1 and time.monotonic() < deadline:
-                time.sleep(0.005)
+            assert soon(lambda: engine.ended == 6)
         written.append(record)
         if len(written) == 1:
             raise KeyboardInterrupt
@@ -79,11 +85,16 @@ def test_an_interrupt_while_writing_keeps_every_answer_that_is_there() -> None:
 
 
 def test_what_has_finished_is_counted_whether_it_may_be_written_or_not() -> None:
-    engine: Any = FakeEngine(EngineConfig("fake", max_rows=4))
+    class Last(FakeEngine):
+        def _answer(self, handle: Any, prompt: Any, text: str, params: SamplingParams) -> None:
+            assert text != "last" or soon(lambda: self.ended == 2)
+            super()._answer(handle, prompt, text, params)
+
+    engine: Any = Last(EngineConfig("fake", max_rows=4))
     counted: list[tuple[int, int]] = []
     run = batch_run(
         engine,
-        [simple(1, "!slow", max_tokens=8), simple(2, "b"), simple(3, "!fail")],
+        [simple(1, "last"), simple(2, "b"), simple(3, "!fail")],
         lambda record: counted.append((run.done, run.failed)),
     )
     run.run()
@@ -120,9 +131,7 @@ def test_an_input_that_breaks_off_keeps_what_has_finished_and_a_full_disk_is_sai
     def broken() -> Iterator[BatchRequest]:
         yield simple(1, "a")
         yield simple(2, "!slow")
-        deadline = time.monotonic() + PATIENCE
-        while engine.in_flight > 1 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        assert soon(lambda: engine.ended == 1)
         raise InvalidRequest("lines 1 and 3 have one id")
 
     engine: Any = FakeEngine(EngineConfig("fake"))
@@ -157,9 +166,7 @@ def test_what_has_finished_together_is_synced_together() -> None:
     """The first record is written while all others finish; the disk is asked for them once, or a few times."""
 
     def slow(record: Any) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not written and engine.in_flight and time.monotonic() < deadline:
-            time.sleep(0.005)
+        assert soon(lambda: engine.ended == 32)
         written.append(record)
 
     written: list[Any] = []
@@ -173,7 +180,7 @@ def test_an_engine_that_ended_is_not_taken_for_the_end_of_the_batch() -> None:
     class Failing(FakeEngine):
         def _answer(self, handle: Any, prompt: Any, text: str, params: SamplingParams) -> None:
             if text == "closed":
-                time.sleep(0.1)
+                assert soon(lambda: self.ended == 1)
                 handle.fail(EngineClosed("the engine's thread failed"))
             else:
                 super()._answer(handle, prompt, text, params)
@@ -181,9 +188,10 @@ def test_an_engine_that_ended_is_not_taken_for_the_end_of_the_batch() -> None:
     def items() -> Iterator[BatchRequest]:
         yield simple(1, "a")
         yield simple(2, "closed")
-        time.sleep(0.3)  # both have ended when the first of them is handed out
+        assert soon(lambda: engine.ended == 2), "both have ended when the first of them is handed out"
 
     written: list[Any] = []
+    engine: Any = Failing(EngineConfig("fake"))
     with pytest.raises(EngineClosed, match="the engine ended before 1 requests did: --resume asks them again"):
-        batch_run(Failing(EngineConfig("fake")), items(), written.append, in_order=False).run()
+        batch_run(engine, items(), written.append, in_order=False).run()
     assert [record["id"] for record in written] == [1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,9 @@ def test_a_failed_turn_is_rolled_back(session: ChatSession) -> None:
     assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
 
 
-def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_answer_is_kept_as_far_as_it_came(
+    session: ChatSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stops = []
 
     class Stopping(RawView):
@@ -47,10 +51,13 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(session: ChatSession, capsys
 
     session.show = lambda prompt: Stopping()
     session.stoppable = lambda stop: nullcontext(stops.append(stop))  # type: ignore[func-returns-value]
-    completion = session.ask(Question("!slow"))
+    script = tmp_path / "script"  # the engine waits after the fourth word
+    script.write_text(json.dumps(["word0", " word1", " word2", " word3", None, " never"]))
+    monkeypatch.setenv("FAKE_SCRIPT", str(script))
+    completion = session.ask(Question("!script"))
     assert completion.finish_reason is FinishReason.CANCELLED
     assert session.conversation.messages[-1]["content"] == completion.text
-    assert completion.text.startswith("word0 word1 word2 word3") and len(completion.text) < 100
+    assert completion.text == "word0 word1 word2 word3"
     assert capsys.readouterr().out == completion.text + "\n"
 
 

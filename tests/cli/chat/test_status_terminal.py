@@ -14,16 +14,16 @@ SIZES = [(80, 24), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((4
 
 @pytest.mark.parametrize(("columns", "lines"), SIZES)
 def test_a_long_prompt_says_how_far_it_is_and_a_stop_is_heard_at_once(columns: int, lines: int) -> None:
-    with Terminal("--no-history", columns=columns, lines=lines) as terminal:
+    with Terminal("--no-history", columns=columns, lines=lines, held=True) as terminal:
         terminal.wait_for_prompt()
         terminal.type("!read 40\r")
+        terminal.shows("reading 0 of 4,000")
+        terminal.go_on()
         terminal.shows("reading 100 of 4,000")
-        pressed = time.monotonic()
         terminal.type("\x03")
         terminal.shows("stopping")
-        heard = time.monotonic() - pressed
+        terminal.go_on()
         terminal.wait_for_prompt()
-        assert heard < 0.45, "before the piece of half a second has ended"
         assert any("stopped before the first word" in line for line in terminal.lines())
         terminal.type("hello\r")
         terminal.wait_for("You said: hello")

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.models.hub.follow import Stopped, Tally, follow
 from cortexmlx.progress import Progress
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 
 
 def test_what_the_work_returns_or_raises_comes_back() -> None:
@@ -24,9 +24,10 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
 
     def work(tally: Tally) -> None:
         tally.expect(1000, cached=100)
-        for _ in range(9):
+        for number in range(9):
             tally.add(100)
             tally.pause(0.04)
+            assert soon(lambda count=number: len(seen) >= min(count, 2))
 
     def told(news: Progress) -> None:
         threads.add(threading.current_thread())

@@ -14,6 +14,7 @@ import pytest
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.gguf_models import write_model
+from support.patience import soon
 from support.sentencepieces import CORPUS
 from support.tiny import write_tiny
 
@@ -68,22 +69,29 @@ def test_messages_are_rendered_to_the_text_of_the_same_tokens(tmp_path: Path) ->
 def test_a_short_text_does_not_wait_for_a_long_one(make: Any, tmp_path: Path) -> None:
     """Nor does Python: the long text is cut outside of the interpreter's lock."""
     shared = SharedTokenizer(make(tmp_path))
-    inside, short = threading.Event(), 0
+    enough = threading.Event()
+    begun, ended = [0], [0]
 
     def tokenize_long() -> None:
-        inside.set()
-        shared.encode(LONG)
-        inside.clear()
+        while not enough.is_set():
+            begun[0] += 1
+            shared.encode(LONG)
+            ended[0] += 1
+
+    def five_within_one() -> bool:
+        number = begun[0]
+        for _ in range(5):
+            shared.encode("the")
+            time.sleep(0.001)  # in which the other thread would take a lock
+        return ended[0] == number - 1
 
     thread = threading.Thread(target=tokenize_long)
     thread.start()
-    inside.wait()
-    while inside.is_set():
-        shared.encode("the")
-        short += inside.is_set()
-        time.sleep(0.001)
-    thread.join()
-    assert short >= 5
+    try:
+        assert soon(five_within_one)
+    finally:
+        enough.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("make", [folder, gguf])

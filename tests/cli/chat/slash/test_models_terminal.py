@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from support.terminal import Terminal
     ("model", "doing", "far"),
     [
         ("org/slow", "loading org/slow", " 1%"),
-        pytest.param("org/large", "downloading org/large", "2 of 600 MiB", marks=pytest.mark.slow),
+        pytest.param("org/large", "downloading org/large", "6 of 600 MiB", marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_gives_the_other_model_up_and_not_the_chat(model: str, doing: str, far: str) -> None:
@@ -61,12 +60,15 @@ def test_an_error_of_any_kind_while_another_is_loaded_leaves_the_chat_as_it_was(
 
 @pytest.mark.slow
 def test_ctrl_c_twice_leaves_with_the_terminal_as_it_was(tmp_path: Path) -> None:
-    with Terminal("--no-history") as terminal:
+    twice = tmp_path / "twice"  # while it is there, a Ctrl-C is the second within a second
+    with Terminal("--no-history", environment={"FAKE_TWICE": str(twice)}) as terminal:
         terminal.wait_for_prompt()
         terminal.type("/model org/slow\r")
         terminal.shows(" 1%")
         terminal.type("\x03")
-        time.sleep(0.2)
+        terminal.wait_for("given up")
+        terminal.wait_for_prompt()
+        twice.touch()
         terminal.type("\x03")
         assert terminal.exit_code() == 130
         assert not terminal.screen.cursor.hidden
