@@ -16,7 +16,9 @@ def test_what_works_longer_costs_more_and_what_only_waits_costs_wall_time() -> N
     assert works.program.startswith("sum") and nothing.cpu < 150
 
 
-def test_cpu_time_is_the_median_and_wall_time_the_least_beside_those_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_is_the_median_and_wall_time_the_least_beside_those_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = {"pass": [(0.5, 2.0), (0.5, 1.0), (9.0, 9.0)], "wait": [(0.5, 1.5), (0.25, 5.0), (0.75, 1.25)]}
     monkeypatch.setattr(import_time, "_run", lambda program: taken[program].pop(0))
     assert measure(("wait",), turns=3) == [Cost("wait", 0.0, 250.0)]

@@ -63,9 +63,7 @@ def test_a_timeout_holds_while_a_chat_template_loops(looping: Engine, call: str)
         CALLS[call](looping)
 
 
-def test_a_batch_goes_on_after_a_prompt_that_is_never_read(
-    looping: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_goes_on_after_a_prompt_that_is_never_read(looping: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cortexmlx.serving.core.time", SimpleNamespace(perf_counter=lambda: 0.0))  # none is late
     results = dict(looping.as_completed([ASKED, [1, 2, 3]], SHORT, timeout=0.2))
     assert isinstance(results[0], RequestTimeout) and len(results[1].token_ids) == SHORT.max_tokens
