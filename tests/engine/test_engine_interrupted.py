@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 

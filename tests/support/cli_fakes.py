@@ -100,9 +100,7 @@ class FakeReader:
 
 @dataclass
 class FakeEngine:
-    """Answers each request on a thread of its own; `seen` records every prompt, `most_in_flight` the crowd. `ended`
-    requests have told of their end. A whole answer to `!slow` never ends by itself.
-    """
+    """A thread answers each prompt. `seen`: every prompt, `most_in_flight`: the crowd, `ended`: how many ended."""
 
     options: EngineConfig
     info: FakeInfo = field(default_factory=FakeInfo)
@@ -226,7 +224,7 @@ class FakeEngine:
             return
         if "!read" in text:
             self._read(handle, int(text.split("!read ")[1]))
-        words: list[str | None] = scripted() if "!script" in text else [*answer_to(text)]
+        words: list[str | None] = scripted() if "!script" in text else [*answer_to(text), *[None] * ("!slow" in text)]
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
         begun = self.template_end.strip() == THOUGHTS.open
@@ -236,10 +234,8 @@ class FakeEngine:
         stops = 0
         for number, word in enumerate(words[:limit]):
             if word is None:
-                self._wait(stops, handle)
+                self._wait(os.environ["FAKE_SCRIPT"] if "!script" in text else "", stops, handle)
                 stops += 1
-            if "!slow" in text and number == len(words) - 1:
-                self._wait_for_cancel(handle)
             if self.closed or handle.id in self.cancelled:
                 reason = FinishReason.CANCELLED
                 break
@@ -265,16 +261,13 @@ class FakeEngine:
         handle.push(TokenEvent(rest.text, finish_reason=reason, completion=done, thinking=rest.thinking))
 
     def _read(self, handle: RequestHandle, pieces: int) -> None:
-        """A long prompt: pieces of 100 tokens, and none behind the one in which it is cancelled. Each takes half a
-        second, or as long as a test wants that holds them.
-        """
+        """Pieces of 100 tokens, none behind one in which it is cancelled: half a second each, or held by the test."""
         script = os.environ.get("FAKE_SCRIPT", "")
         held = os.path.exists(f"{script}.held")
         for piece in range(pieces):
             handle.progress = Progress("prefilling", 100 * piece, 100 * pieces)
             handle.push(TokenEvent("", progress=handle.progress))
-            if not held:
-                time.sleep(0.5)
+            time.sleep(0.0 if held else 0.5)
             while held and not os.path.exists(f"{script}.go{piece}"):
                 time.sleep(0.002)
             if handle.id in self.cancelled:
@@ -284,15 +277,11 @@ class FakeEngine:
         with self.lock:
             self.in_flight -= 1
 
-    def _wait_for_cancel(self, handle: RequestHandle) -> None:
-        while not (self.closed or handle.id in self.cancelled):
-            time.sleep(0.002)
-
-    def _wait(self, number: int, handle: RequestHandle) -> None:
-        """Say that the script has come to a stop, and wait for the test or a cancellation."""
-        path = os.environ["FAKE_SCRIPT"]
-        Path(f"{path}.stop{number}").touch()
-        while not (os.path.exists(f"{path}.go{number}") or self.closed or handle.id in self.cancelled):
+    def _wait(self, script: str, number: int, handle: RequestHandle) -> None:
+        """Say that the script, if there is one, has come to a stop, and wait for the test or a cancellation."""
+        if script:
+            Path(f"{script}.stop{number}").touch()
+        while not ((script and os.path.exists(f"{script}.go{number}")) or self.closed or handle.id in self.cancelled):
             time.sleep(0.002)
 
 

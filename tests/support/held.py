@@ -12,7 +12,7 @@ from cortexmlx.request import RequestState
 def hold_long_answers(engine: Any, tokens: int = 20) -> Callable[[], None]:
     """Let `engine` take no step while every row has `tokens` tokens of its answer. Return what lets it go on.
 
-    Shorter answers end as always, beside held ones, too. The engine goes on to answer questions, to cancel and to close.
+    Shorter answers end as always, beside held ones, too. The engine still answers questions, cancels and closes.
     """
 
     def hold(core: Any) -> None:
