@@ -339,12 +339,19 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
     assert "was written with another draft_model and top_n_sigma" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("params", [None, [], "x", 5])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({name: value} for name in ("params", "defaults") for value in (None, [], "x", 5)),
+        {"created": "9" * 5000},
+        {"created": 1e400},
+    ],
+)
 def test_a_run_file_whose_settings_are_none_is_no_run_file(
-    files: tuple[Path, Path], fakes: Fakes, params: object, capsys: pytest.CaptureFixture[str]
+    files: tuple[Path, Path], fakes: Fakes, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch(files)
     before = files[1].read_bytes()
-    in_another_version(files[1], lambda run_before: run_before.update(params=params))
+    in_another_version(files[1], lambda run_before: run_before.update(damage))
     assert batch(files, "--resume") == 1 and files[1].read_bytes() == before
     assert "it is not known what out.jsonl holds" in capsys.readouterr().err
