@@ -86,8 +86,9 @@ class RunFile:
         try:
             before = json.loads(self._file.readline())
             created = int(before["created"])
-            before["params"].keys()
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if not all(isinstance(each, dict) for each in (before["params"], before.get("defaults", {}))):
+                raise TypeError("settings are no map")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise InvalidRequest(
                 f"{self.path} is missing, so it is not known what {self._output.name} holds: --force begins it again"
             ) from None
