@@ -15,7 +15,9 @@ from threading import Event, Thread
 import pytest
 from rich.console import Console
 
+from cortexmlx.cli.chat.commands import vocabulary
 from cortexmlx.cli.chat.session import ChatSession, Question
+from cortexmlx.cli.chat.typed.completion import candidates
 from cortexmlx.cli.chats import kept
 from cortexmlx.cli.chats.kept import (
     LAST,
@@ -331,3 +333,18 @@ def test_a_chat_that_could_not_be_written_is_not_said_to_be_kept(
         assert session.keeper.kept is None
     session.ask(Question("four"))
     assert session.keeper.kept == session.keeper.path != path
+
+
+def test_a_folder_that_cannot_be_looked_into_ends_no_chat(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that another user made. For root, a name that is too long has the same effect."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("x" * 300)))
+    tidy()
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    session.ask(Question("two"))
+    assert capsys.readouterr().err.count("the chat is not kept") == 1
+    assert session.keeper.kept is None and len(session.conversation.messages) == 4
+    offered = vocabulary(kept.kept_names)
+    assert [*candidates("/load ", offered)] == []
