@@ -50,7 +50,8 @@ def chats_folder() -> Path:
 def tidy() -> None:
     """Remove what chats left that were killed: their locks, and files that they did not finish."""
     remove_dead_locks(state_folder())
-    remove_unfinished(chats_folder(), _DEAD_SECONDS)
+    with suppress(OSError):  # the folder may be another user's
+        remove_unfinished(chats_folder(), _DEAD_SECONDS)
 
 
 def resume_command(path: Path) -> str:
@@ -153,13 +154,10 @@ class Keeper:
             return
         if self._writing:  # a signal that ends the program came in between: the file is ours
             return self._write(conversation)
-        if self.path is None:
-            self.path, self._lock = _take_free(_first_path(conversation, typed or {}))
-        elif why := self._not_ours(self.path):
-            path, lock = _take_free(self.path)
-            self.close()
-            self.path, self._lock = path, lock
-            console.note(f"{why}: this one is kept as {path.stem}")
+        try:
+            self._take_place(conversation, typed or {})
+        except OSError as error:  # the folder may be another user's
+            return self._warn(f"{chats_folder()} cannot be used: {error.strerror or error}")
         self._writing = True
         try:
             self._write(conversation)
@@ -177,6 +175,22 @@ class Keeper:
         self.close()
         self.path, self._warned = None, False
 
+    def _take_place(self, conversation: Conversation, typed: Mapping[str, str]) -> None:
+        """Choose the file if there is none yet, or if its own is another chat's by now. Raises OSError."""
+        if self.path is None:
+            self.path, self._lock = _take_free(_first_path(conversation, typed))
+        elif why := self._not_ours(self.path):
+            path, lock = _take_free(self.path)
+            self.close()
+            self.path, self._lock = path, lock
+            console.note(f"{why}: this one is kept as {path.stem}")
+
+    def _warn(self, why: str) -> None:
+        """Say once that the chat is not kept."""
+        if not self._warned:
+            console.error(f"{why}; the chat is not kept (--no-save says so)")
+        self._warned = True
+
     def _write(self, conversation: Conversation) -> None:
         assert self.path is not None
         try:
@@ -185,9 +199,7 @@ class Keeper:
             self._known = _written(self.path)
             self._warned = False
         except ConversationFileError as error:
-            if not self._warned:
-                console.error(f"{error}; the chat is not kept (--no-save says so)")
-            self._warned = True
+            self._warn(str(error))
 
     def _not_ours(self, path: Path) -> str:
         """Why the chat cannot go on in its file; empty if it can."""

@@ -33,9 +33,17 @@ def candidates(before: str, known: Vocabulary) -> Iterator[tuple[str, int, str]]
         yield from ((name, len(before), said) for name, said in known.commands if before and name.startswith(before))
     elif command in known.arguments:
         argument = argument.lstrip()
-        for name in known.arguments[command]():
+        for name in _readable(known.arguments[command]):
             if name.lower().startswith(argument.lower()):
                 yield name, len(argument), known.meanings.get(command, "")
+
+
+def _readable(names: Names) -> Iterable[str]:
+    """The names; none if the folder that has them cannot be read."""
+    try:
+        return names()
+    except OSError:
+        return ()
 
 
 def path_in(before: str, known: Vocabulary) -> str | None:
