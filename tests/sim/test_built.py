@@ -1,12 +1,15 @@
 """Kernels as shared libraries: built once, kept by content, forgotten when long unused."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal import sim
+from cortexmlx.metal.msl import PREAMBLE
 from cortexmlx.metal.sim import built
+from cortexmlx.metal.sim.toolchain import SHIM
 from support.sim_tools import launch
 
 
@@ -50,3 +53,29 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
     assert len(list(tmp_path.iterdir())) == 20
     built.prune(tmp_path, most=16)
     assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}
+
+
+def test_a_unit_is_the_same_to_the_byte_with_the_precompiled_header_and_without(monkeypatch, tmp_path):
+    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
+    execute, units = built._execute, []
+
+    def both(command):
+        if "-include-pch" in command:
+            at, unit = command.index("-include-pch") - 1, Path(command[-1])
+            execute([*command[:at], *command[at + 4 :]])
+            units.append([unit.read_bytes()])
+            unit.unlink()
+            execute(command)
+            units[-1].append(unit.read_bytes())
+        else:
+            execute(command)
+
+    monkeypatch.setattr(built, "_execute", both)
+    with sim.options(poison=True):
+        launch("threadgroup float t[64]; uint i = thread_position_in_grid.x; t[i] = x[i]; y[i] = exp(t[i]);")
+    (checked, checked_too), (zeroed, zeroed_too) = units
+    assert checked == checked_too != zeroed == zeroed_too
+
+
+def test_what_is_precompiled_is_what_mlx_puts_before_a_kernel():
+    assert PREAMBLE in (SHIM / "sim" / "preamble.h").read_text()

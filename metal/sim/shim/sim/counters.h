@@ -1,3 +1,4 @@
+#pragma once
 // Only in builds that measure coverage: what the compiler's tables tell when the library is loaded. One flag in `hit` and one
 // entry of `blocks` (address, kind) for every basic block, critical edges split; `edges` lists each block with its successors.
 struct SimCoverage {
