@@ -50,6 +50,22 @@ def test_a_request_that_waits_for_memory_leaves_the_rest_to_other_clients() -> N
     assert not own.turn, "priority and age order the requests of one client"
 
 
+def test_made_up_clients_whose_requests_do_not_fit_hide_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of them are looked up in the prefix cache, which takes time; of the others their length is enough."""
+    desk = Desk(blocks=100, max_rows=8)
+    desk.ask([0] * 600, "first")
+    desk.step()
+    theirs = [desk.ask([i] * 600, f"made up {i}") for i in range(500)]
+    late = desk.ask([7] * 3, "b")
+    looks: list[Job] = []
+    match = desk.scheduler._running.match
+    monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
+    desk.step()
+    assert late.running and not any(job.running for job in theirs)
+    assert len(looks) <= 2 * 17, "for the one who begins, and for nobody else then"
+    desk.scheduler.check_invariants()
+
+
 @pytest.mark.parametrize("clients", [1, 5])
 def test_a_stream_of_small_requests_does_not_starve_a_large_one_of_another_client(clients: int) -> None:
     """They may pass until each of them has had as many tokens more as it needs."""
