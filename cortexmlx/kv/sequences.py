@@ -78,13 +78,19 @@ class SequenceTables(BlockPools):
         """Whether a new sequence can count on so many blocks of each group, if each of the sequences `promised` gave
         back its blocks beyond so many tokens or its length.
         """
-        kept = {seq: self.blocks_for(max(n, self.length(seq))) for seq, n in (promised or {}).items()}
-        for group, needed in enumerate(blocks):
+        return all(needed <= n for needed, n in zip(blocks, self.obtainable_beside(promised or {}), strict=True))
+
+    def obtainable_beside(self, promised: Mapping[int, int]) -> list[int]:
+        """How many blocks of each group a new sequence can count on, if each of the sequences `promised` gave back its
+        blocks beyond so many tokens or its length.
+        """
+        kept = {seq: self.blocks_for(max(n, self.length(seq))) for seq, n in promised.items()}
+        counts = []
+        for group in range(len(self.groups)):
             tables = ((self._sequences[seq].tables[group], places) for seq, places in kept.items())
             spare = sum(min(max(0, table.end - places), len(table.blocks)) for table, places in tables)
-            if needed > self.obtainable(group) + spare:
-                return False
-        return True
+            counts.append(self.obtainable(group) + spare)
+        return counts
 
     @property
     def capacity_tokens(self) -> int:

@@ -101,6 +101,17 @@ class RunningSet:
         need = self._blocks_needed(job, match)
         return self.cache.can_obtain(need) or self.cache.can_obtain(need, {row.id: row.reserved for row in self.jobs})
 
+    @property
+    def room(self) -> list[int]:
+        """Blocks of each layer group that a job may need to begin now, if headroom is dropped."""
+        blocks = self.cache.obtainable_beside({row.id: row.reserved for row in self.jobs})
+        return [count - len(self.jobs) for count in blocks]
+
+    def fits_uncached(self, job: Job, room: list[int]) -> bool:
+        """Whether a job fits into `room` even if nothing of it is cached. It takes no look at the prefix cache."""
+        needed = self.cache.blocks_needed(len(job.tokens), None)
+        return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
+
     def make_room(self, job: Job, match: Match | None) -> None:
         """Drop headroom, if a job that fits needs it."""
         if not self.cache.can_obtain(self._blocks_needed(job, match)):

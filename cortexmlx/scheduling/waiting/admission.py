@@ -27,7 +27,12 @@ next step goes on behind them.
 """
 
 _TOO_LARGE = 16
-"""How many clients may be passed in a step because the first of theirs does not fit: bounds its work, too."""
+"""Clients whose first job is looked up in the prefix cache and does not fit. Of the clients after them only those begin
+in this step whose first job fits even if nothing of it is cached: to find that out takes microseconds.
+"""
+
+_PASSED = 2048
+"""Clients that are passed in a step because their first job is too large: bounds its work, too."""
 
 Gate = Key | Job | Wish
 """What a job is held by: the block that another computes for it, the job that it forks, or what is read from below."""
@@ -207,12 +212,19 @@ class Admission:
         running, tokens = self._running, self._tokens_of_clients()
         looked: Counter[Client] = Counter()
         limit, too_large = math.inf, 0
+        room: list[int] = []
         self._settle()
         while (job := self._lines.first) is not None and self._turns.tokens(job.client) <= limit:
             if not self._within_share(job, tokens):
                 self._lines.pass_over(job.client)
                 continue
             if looked[job.client] == _LOOKED_AT and running.jobs:
+                self._lines.pass_over(job.client)
+                continue
+            if too_large >= _TOO_LARGE and not running.fits_uncached(job, room):
+                too_large += 1
+                if too_large == _PASSED:
+                    break
                 self._lines.pass_over(job.client)
                 continue
             looked[job.client] += 1
@@ -227,8 +239,7 @@ class Admission:
             elif not running.fits(job, match):
                 limit = min(limit, self._turns.tokens(job.client) + size(job))
                 too_large += 1
-                if too_large == _TOO_LARGE:
-                    break
+                room = room or running.room
                 self._lines.pass_over(job.client)
             elif (wish := self._below(job, match)) is not None:
                 self._lines.remove(job)
