@@ -300,7 +300,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         which computes only what is new. `params` and `client` are those of its requests, `template_vars` the chat
         template's. Raises InvalidRequest.
         """
-        checked_text("system", system)
+        system = checked_text("system", system)
         asked, client = checked_params(params), checked_client(client)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
         talk.template_vars = checked_vars(template_vars)
@@ -360,7 +360,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         """A request that can run; raises what is wrong with it."""
         params = checked_params(params)
         params.validate(self.info.vocab_size)
-        checked_client(client)
+        client = checked_client(client)
         checked_function("listener", listener)
         check_timeout(timeout)
         submitted = time.perf_counter()

@@ -20,10 +20,15 @@ def is_list(value: object) -> TypeGuard[Iterable[object]]:
 
 
 def checked_text(name: str, text: str | None, most: int | None = None) -> str | None:
-    """The same text. Raises InvalidRequest for what is neither a text nor None, and for more than `most` characters."""
-    if text is not None and not isinstance(text, str):
+    """The same text, as a plain `str`: a subclass may compare, hash and measure as it likes. Raises InvalidRequest for
+    what is neither a text nor None, and for more than `most` characters.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
         raise InvalidRequest(f"{name} is {text!r:.80}, but must be a text or None")
-    if text is not None and most is not None and len(text) > most:
+    text = str.__str__(text)
+    if most is not None and len(text) > most:
         raise InvalidRequest(f"{name} has {len(text):,} characters, but must have at most {most:,}")
     return text
 
