@@ -315,7 +315,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        self._checked(tokens, params, client=client)
+        client = self._checked(tokens, params, client=client).request.client
         number, count = self._worker.ask(lambda core: core.pin(tokens, client))
         pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
         try:
