@@ -28,6 +28,15 @@ def test_mlx_environment_is_set_by_the_command_line_only_and_gives_way_to_the_us
     assert value(command, {**clean, "MLX_MAX_MB_PER_BUFFER": "7"}) == "7"
 
 
+@pytest.mark.parametrize("size", ["0", "²", "-5", "abc", "", "9" * 5000])
+def test_a_window_size_that_is_none_is_forgotten(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    """rich took "²" for digits, and every command ended with an unexpected error."""
+    monkeypatch.setenv("COLUMNS", size)
+    monkeypatch.setenv("LINES", "30")
+    assert start.run(["models", "--help"]) == 0
+    assert "COLUMNS" not in os.environ and os.environ["LINES"] == "30"
+
+
 def fails_with_a_traceback() -> None:
     try:
         raise ValueError("deep inside")

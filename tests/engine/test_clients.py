@@ -49,6 +49,31 @@ def test_a_client_cannot_guess_anothers_prompt_token_by_token(
     assert_nothing_lost(driver.core.stats())
 
 
+class Impostor(str):
+    """A name whose methods say that it is the victim's."""
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"victim"
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("victim")
+
+
+def test_a_name_with_methods_of_its_own_finds_nothing_of_anothers(tiny: Any) -> None:
+    prompt = tokens_of(40, seed=6)
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        ask = SamplingParams(max_tokens=1)
+        engine.submit(prompt, ask, client="victim").result()
+        assert engine.submit(prompt, ask, client="victim").result().usage.cached_tokens >= 32
+        assert engine.submit(prompt, ask, client=Impostor("thief")).result().usage.cached_tokens == 0
+        with engine.pin(tokens_of(40, seed=7), client=Impostor("thief")):
+            assert engine.submit(tokens_of(40, seed=7), ask, client="victim").result().usage.cached_tokens == 0
+            assert engine.submit(tokens_of(40, seed=7), ask, client="thief").result().usage.cached_tokens >= 32
+
+
 def test_what_a_client_finds_does_not_depend_on_the_others(tiny: Any) -> None:
     """The same requests of one client, alone and among others' that ask for the same: before, meanwhile and with
     several answers.

@@ -6,7 +6,8 @@ import errno
 import fcntl
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -101,6 +102,14 @@ def test_a_busy_hub_is_asked_again(hub: Hub, status: int) -> None:
     hub.refuse[f"/resolve/{'1' * 40}/model-0"] = [status, status, 200]
     hub.headers["Retry-After"] = "0"
     assert same(fetch("org/tiny"), hub)
+
+
+@pytest.mark.parametrize("stated", ["²", "9" * 5000, "-1", "1e3"])
+def test_a_header_that_is_no_number_says_nothing(stated: str) -> None:
+    """`str.isdigit` takes the first two, and `int` neither."""
+    response = SimpleNamespace(headers={"Retry-After": stated, "Content-Length": stated})
+    assert weights._retry_after(cast(Any, SimpleNamespace(response=response))) == 0
+    assert weights._whole_size(response.headers, whole=True) is None
 
 
 def test_other_bytes_than_the_hub_promised_are_not_kept(hub: Hub, empty_cache: Path) -> None:
