@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -25,8 +26,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name, value in {**MLX_ENVIRONMENT, **QUIET_LIBRARIES}.items():
         os.environ.setdefault(name, value)
-    for name in ("COLUMNS", "LINES"):  # nothing fits in 0 of them, which a shell without a window may say
-        if os.environ.get(name) == "0":
+    for name in ("COLUMNS", "LINES"):  # a shell without a window may say 0, and rich takes "²" for digits
+        if not re.fullmatch("[1-9][0-9]{0,4}", os.environ.get(name, "1")):
             del os.environ[name]
     debug = "--debug" in arguments
     if debug:  # accepted anywhere on the line, understood by the top command

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,7 +212,7 @@ class WeightsDownload:
 def _whole_size(headers: Mapping[str, str], whole: bool) -> int | None:
     """The size of the file that an answer is of, if the answer says it."""
     stated = headers.get("Content-Length") if whole else headers.get("Content-Range", "").rpartition("/")[2]
-    return int(stated) if stated and stated.isdigit() else None
+    return _count(stated)
 
 
 def _is_at(stream: FileIO, path: Path) -> bool:
@@ -232,4 +233,9 @@ def _is_transient(error: Exception) -> bool:
 def _retry_after(error: Exception) -> float:
     """Seconds that the hub asks to wait."""
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    return min(float(stated), _MOST_WAIT_SECONDS) if stated.isdigit() else 0.0
+    return min(float(_count(stated) or 0), _MOST_WAIT_SECONDS)
+
+
+def _count(stated: str | None) -> int | None:
+    """The number that a header states; None if it states none."""
+    return int(stated) if stated and re.fullmatch("[0-9]{1,18}", stated) else None
