@@ -23,7 +23,7 @@ from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
 from cortexmlx.stats import StoreState, StoreStats
-from cortexmlx.store.folder import SECRET, absolute
+from cortexmlx.store.folder import SECRET, absolute, shown
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
@@ -107,7 +107,7 @@ class Disk:
 
     def leave(self, why: str) -> None:
         """Read and write nothing: there is no identity."""
-        log.warning("the KV store %s is not used (%s): prompts are computed anew", self._store.path, why)
+        log.warning("the KV store %s is not used (%s): prompts are computed anew", shown(self._store.path), why)
         self._left = True
         self._cache.lower = self._lower = None
 

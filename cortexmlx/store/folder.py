@@ -43,6 +43,11 @@ def absolute(path: str | Path) -> Path:
         return Path(path)
 
 
+def shown(path: str | Path) -> str:
+    """A path in a message, which any log can write: a name on a disk need not be UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
 def open_folder(path: Path) -> bytes:
     """Make the folder, mode 0700, if it is not there, and return its secret, which all who share it have.
 
@@ -65,7 +70,7 @@ def open_folder(path: Path) -> bytes:
             _check_ours(path)
             if not private:
                 log.warning(
-                    "others could read %s: it is made anew, and what was stored is computed anew", path / SECRET
+                    "others could read %s: it is made anew, and what was stored is computed anew", shown(path / SECRET)
                 )
             if os.path.samestat(os.lstat(path / SECRET), status):  # or another process has made a new one
                 (path / SECRET).unlink()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cortexmlx.stats import StoreStats
-from cortexmlx.store.folder import absolute
+from cortexmlx.store.folder import absolute, shown
 from cortexmlx.store.record import Record
 from cortexmlx.store.shelf import Shelf
 from cortexmlx.store.threads import Reader, Reading, Writer
@@ -96,7 +96,7 @@ def begin_store(shelf: Shelf, model: str, on_room: Callable[[], None]) -> KVStor
     try:
         return KVStore(shelf, model, on_room)
     except RuntimeError as error:
-        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shelf.path, error)
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(shelf.path), error)
         shelf.close()
         return None
 
@@ -106,5 +106,5 @@ def open_shelf(path: str | Path, limit: int) -> Shelf | None:
     try:
         return Shelf(absolute(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
-        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", path, error)
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
         return None
