@@ -182,7 +182,7 @@ def swapped(driver: Driver) -> None:
 
 def unflushed(driver: Driver) -> None:
     """What a decode window wrote is lost at its end."""
-    driver.core.runner._flush = lambda _: driver.core.runner._tail.clear()
+    driver.core.runner.flush = lambda _: driver.core.runner._tail.clear()
 
 
 def uncopied(driver: Driver) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.serving.handle import RequestHandle
-from support.patience import PATIENCE
+from support.patience import PATIENCE, soon
 from support.tiny import tokens_of
 
 COMMON = tokens_of(60, seed=31)
@@ -121,7 +121,7 @@ def soak(model: Any, requests: int) -> None:
         assert stats.active_memory <= 1.02 * warm
         assert stats.cached_blocks == 0 and stats.free_blocks == stats.total_blocks
         assert engine._worker.ask(lambda core: len(core.cache.prefix)) == 0
-    assert threading.active_count() == threads
+    assert soon(lambda: threading.active_count() <= threads)  # others' threads may end meanwhile
 
 
 def test_a_hundred_requests(tiny: Any) -> None:
