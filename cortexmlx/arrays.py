@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
+
+TokenList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def dtype_name(dtype: object) -> str:

@@ -11,17 +11,16 @@ filled up with their own entries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.arrays import TokenList
 from cortexmlx.request import TokenBiases
 
 C = TypeVar("C", bound="Change")
-
-TokenList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class Change(Protocol):

@@ -20,7 +20,7 @@ from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.sampling import BatchSampler, Sampled, SamplingRow
+from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.states import StateStore
 from cortexmlx.execution.transfer import load
@@ -114,9 +114,8 @@ class ModelRunner:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
-        """Build and start one step; `rows` are the sampling rows (parameters, seed, tokens so far) of
-        `plan.logit_segments`, or None if they are those of the step before.
+    def dispatch(self, plan: StepPlan) -> Pending:
+        """Build and start one step.
 
         A plan with `flush`, `loads`, `copies` or kind MIXED writes the arena: everything dispatched before must have
         been collected. Raises KVBlockError if it would read or write outside the arena.
@@ -128,7 +127,7 @@ class ModelRunner:
         if plan.kind is StepKind.FLUSH:
             self.states.carry_out(plan.states)
             return Pending(plan, None, started)
-        pending, results = self.build(plan, rows, started)
+        pending, results = self.build(plan, started)
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -138,9 +137,7 @@ class ModelRunner:
         self.wait_seconds += time.perf_counter() - built + fed
         return pending
 
-    def build(
-        self, plan: StepPlan, rows: Sequence[SamplingRow] | None, started: float = 0.0
-    ) -> tuple[Pending, list[mx.array]]:
+    def build(self, plan: StepPlan, started: float = 0.0) -> tuple[Pending, list[mx.array]]:
         """A step as a graph, which is not computed but for what was fed, and all that is to be evaluated of it."""
         self._plan = plan
         if plan.groups is not None:
@@ -158,8 +155,8 @@ class ModelRunner:
         results = self.states.end()
         scores = partial(self._scores, kept, plan.scoring) if kept is not None and plan.scoring is not None else None
         if plan.logit_segments:
-            if rows is not None:
-                self._sampler = BatchSampler(rows, self._vocab_size)
+            if plan.sampling is not None:
+                self._sampler = BatchSampler(plan.sampling, self._vocab_size)
             assert self._sampler is not None
             live = [segment.live for segment in plan.logit_segments]
             pending = Pending(plan, self._sampler(logits, plan.token_index, live), started, scores)

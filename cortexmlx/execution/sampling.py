@@ -28,23 +28,14 @@ from cortexmlx.execution.logits import (
     top_tokens,
     uniforms,
 )
-from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty, TokenList
+from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty
 from cortexmlx.execution.processors import LogitsProcessors
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.steps.plan import SamplingRow
 
 TokenIndex = npt.NDArray[np.integer[Any]]
 
 _SMALLEST = 1e-30  # keeps float32 quotients by a temperature finite and products with top_p positive
-
-
-@dataclass(frozen=True)
-class SamplingRow:
-    """One row of the batch: what it asks for, its seed, and the tokens that are known when the sampler is built."""
-
-    params: SamplingParams
-    seed: int
-    prompt: TokenList
-    output: TokenList
 
 
 @dataclass(frozen=True)

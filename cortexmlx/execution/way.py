@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from cortexmlx.attention.backends import Backend, choose_backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
-from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import OneSequence
@@ -72,7 +71,7 @@ class Runner(Protocol):
     @property
     def state_bytes(self) -> int: ...
 
-    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending: ...
+    def dispatch(self, plan: StepPlan) -> Pending: ...
 
     def collect(self, pending: Pending) -> StepResult: ...
 

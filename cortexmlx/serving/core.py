@@ -17,7 +17,6 @@ import mlx.core as mx
 from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.execution.runner import Pending, StepResult
-from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.execution.scores import TokenScores
 from cortexmlx.kv.spec import Counts
 from cortexmlx.machine import is_refusal
@@ -244,7 +243,7 @@ class EngineCore(EngineParts):
 
     def _dispatch(self, plan: StepPlan) -> None:
         """Start a step. The requests whose own processors failed in it end here."""
-        pending = self._attempt(plan, lambda: self.runner.dispatch(plan, self._sampling_rows(plan)))
+        pending = self._attempt(plan, lambda: self.runner.dispatch(plan))
         if pending is None:
             return
         self._in_flight.append(pending)
@@ -301,13 +300,6 @@ class EngineCore(EngineParts):
         mx.clear_cache()
         if job is not None and job.refusals > 1 and running == 1:
             self._fail(self._answers[job.id].of_request, out_of_memory(job, why))
-
-    def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow] | None:
-        """The sampling rows of a step, or None within a decode window, where they stay the same."""
-        if plan.groups is None:
-            return None
-        jobs = [self._answers[s.job].job for s in plan.logit_segments]
-        return [SamplingRow(j.params, j.seed, j.request.prompt, j.output) for j in jobs]
 
     def _commit(self, result: StepResult) -> None:
         """Take the tokens of a step."""

@@ -101,9 +101,9 @@ def test_the_batch_has_steps_of_pieces_and_decoding_rows(made: Made) -> None:
     driver = made("llama").driver()
     dispatch, steps = driver.core.runner.dispatch, []
 
-    def watched(plan: Any, rows: Any) -> Any:
+    def watched(plan: Any) -> Any:
         steps.append({"piece" if s.count > 1 else "token" for s in plan.segments})
-        return dispatch(plan, rows)
+        return dispatch(plan)
 
     driver.core.runner.dispatch = watched
     for prompt in made("llama").prompts:
@@ -161,10 +161,10 @@ def shifted(driver: Driver) -> None:
     """Answers' tokens are at a position one too far."""
     dispatch = driver.core.runner.dispatch
 
-    def wrong(plan: Any, rows: Any) -> Any:
+    def wrong(plan: Any) -> Any:
         if plan.kind is StepKind.DECODE:
             plan = replace(plan, positions=plan.positions + 1)
-        return dispatch(plan, rows)
+        return dispatch(plan)
 
     driver.core.runner.dispatch = wrong
 
@@ -188,7 +188,7 @@ def unflushed(driver: Driver) -> None:
 def uncopied(driver: Driver) -> None:
     """Who begins within another's block finds nothing there."""
     dispatch = driver.core.runner.dispatch
-    driver.core.runner.dispatch = lambda plan, rows: dispatch(replace(plan, copies=()), rows)
+    driver.core.runner.dispatch = lambda plan: dispatch(replace(plan, copies=()))
 
 
 FAULTS = {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.request import QueuedRequest, TokenBiases
+from cortexmlx.scheduling.steps.plan import SamplingRow
 from cortexmlx.serving.answers import asked
 from cortexmlx.serving.text.stops import StopTable
 from support.core_driver import Driver

@@ -22,9 +22,9 @@ def test_the_prompt_is_computed_once(tiny: Any) -> None:
     computed: list[int] = []
     dispatch = driver.core.runner.dispatch
 
-    def counting(plan: Any, rows: Any) -> Any:
+    def counting(plan: Any) -> Any:
         computed.append(sum(s.count for s in plan.segments if s.count > 1))
-        return dispatch(plan, rows)
+        return dispatch(plan)
 
     driver.core.runner.dispatch = counting  # type: ignore[method-assign]
     handle = driver.add(PROMPT, 12, n=4, **HOT)

@@ -113,9 +113,9 @@ def computed_tokens(driver: Driver) -> list[int]:
     computed: list[int] = []
     dispatch = driver.core.runner.dispatch
 
-    def counting(plan: Any, rows: Any) -> Any:
-        computed.append(sum(s.count for s in plan.segments if s.count > 1 or not s.needs_logits))
-        return dispatch(plan, rows)
+    def counting(plan: Any) -> Any:
+        computed.append(sum(s.count for s in plan.segments if s.count > 1 or not s.logits))
+        return dispatch(plan)
 
     driver.core.runner.dispatch = counting  # type: ignore[method-assign]
     return computed

@@ -33,10 +33,10 @@ class Poison:
         runner.dispatch = self.dispatch  # type: ignore[method-assign]
         runner._tail_write = self.tail_write  # type: ignore[method-assign]
 
-    def dispatch(self, plan: StepPlan, rows: Any) -> Any:
+    def dispatch(self, plan: StepPlan) -> Any:
         if plan.kind is not StepKind.DECODE or plan.flush is not None or plan.copies:
             self._poison(plan)
-        return self._dispatch(plan, rows)
+        return self._dispatch(plan)
 
     def tail_write(self, layer: int, column: int, new: Any) -> Any:
         tail = self._tail_write(layer, column, new)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import make_repetition_penalty
 
-from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.steps.plan import SamplingRow
 from support.sampling_tools import Floats, random_logits, row
 
 

@@ -24,9 +24,11 @@ def plan_of(
 ) -> StepPlan:
     """A step of segments (job, first token, tokens); those of job -1 are dead lanes."""
     made = tuple(
-        Segment(JobId(abs(job)), 0, begin, count, needs_logits=True, live=job > 0) for job, begin, count in segments
+        Segment(JobId(abs(job)), 0, begin, count, range(begin + count - 1, begin + count), live=job > 0)
+        for job, begin, count in segments
     )
-    return StepPlan(0, kind, made, EMPTY, None, EMPTY, EMPTY, () if first else None, (), 0, 0, None, (), states)
+    groups = () if first else None
+    return StepPlan(0, kind, made, EMPTY, None, EMPTY, EMPTY, made, EMPTY, None, groups, (), 0, (), None, states=states)
 
 
 class Rows:

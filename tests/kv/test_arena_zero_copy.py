@@ -126,12 +126,12 @@ def test_a_writer_that_does_not_wait_for_the_drain_fails_the_same_check(one_laye
     dispatch = runner.dispatch
     slots = mx.array(np.full(ROWS, SCRATCH_SLOT, np.int32))
 
-    def naive(plan: Any, rows: Any) -> Any:
+    def naive(plan: Any) -> Any:
         if plan.column:
             newest = (t[:, :, plan.column - 1].swapaxes(0, 1) for t in runner._tail[0])
             arena.write(0, slots, *newest)
             mx.async_eval(arena.arrays())
-        return dispatch(plan, rows)
+        return dispatch(plan)
 
     runner.dispatch = naive  # type: ignore[method-assign]
     assert growth(lambda: driver.step(40)) > 3 * TAIL_BYTES + SLACK

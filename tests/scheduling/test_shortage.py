@@ -42,7 +42,7 @@ def test_a_cache_that_is_large_enough_changes_nothing() -> None:
 def plan_of(*segments: tuple[int, int]) -> StepPlan:
     """A plan, of which only the jobs and their counts matter here."""
     plan = StepPlan.__new__(StepPlan)
-    object.__setattr__(plan, "segments", tuple(Segment(job, 0, 0, count, True) for job, count in segments))
+    object.__setattr__(plan, "segments", tuple(Segment(job, 0, 0, count) for job, count in segments))
     return plan
 
 

@@ -140,13 +140,13 @@ def test_times_are_counted_from_the_submission(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(answers_module, "time", clock)
     growing = Growing(submitted=97.0)
     growing.jobs[0].cached = 1
-    growing.answers[0].begin_step(Segment(JobId(0), 0, 1, 2, True), 100.0)
+    growing.answers[0].begin_step(Segment(JobId(0), 0, 1, 2), 100.0)
     assert growing.handle.state is RequestState.PREFILLING
     for now in (104.0, 105.0, 106.0, 108.0):
         clock.now = now
         growing.say("x")
         assert growing.handle.state is RequestState.DECODING
-    growing.answers[0].begin_step(Segment(JobId(0), 1, 0, 7, True), 107.0)  # it was preempted, and begins again
+    growing.answers[0].begin_step(Segment(JobId(0), 1, 0, 7), 107.0)  # it was preempted, and begins again
     clock.now = 110.0
     growing.answers[0].finish(FinishReason.LENGTH)
     times = growing.handle.result(0).timings
@@ -193,6 +193,6 @@ def test_progress_is_told_a_few_times_in_a_second_at_most() -> None:
     growing = Growing()
     growing.jobs[0].tokens = [1] * 100
     for place, now in enumerate((7.0, 7.02, 7.09, 7.11, 7.2, 7.5)):
-        growing.answers[0].begin_step(Segment(JobId(0), 0, 10 * place, 10, False), now)
+        growing.answers[0].begin_step(Segment(JobId(0), 0, 10 * place, 10), now)
         assert growing.handle.progress == Progress("prefilling", 10 * place, 100)
     assert [event.progress and event.progress.done for event in growing.events] == [0, 30, 50]

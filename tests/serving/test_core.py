@@ -50,7 +50,7 @@ def test_first_tokens_are_handed_out_before_a_cpu_takes_the_next_step(tiny: Any)
     driver = Driver(tiny("llama"))
     runner, order = driver.core.runner, []
     dispatch, collect = runner.dispatch, runner.collect
-    runner.dispatch = lambda plan, rows: order.append(("dispatch", plan.kind.name)) or dispatch(plan, rows)
+    runner.dispatch = lambda plan: order.append(("dispatch", plan.kind.name)) or dispatch(plan)
     runner.collect = lambda pending: order.append(("collect", pending.plan.kind.name)) or collect(pending)
     driver.add(PROMPT, 4)
     driver.finish()

@@ -30,7 +30,7 @@ class Refusals:
         self._dispatch, self._collect = core.runner.dispatch, core.runner.collect
         core.runner.dispatch, core.runner.collect = self.dispatch, self.collect
 
-    def dispatch(self, plan: StepPlan, rows: Any) -> Any:
+    def dispatch(self, plan: StepPlan) -> Any:
         """In the place of the runner's own."""
         place = self._where(plan)
         if place == "before":
@@ -38,7 +38,7 @@ class Refusals:
         if place == "half written":
             self._runner._forward = self._half
         try:
-            pending = self._dispatch(plan, rows)
+            pending = self._dispatch(plan)
         finally:
             self._runner._forward = self._forward
         if place in ("half written", "under way"):  # a flush has no forward pass

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.steps.plan import SamplingRow
 
 Floats = npt.NDArray[np.float64]
 

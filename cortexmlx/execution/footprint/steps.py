@@ -18,7 +18,6 @@ from cortexmlx.attention.paged import Attend
 from cortexmlx.execution.footprint.graph import Graph, trace
 from cortexmlx.execution.footprint.replay import peak_bytes
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.sampling import SamplingRow
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load
@@ -139,7 +138,6 @@ class _Outlined(ModelRunner):
         slabs = tree_flatten(self._outlined.slabs())
         tail = tree_flatten({} if writes else self._outlined.tail(len(plan.segments)))
         weights = tree_flatten(self.model.parameters())
-        rows = [SamplingRow(SamplingParams(), 0, [0], [])] * len(plan.logit_segments)
         shapes = self._outlined.slabs()
 
         def step(*given: mx.array) -> list[mx.array]:
@@ -147,7 +145,7 @@ class _Outlined(ModelRunner):
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
             self._outlined.put({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
             self._tail = {layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes}
-            return self.build(plan, rows)[1]
+            return self.build(plan)[1]
 
         fed: list[tuple[mx.array, ...]] = []
         self._feed.hand_over = fed.append

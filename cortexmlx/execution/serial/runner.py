@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import mlx.core as mx
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.runner import Pending, StepResult, read
-from cortexmlx.execution.sampling import BatchSampler, SamplingRow
+from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.state.ops import StateOps
@@ -47,7 +46,7 @@ class SerialRunner:
         """There are no states but those in the caches."""
         return 0
 
-    def dispatch(self, plan: StepPlan, rows: Sequence[SamplingRow] | None) -> Pending:
+    def dispatch(self, plan: StepPlan) -> Pending:
         """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
         step begins. Whatever it raises, what the caches keep is forgotten.
         """
@@ -57,18 +56,18 @@ class SerialRunner:
         if plan.kind is StepKind.FLUSH:
             return Pending(plan, None, started)
         try:
-            pending = self._start(plan, rows, started)
+            pending = self._start(plan, started)
         except Exception:
             self.arena.rewind(0)
             raise
         self._last = pending
         return pending
 
-    def _start(self, plan: StepPlan, rows: Sequence[SamplingRow] | None, started: float) -> Pending:
+    def _start(self, plan: StepPlan, started: float) -> Pending:
         (segment,) = plan.segments
         logits, scores = self._forward(plan, segment)
-        if rows:
-            self._sampler = BatchSampler(rows, self._vocab_size)
+        if plan.sampling:
+            self._sampler = BatchSampler(plan.sampling, self._vocab_size)
         sampled = None
         if logits is not None:
             assert self._sampler is not None
@@ -116,7 +115,7 @@ class SerialRunner:
             )
         tokens = self._tokens(plan)[None]
         if plan.scoring is None:
-            return self._run(tokens, segment.needs_logits), None
+            return self._run(tokens, bool(segment.logits)), None
         before, end = int(plan.scoring.rows[0]), int(plan.scoring.rows[-1]) + 1
         if before:
             self.arena.run(tokens[:, :before])
@@ -128,8 +127,8 @@ class SerialRunner:
 
         scores = scores_of(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
         if end < segment.count:
-            return self._run(tokens[:, end:], segment.needs_logits), scores
-        return logits[0][:, -1] if segment.needs_logits else None, scores
+            return self._run(tokens[:, end:], bool(segment.logits)), scores
+        return logits[0][:, -1] if bool(segment.logits) else None, scores
 
     def _run(self, tokens: mx.array, needs_logits: bool) -> mx.array | None:
         if not needs_logits:

@@ -12,7 +12,7 @@ from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
-from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, SamplingRow, Scoring, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.steps.scoring import scoring_of
 
 
@@ -37,23 +37,25 @@ class StepBuilder:
         """A step that computes so many tokens of each job and writes them straight to the arena. `cuts` are the states
         to be kept on its way.
         """
-        segments, tokens, positions, token_index = [], [], [], []
+        segments, tokens, positions, token_index, sampling = [], [], [], [], []
         for job, count in scheduled:
             first = job.num_computed_tokens
             end = first + count
-            needs_logits = end == len(job.tokens)
+            logits = range(len(job.tokens) - 1, end)
             scored = job.scored_behind(first, end)
-            segments.append(Segment(job.id, job.generation, first, count, needs_logits, scored=scored))
+            segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored))
             tokens.append(np.array(job.tokens[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
-            if end == len(job.tokens):
+            if logits:
                 token_index.append(job.num_planned_outputs)
+                sampling.append(_sampling_row(job))
         plan = self._step(
             StepKind.MIXED,
             segments,
             tokens=np.concatenate(tokens),
             positions=np.concatenate(positions),
             token_index=np.array(token_index, np.int32),
+            sampling=tuple(sampling),
             groups=group_steps(self.cache, scheduled, written=True),
             writes=arena_writes(self.cache, scheduled),
             flush=flush,
@@ -74,7 +76,8 @@ class StepBuilder:
             if i in todo:
                 positions[i], token_index[i] = lane.job.num_computed_tokens, lane.job.num_planned_outputs
                 tokens[i] = lane.job.tokens[lane.job.num_computed_tokens] if committed else 0
-            segments.append(Segment(lane.job.id, lane.generation, int(positions[i]), 1, True, live=i in todo))
+            at = int(positions[i])
+            segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=i in todo))
             source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
         each = [(lane.job, 1) for lane in lanes]
@@ -85,6 +88,7 @@ class StepBuilder:
             source=None if committed or in_place else source,
             positions=positions,
             token_index=token_index,
+            sampling=tuple(_sampling_row(lane.job) for lane in lanes) if column == 0 else None,
             groups=group_steps(self.cache, each, written=False) if column == 0 else None,
             column=column,
             flush=flush,
@@ -108,6 +112,7 @@ class StepBuilder:
         source: IntArray | None = None,
         positions: IntArray = EMPTY,
         token_index: IntArray = EMPTY,
+        sampling: tuple[SamplingRow, ...] | None = None,
         groups: tuple[GroupStep, ...] | None = None,
         writes: tuple[ArenaWrite, ...] = (),
         column: int = 0,
@@ -123,7 +128,10 @@ class StepBuilder:
             tokens=tokens,
             source=source,
             positions=positions,
+            logit_rows=logit_rows(segments),
+            logit_segments=tuple(segment for segment in segments if segment.logits),
             token_index=token_index,
+            sampling=sampling,
             groups=groups,
             writes=writes,
             column=column,
@@ -136,3 +144,17 @@ class StepBuilder:
     def _remembered(self, plan: StepPlan) -> StepPlan:
         self._result_of = {(s.job, s.generation): i for i, s in enumerate(plan.logit_segments)}
         return plan
+
+
+def logit_rows(segments: Sequence[Segment]) -> IntArray:
+    """Flat indices of the tokens that need logits."""
+    rows: list[int] = []
+    begin = 0
+    for segment in segments:
+        rows.extend(range(begin + segment.logits.start - segment.first, begin + segment.logits.stop - segment.first))
+        begin += segment.count
+    return np.array(rows, np.int32)
+
+
+def _sampling_row(job: Job) -> SamplingRow:
+    return SamplingRow(job.params, job.seed, job.request.prompt, job.output)

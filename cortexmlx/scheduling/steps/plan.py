@@ -7,10 +7,11 @@ from enum import Enum
 
 import numpy as np
 
-from cortexmlx.arrays import IntArray
+from cortexmlx.arrays import IntArray, TokenList
 from cortexmlx.kv.lower import PieceLoad
 from cortexmlx.kv.state.ops import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import JobId
 
 SCRATCH_SLOT = -1
@@ -30,20 +31,33 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` consecutive tokens of one job, from position `first`.
-
-    `generation` is the job's at planning time: a result whose generation is out of date is dropped. `live` False marks
-    a lane of the decode window whose job is done; it is computed and ignored. `scored` are the positions in the job's
-    text of the tokens whose log-probabilities the step computes: each one behind a token of the segment.
-    """
+    """`count` consecutive tokens of one job, from position `first`."""
 
     job: JobId
     generation: int
+    """The job's when the step was planned. A result of an older generation is dropped."""
     first: int
     count: int
-    needs_logits: bool
+    logits: range = range(0)
+    """Positions of the segment's tokens that need logits. A token is chosen after each of them."""
     live: bool = True
+    """False: a lane of the decode window whose job has ended. It is computed and ignored."""
     scored: range = range(0)
+    """Positions in the job's text of the tokens whose log-probabilities the step computes. Each follows a token of the
+    segment.
+    """
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """How tokens are chosen for one row of logits: the parameters, the seed, and the tokens that are known when the row
+    is planned.
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt: TokenList
+    output: TokenList
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,10 @@ class StepPlan:
     """One forward pass over flat tokens, single-token segments first.
 
     `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
-    `source` `[T]` (None: as they are). `positions` `[T]`. `token_index` `[n]` says how many tokens each of
-    `logit_segments` had generated before. `groups` says where each layer group's keys and values lie. It is None within
+    `source` `[T]` (None: as they are). `positions` `[T]`. `logit_rows` `[n]` are the flat indices of the tokens that
+    need logits, and `logit_segments` the segments that have any, in the same order. `token_index` `[n]` says how many
+    tokens of its answer come before the token that is chosen after each. `sampling` `[n]` says how it is chosen; None:
+    as in the step before. `groups` says where each layer group's keys and values lie. It is None within
     a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
     MIXED step, `column` is the tail column of a DECODE step. `step_memory.prepare` carries out `flush`, the arena's
     size (`blocks` of each group), `loads` and `copies` before the pass. `states` says what becomes of the states of
@@ -101,7 +117,10 @@ class StepPlan:
     tokens: IntArray | None
     source: IntArray | None
     positions: IntArray
+    logit_rows: IntArray
+    logit_segments: tuple[Segment, ...]
     token_index: IntArray
+    sampling: tuple[SamplingRow, ...] | None
     groups: tuple[GroupStep, ...] | None
     writes: tuple[ArenaWrite, ...]
     column: int
@@ -111,14 +130,3 @@ class StepPlan:
     states: StateOps = NOTHING
     scoring: Scoring | None = None
     loads: tuple[PieceLoad, ...] = ()
-
-    @property
-    def logit_rows(self) -> IntArray:
-        """Flat indices of the tokens whose logits are needed: the last of each segment that needs them."""
-        ends = np.cumsum([s.count for s in self.segments], dtype=np.int32) - 1
-        return ends[[s.needs_logits for s in self.segments]].astype(np.int32)
-
-    @property
-    def logit_segments(self) -> tuple[Segment, ...]:
-        """The segments that get a token, in the order of the result."""
-        return tuple(s for s in self.segments if s.needs_logits)

@@ -101,7 +101,7 @@ class Machine:
         self.held.tokens += tokens
         self.computed += len(tokens)
         self._last = [after(self.held.tokens)]
-        return self._last if segment.needs_logits else []
+        return self._last if segment.logits else []
 
     def check(self) -> None:
         """Every job has just the tokens that its own prompt leads to."""

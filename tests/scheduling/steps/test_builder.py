@@ -8,9 +8,9 @@ from hypothesis import given
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.steps.builder import StepBuilder
-from cortexmlx.scheduling.steps.plan import Flush, StepKind, StepPlan
+from cortexmlx.scheduling.job import Job, JobId, Lane
+from cortexmlx.scheduling.steps.builder import StepBuilder, logit_rows
+from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
 from support.requests import job_of
 
 
@@ -40,8 +40,25 @@ def test_a_mixed_step_has_the_tokens_of_its_pieces_in_their_order(shape: list[tu
     assert plan.tokens.tolist() == [10 * job + p for job, p in flat]
     assert plan.positions.tolist() == [p for _, p in flat]
     whole = {job for job, (length, count) in enumerate(shape) if count >= length}
-    assert {s.job for s in plan.segments if s.needs_logits} == whole, "who has no token left to compute gets one"
+    assert {s.job for s in plan.segments if s.logits} == whole, "who has no token left to compute gets one"
+    assert [flat[row] for row in plan.logit_rows] == [(s.job, len(prompts[s.job]) - 1) for s in plan.logit_segments]
+    assert plan.sampling is not None and [row.prompt for row in plan.sampling] == [
+        tuple(prompts[segment.job]) for segment in plan.logit_segments
+    ]
     assert plan.token_index.tolist() == [0] * len(whole)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 90)), max_size=8))
+def test_logit_rows_are_the_flat_places_of_the_tokens_that_need_logits(shape: list[tuple[int, int, int]]) -> None:
+    """Any number of a segment's last tokens may need logits, from none to all."""
+    segments, flat = [], []
+    for job, (count, wanted, first) in enumerate(shape):
+        end = first + count
+        segments.append(Segment(JobId(job), 0, first, count, range(max(first, end - wanted), end)))
+        flat += [(job, position) for position in range(first, end)]
+    rows = logit_rows(segments)
+    assert [flat[row] for row in rows] == [(s.job, position) for s in segments for position in s.logits]
+    assert rows.dtype == np.int32
 
 
 SOME = st.sets(st.integers(0, 4))
@@ -77,7 +94,7 @@ def test_committed_tokens_are_said_and_a_lane_that_is_done_is_computed_in_vain()
     plan = builder.decode(lanes, 0, {1: jobs[1]}, True, None)
     assert plan.tokens is not None and plan.tokens.tolist() == [0, 9]
     assert [s.live for s in plan.segments] == [False, True] and plan.source is None
-    assert all(s.needs_logits for s in plan.segments), "a dead lane has its row in the result"
+    assert all(len(s.logits) == 1 for s in plan.segments), "a dead lane has its row in the result"
 
 
 def test_a_flush_computes_nothing() -> None:
