@@ -6,6 +6,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.bench.studies import disk
+from support.patience import soon
 
 
 def test_every_pair_answers_fresh_prompts_whole_and_writes_those_that_are_kept(
@@ -17,6 +18,8 @@ def test_every_pair_answers_fresh_prompts_whole_and_writes_those_that_are_kept(
         took = whole(engine, prompts, tokens, keep)
         assert took.tokens == 2 * tokens and 0 < took.gap < took.wall and engine.stats().cached_tokens == 0
         asked.append((keep, tuple(map(tuple, prompts))))
+        kept = sum(kept for kept, _ in asked)
+        assert soon(lambda: (store := engine.stats().kv_store) is not None and store.stored_blocks == 4 * kept)
         return took
 
     whole = disk.answer
