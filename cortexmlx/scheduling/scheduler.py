@@ -14,12 +14,14 @@ Who waits and who may begin is up to `Admission`, which jobs run and what blocks
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling.decode_window import DecodeWindow
+from cortexmlx.scheduling.gate import Drain, reason_to_drain
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
@@ -82,7 +84,9 @@ class Scheduler:
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running)
         self._arrivals = 0
-        self._draining = self._shrinking = False
+        self.steps_by_reason: Counter[Drain | None] = Counter()
+        self._waiting_for: Drain | None = None
+        self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Scheduler:
         self._window.forget()
         for job in self._running.in_order:
             self._begin_again(job, trusted=False)
-        self._draining = False
+        self._waiting_for = None
         self._builder.forget()
         self._running.take_loads()
         self.cache.drop_cached()
@@ -248,24 +252,17 @@ class Scheduler:
         self._admission.ask_again()
 
     def _plan(self, in_flight: int) -> StepPlan | None:
-        if in_flight and not self.pipeline:
+        reason = self._waiting_for
+        if reason is None or not reason.ends_window:
+            found = reason_to_drain(self._running, self._window, self._admission, self.pipeline)
+            reason = found if in_flight else found or reason
+        self._waiting_for = reason if in_flight else None
+        if reason is not None and in_flight:
             return None
-        if self._draining or self._wants_drain():
-            self._draining = in_flight > 0
-            return None if in_flight else self._plan_drained()
-        return self._plan_decode(flush=None)
-
-    def _wants_drain(self) -> bool:
-        """Nothing more should be started before everything is committed, because the arena will be written, which MLX
-        does in place only when nothing else is in flight (see `KVArena`): a prompt is computed, somebody begins, or the
-        tail is flushed. It is flushed early if somebody waits for memory that only the flush lets go.
-
-        A window that opens may have to wait for the tokens in flight, too (`_plan_decode`).
-        """
-        running, window = self._running, self._window
-        if running.prefilling or running.dropping or window.wants_flush or self._admission.somebody_can_begin():
-            return True
-        return bool(window.awaiting_flush) and len(self._admission) > 0
+        ends_window = reason is not None and reason.ends_window
+        plan = self._plan_drained() if ends_window else self._plan_decode(flush=None)
+        self.steps_by_reason[reason] += plan is not None
+        return plan
 
     def _plan_drained(self) -> StepPlan | None:
         """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
@@ -317,8 +314,6 @@ class Scheduler:
         """One token for every lane of the window; opens a window if none is."""
         window = self._window
         if window.column == 0:
-            if any(job.needs_history and job.num_planned_outputs > job.generated for job in self._running.jobs):
-                return None  # the sampler must know the tokens in flight
             window.open(self._reserve)
         todo = window.todo
         if not todo:
