@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -150,8 +151,9 @@ class EngineStats:
     over layer groups; times are seconds.
 
     `used_blocks` belong to running requests (`shared_blocks` of them to several), `free_blocks` to nobody, but the
-    content of `cached_blocks` of these may be used again. `preemptions` gave the row and blocks of a running request to
-    another, `restarts` are requests that began again because a step was refused memory. `single_run_share` of the
+    content of `cached_blocks` of these may be used again. `steps_by_reason` counts the steps that ran ahead of the one
+    in flight ("ahead"), and by reason those that could not. `preemptions` gave the row and blocks of a running request
+    to another, `restarts` are requests that began again because a step was refused memory. `single_run_share` of the
     running rows have all their blocks in one run. `cached_tokens` of the prompts were found in the prefix cache.
     `tokens_per_second` is the rate of generated tokens while the engine had work. `timeline` tells how the blocks were
     used from the engine's beginning to now, in evenly spaced moments while it had work.
@@ -197,6 +199,7 @@ class EngineStats:
     generated_tokens: int
     requests_finished: int
     cached_tokens: int
+    steps_by_reason: Mapping[str, int]
     preemptions: int
     restarts: int
     keep_first: int | None

@@ -86,7 +86,7 @@ def measure(model: str, rows: int) -> HostCost:
     while not core.idle:
         before = (core.runner.build_seconds, timed.seconds)
         core.step()
-        plan = core._in_flight[-1].plan if core._in_flight else None
+        plan = core._in_flight[-1] if core._in_flight else None
         if plan is not None and plan.kind is StepKind.DECODE and plan.flush is None and len(plan.segments) == rows:
             builds.append(core.runner.build_seconds - before[0])
             attentions.append(timed.seconds - before[1])

@@ -6,17 +6,16 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.execution.boundary import Refused, Runner, Shapes
 from cortexmlx.execution.fingerprint import described, fingerprint
-from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.transfer import Shapes, copy_out, copy_out_state, shapes_of
-from cortexmlx.execution.way import Runner, Way
+from cortexmlx.execution.way import Way
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish
 from cortexmlx.kv.prefix import Entry, Key
@@ -72,17 +71,16 @@ class Disk:
         self._hashed = hashed
         self._arrived = arrived
         self._cache: KVCache
-        self._runner: ModelRunner
-        self._shapes: dict[int, Shapes] = {}
+        self._runner: Runner
+        self._shapes: Sequence[Shapes] = ()
         self._lower: LowerTier | None = None
         self._credit = 0.0
         self._looked = time.perf_counter()
 
     def begin(self, runner: Runner) -> None:
-        """The runner is there now, which has the arena and the states."""
-        assert isinstance(runner, ModelRunner)
+        """The runner is there now."""
         self._runner = runner
-        self._shapes = {g: shapes_of(runner.arena, g) for g in range(len(runner.arena.groups))}
+        self._shapes = runner.shapes
 
     def attach(self, cache: KVCache) -> None:
         """From now on this is the tier below a cache, which is empty yet."""
@@ -120,20 +118,23 @@ class Disk:
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
-    def copy_in_between(self, step_seconds: float) -> None:
+    def copy_in_between(self, step_seconds: float) -> Refused | None:
         """Copy a few of the entries that are to be stored, while requests run. Nothing may be in flight."""
         now = time.perf_counter()
         self._credit += SHARE * (now - self._looked)
         self._looked = now
         self._credit = min(self._credit, _SHARE_OF_A_STEP * step_seconds)
-        if self._credit > 0:
-            self._credit -= self._copy(self._credit)
+        if self._credit <= 0:
+            return None
+        took, refused = self._copy(self._credit)
+        self._credit -= took
+        return refused
 
-    def copy_while_idle(self) -> bool:
+    def copy_while_idle(self) -> bool | Refused:
         """Copy for a moment; whether there is more to copy, and room for it."""
         self._looked = time.perf_counter()
-        self._copy(_IDLE_SECONDS)
-        return self._can_copy
+        _, refused = self._copy(_IDLE_SECONDS)
+        return refused or self._can_copy
 
     def flush(self) -> bool:
         """Wait until what was copied is written; False if it takes too long."""
@@ -143,8 +144,9 @@ class Disk:
         """Store what there is, as far as that goes in a few seconds, and end."""
         try:
             until = time.perf_counter() + _CLOSING_SECONDS
-            while self._can_copy and time.perf_counter() < until:
-                self._copy(_IDLE_SECONDS)
+            refused = None
+            while refused is None and self._can_copy and time.perf_counter() < until:
+                _, refused = self._copy(_IDLE_SECONDS)
         except Exception as error:  # a step that failed has left arrays that cannot be had
             log.debug("not all of the cache was stored: %r", error)
         self._store.close()
@@ -161,28 +163,30 @@ class Disk:
         waits = self._identity is not None and self._lower is not None and len(self._lower) > 0
         return waits and self._store.has_room
 
-    def _copy(self, seconds: float) -> float:
-        """Copy entries, for about so many seconds. Returns how many it took."""
+    def _copy(self, seconds: float) -> tuple[float, Refused | None]:
+        """Copy entries, for about so many seconds. Returns how many it took, and whether memory was refused."""
         began, took = time.perf_counter(), 0.0
         while took < seconds and self._can_copy:
             assert self._lower is not None
-            self._store.offer(self._records(list(islice(self._lower.leaving(), _AT_ONCE))))
+            records = self._records(list(islice(self._lower.leaving(), _AT_ONCE)))
+            if isinstance(records, Refused):
+                return took, records
+            self._store.offer(records)
             took = time.perf_counter() - began
-        return took
+        return took, None
 
-    def _records(self, entries: list[Entry]) -> list[Record]:
+    def _records(self, entries: list[Entry]) -> list[Record] | Refused:
         assert self._lower is not None
         records = []
         pieces = [(entry, group, target) for entry in entries for group, target in self._lower.new_pieces(entry)]
         for group in self._lower.every:
             mine = [(entry, target) for entry, own, target in pieces if own == group]
-            if group != STATE:
-                copies = copy_out(self._runner.arena, group, [block for _, block in mine]) if mine else []
-            else:
-                found = [(entry, self._runner.states.snapshot(name)) for entry, name in mine]
-                mine = [(entry, 0) for entry, batch in found if batch is not None]
-                copies = [copy_out_state(batch) for _, batch in found if batch is not None]
+            copies = self._runner.copy_out(group, [target for _, target in mine]) if mine else []
+            if isinstance(copies, Refused):
+                return copies
             for (entry, _), arrays in zip(mine, copies, strict=True):
+                if arrays is None:
+                    continue
                 records.append(Record(self._lower.piece_key(entry.key, group), entry.tokens, arrays))
                 self._lower.stored(entry, group)
         return records
@@ -201,7 +205,7 @@ class Disk:
 
         def fits(key: Key, record: Record) -> bool:
             shapes = tuple((array.shape, array.dtype.str) for array in record.arrays)
-            return groups[key] == STATE or shapes == self._shapes[groups[key]]
+            return groups[key] == STATE or bool(shapes == self._shapes[groups[key]])
 
         return {key: record for key, record in found.items() if fits(key, record)}
 

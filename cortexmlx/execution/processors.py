@@ -41,18 +41,19 @@ class LogitsProcessors:
         self, logits: mx.array, live: Sequence[bool] | None = None
     ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
         """`logits [R, V] float32` with each live row's own as its processors want them, and what went wrong, by row:
-        such a row keeps its logits. The processors of a row that is not `live` are not called.
+        such a row keeps its logits. The processors of a row that is not `live`, or has failed before, are not called.
         """
         # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         parts, failures, end = [], {}, 0
         for index, row in self._rows.items():
-            if live is not None and not live[index]:
+            if row.failed or (live is not None and not live[index]):
                 continue
             try:
                 processed = row.processed(logits[index : index + 1])
             except LogitsProcessorError as error:
                 failures[index] = _without_frames(error)
+                row.failed = True
                 continue
             parts += [logits[end:index], processed]
             end = index + 1
@@ -71,6 +72,7 @@ class _Row:
         self.functions = functions
         self.known = mx.array(np.array(tokens, np.int32))
         self.newer: list[mx.array] = []
+        self.failed = False
 
     def processed(self, logits: mx.array) -> mx.array:
         """`logits [1, V] float32` after all functions. Raises LogitsProcessorError, and what says that memory was

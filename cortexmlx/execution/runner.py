@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
@@ -19,43 +19,27 @@ from cortexmlx.attention.state.probe import is_state
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenScores, refusable
 from cortexmlx.execution.logit_rows import LogitRows
+from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
+from cortexmlx.execution.memory.states import StateStore
 from cortexmlx.execution.sampling import BatchSampler, Sampled
-from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
-from cortexmlx.execution.states import StateStore
-from cortexmlx.execution.transfer import load
+from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.lower import PieceLoad
-from cortexmlx.kv.spec import TAIL_COLUMNS, Counts
+from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.ops import StateOps
-from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
-from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, Scoring, StepKind, StepPlan
+from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A dispatched step: its plan and its lazy results. `scores` computes those of `plan.scoring`."""
+    """A step in flight: its lazy results, and `scores`, which computes those of its plan's `scoring`."""
 
-    plan: StepPlan
     sampled: Sampled | None
     started: float
     scores: Callable[[], TokenScores] | None = None
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A collected step on the host, `seconds` after its dispatch began: `tokens` `[n]` for `plan.logit_segments`;
-    log-probabilities where some row asked for them; `scores` of the tokens of `plan.scoring`.
-    """
-
-    plan: StepPlan
-    seconds: float
-    tokens: list[int]
-    logprobs: list[float] | None
-    top_ids: list[list[int]] | None
-    top_logprobs: list[list[float]] | None
-    scores: TokenScores | None = None
 
 
 def read(pending: Pending) -> StepResult:
@@ -63,27 +47,29 @@ def read(pending: Pending) -> StepResult:
     sampled = pending.sampled
     scores = None if pending.scores is None else pending.scores()
     if sampled is None:
-        return StepResult(pending.plan, time.perf_counter() - pending.started, [], None, None, None, scores)
+        return StepResult(time.perf_counter() - pending.started, scores=scores)
     mx.eval(sampled.arrays())
     return StepResult(
-        pending.plan,
         time.perf_counter() - pending.started,
         _host(sampled.tokens),
         None if sampled.logprobs is None else _host(sampled.logprobs),
         None if sampled.top_ids is None else _host(sampled.top_ids),
         None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
         scores,
+        sampled.failures,
     )
 
 
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples. Attention is
-    `attend`'s.
+    `attend`'s. The arena has no blocks before `begin`. What each method is for, `Runner` says.
     """
 
-    def __init__(self, model: nn.Module, arena: KVArena, vocab_size: int, attend: Attend) -> None:
+    def __init__(
+        self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int, attend: Attend
+    ) -> None:
         self.model = model
-        self.arena = arena
+        self.computes_at_dispatch = mx.default_device() == mx.cpu
         self.build_seconds = 0.0
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
@@ -92,29 +78,32 @@ class ModelRunner:
         self._caches = {leaf: LayerCache(leaf, self._fetch) for leaf, c in enumerate(own) if not is_state(c)}
         self._feed = Feed()
         self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)}, self._feed)
+        self.memory = PagedMemory(groups, block_size, self.states)
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
         self._angles = share_angles(model)
         swiglu.install()
-        self._tail: dict[int, Slab] = {}
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
         self._derived: tuple[Derived, ...] = ()
-        self._writes: list[_LazyWrite] = []
+        self._writes: list[LazyWrite] = []
         self._sampler: BatchSampler | None = None
-        self._last: Pending | None = None
+        self._in_flight: deque[Pending] = deque()
+        self._newest: Sampled | None = None
 
     def close(self) -> None:
-        """Let go of the model, the states and the tail. Nothing here is of use afterwards. Safe to call again."""
+        """Let go of the model and all memory. Nothing here is of use afterwards. Safe to call again."""
         if vars(self):
-            self.states.forget()
+            memory = self.memory
             vars(self).clear()
+            memory.close()
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def dispatch(self, plan: StepPlan) -> Pending:
+    @refusable
+    def dispatch(self, plan: StepPlan) -> None:
         """Build and start one step.
 
         A plan with `flush`, `loads`, `copies` or kind MIXED writes the arena: everything dispatched before must have
@@ -123,10 +112,11 @@ class ModelRunner:
         started, fed = time.perf_counter(), self._feed.waited
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
-        prepare(plan, self)
+        prepare(plan, self.memory)
         if plan.kind is StepKind.FLUSH:
             self.states.carry_out(plan.states)
-            return Pending(plan, None, started)
+            self._in_flight.append(Pending(None, started))
+            return
         pending, results = self.build(plan, started)
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
@@ -135,7 +125,7 @@ class ModelRunner:
         self.build_seconds += built - started - fed
         # Handing over blocks while too much is queued: that is waiting for the device, too.
         self.wait_seconds += time.perf_counter() - built + fed
-        return pending
+        self._in_flight.append(pending)
 
     def build(self, plan: StepPlan, started: float = 0.0) -> tuple[Pending, list[mx.array]]:
         """A step as a graph, which is not computed but for what was fed, and all that is to be evaluated of it."""
@@ -144,7 +134,7 @@ class ModelRunner:
             self._check(plan.groups)
             self._groups = plan.groups
             self._derived = tuple(Derived() for _ in plan.groups)
-            self._writes = [_LazyWrite(write, self.arena, group) for group, write in enumerate(plan.writes)]
+            self._writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(plan.writes)]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches.values():
@@ -159,38 +149,29 @@ class ModelRunner:
                 self._sampler = BatchSampler(plan.sampling, self._vocab_size)
             assert self._sampler is not None
             live = [segment.live for segment in plan.logit_segments]
-            pending = Pending(plan, self._sampler(logits, plan.token_index, live), started, scores)
+            pending = Pending(self._sampler(logits, plan.token_index, live), started, scores)
         else:
-            pending = Pending(plan, None, started, scores)
-        self._last = pending
+            pending = Pending(None, started, scores)
+        self._newest = pending.sampled
         results += [] if pending.sampled is None else pending.sampled.arrays()
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
         return pending, results
 
-    def collect(self, pending: Pending) -> StepResult:
-        """Wait for a step and bring its results to the host."""
-        started = time.perf_counter()
+    @refusable
+    def collect(self) -> StepResult:
+        """Wait for the oldest step in flight and bring its results to the host."""
+        started, pending = time.perf_counter(), self._in_flight.popleft()
         if pending.sampled is None:
             mx.eval(self.arena.arrays() + self.states.arrays())
         result = read(pending)
         self.wait_seconds += time.perf_counter() - started
         return result
 
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes of the tails that hold the rows' newest tokens."""
-        return sum(array.nbytes for tail in self._tail.values() for array in tail)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the rows' recurrent states and of their snapshots."""
-        return self.states.nbytes
-
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
-        self._tail.clear()
-        self._last = self._sampler = self._plan = None
+        self.memory.tail.clear()
+        self._newest = self._sampler = self._plan = None
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()
@@ -200,12 +181,15 @@ class ModelRunner:
 
     def forget(self) -> None:
         """After a step that failed: nothing that was kept beside the arena can be trusted, either."""
+        self._in_flight.clear()
         self.reset()
         self.states.forget()
 
+    @refusable
     def settle(self, ops: StateOps) -> None:
-        """Do what is to be done with the rows' states, when no step is left that could take it along."""
+        """Do what is to be done with the rows' states, when no step is left that could take it along, and `reset`."""
         self.states.carry_out(ops)
+        self.reset()
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
@@ -214,8 +198,8 @@ class ModelRunner:
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
-            assert self._last is not None and self._last.sampled is not None
-            tokens = self._last.sampled.tokens
+            assert self._newest is not None
+            tokens = self._newest.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         with swiglu.by_powers_of_two():
@@ -246,20 +230,9 @@ class ModelRunner:
             self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
         else:
-            tail = self._tail_write(layer, plan.column, new)
+            tail = self.memory.write_tail(layer, plan.column, new)
         step, derived = self._groups[group], self._derived[group]
         return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
-
-    def _tail_write(self, layer: int, column: int, new: Slab) -> Slab:
-        if column == 0:
-            rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
-            tail = tuple(mx.pad(a, rest) for a in new)
-        else:
-            tail = self._tail[layer]
-            for array, value in zip(tail, new, strict=True):
-                array[:, :, column : column + 1] = value
-        self._tail[layer] = tail
-        return tail
 
     def _check(self, groups: Sequence[GroupStep]) -> None:
         """Raise KVBlockError if a step would read outside the arena."""
@@ -269,58 +242,61 @@ class ModelRunner:
                 if piece.slots is not None:
                     self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
-    # -- the memory of a step: what `prepare` calls, with nothing in flight -------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def arena(self) -> KVArena:
+        """Where keys and values are."""
+        return self.memory.arena
 
     @property
     def blocks(self) -> Counts:
-        """How many blocks each layer group has in the arena."""
-        return self.arena.blocks
+        """See `Runner`, as of all that follows."""
+        return self.memory.blocks
 
+    @property
+    def bytes(self) -> MemoryInUse:
+        """What is held now."""
+        return self.memory.bytes
+
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """What `copy_out` gives of a block of each layer group."""
+        return self.memory.shapes
+
+    @refusable
+    def begin(self, blocks: Counts) -> None:
+        """Have an empty arena."""
+        self.memory.begin(blocks)
+
+    def can_resize(self, blocks: Counts) -> bool:
+        """Whether the system would give the memory now."""
+        return self.arena.can_resize(blocks)
+
+    @refusable
     def resize(self, blocks: Counts) -> None:
-        """Give each layer group so many blocks. See `KVArena.resize`."""
-        self.arena.resize(blocks)
+        """Give each layer group so many blocks."""
+        self.memory.resize(blocks)
 
-    def load(self, loads: Sequence[PieceLoad]) -> None:
-        """Bring pieces of the tier below to their blocks and snapshots."""
-        load(self.arena, self.states, loads)
-
+    @refusable
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the blocks that a fork or a match begins with."""
-        for group in range(len(self.arena.groups)):
-            sources, targets = in_group(copies, group)
-            if len(sources):
-                self.arena.copy_blocks(group, sources, targets)
-        mx.eval(self.arena.arrays())
+        """Copy blocks."""
+        mx.synchronize()
+        self.memory.copy(copies)
 
-    def flush(self, flush: Flush) -> None:
-        """Write the tail's live columns to their slots, one update per slab."""
-        writes = [_LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
-        for layer, tail in self._tail.items():
-            write = writes[self.arena.group_of[layer]]
-            columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
-            self.arena.write(
-                layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
-            )
-        self._tail.clear()
-        mx.eval(self.arena.arrays())
+    @refusable
+    def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
+        """Copies of blocks, or of snapshots."""
+        return self.memory.copy_out(group, names)
 
+    def release(self) -> None:
+        """Give the arena back, also where a step has failed while it wrote."""
+        self.arena.release()
+        self.trim()
 
-class _LazyWrite:
-    """An ArenaWrite's index on the device, shared by all layers of its `group`. Raises KVBlockError if a slot lies
-    outside the arena as it is now.
-    """
-
-    def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
-        arena.check_slots(group, write.slots)
-        arena.check_slots(group, write.zeros)
-        run = write.run
-        total = len(write.slots) + len(write.zeros)
-        self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
-        self._zeros = len(write.zeros)
-
-    def padded(self, values: mx.array) -> mx.array:
-        """`[heads, tokens, dim]` followed by the zeros."""
-        return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
+    def trim(self) -> None:
+        """Give back what MLX keeps of arrays that are gone."""
+        mx.clear_cache()
 
 
 def _host(array: mx.array) -> Any:

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.execution.boundary import TokenScores
 from cortexmlx.execution.logits import log_total, top_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
 """Logits that are there at a time, 32 MiB in float32, as long as these are not fewer than `_LEAST_ROWS` rows."""
 
 _LEAST_ROWS, _MOST_ROWS = 16, 256
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """`n` tokens on the host: their natural-log probabilities, `[n] float32`, and at each place the likeliest tokens,
-    best first, `top_ids [n, k] int32` and `top_logprobs [n, k] float32`.
-    """
-
-    logprobs: npt.NDArray[np.float32]
-    top_ids: IntArray
-    top_logprobs: npt.NDArray[np.float32]
-
-    def __getitem__(self, part: slice) -> TokenScores:
-        return TokenScores(self.logprobs[part], self.top_ids[part], self.top_logprobs[part])
 
 
 def rows_at_once(vocab_size: int) -> int:

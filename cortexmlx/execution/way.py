@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from cortexmlx.attention.backends import Backend, choose_backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.execution.runner import ModelRunner, Pending, StepResult
-from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
+from cortexmlx.execution.boundary import Runner, granted
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.serial.caches import kept_by, not_always_cut, sees_ahead
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import OneSequence
-from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import quantized, unquantized
@@ -33,55 +31,7 @@ from cortexmlx.kv.sizing import (
     tokens_that_fit,
 )
 from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
-from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.scheduling.steps.plan import StepPlan
-
-
-class Arena(Protocol):
-    """Where keys and values are, as the engine's core sees it: see `KVArena`."""
-
-    blocks: Counts
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def arrays(self) -> list[mx.array]: ...
-
-    def can_resize(self, blocks: Counts) -> bool: ...
-
-    def resize(self, blocks: Counts) -> None: ...
-
-    def release(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None: ...
-
-
-class Runner(Protocol):
-    """Who carries out plans, as the engine's core sees it: see `ModelRunner`."""
-
-    build_seconds: float
-    wait_seconds: float
-
-    @property
-    def tail_bytes(self) -> int: ...
-
-    @property
-    def state_bytes(self) -> int: ...
-
-    def dispatch(self, plan: StepPlan) -> Pending: ...
-
-    def collect(self, pending: Pending) -> StepResult: ...
-
-    def reset(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def settle(self, ops: StateOps) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Way(Protocol):
@@ -100,17 +50,17 @@ class Way(Protocol):
         if they are not one.
         """
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[Arena, KVCache]:
-        """Nothing is kept: an empty arena of at most `blocks` blocks, of the prefix cache's size, which the runner
-        uses from now on, and who owns which of them.
-        """
-
     def backend(self, name: str) -> Backend:
         """What attention runs on, if it is called `name`: see `choose_backend`."""
 
-    def runner(self, vocab_size: int, backend: Backend) -> Runner:
-        """The runner, on the arena that `begin` made. Raises ModelUnsupported for a model that computes something else
+    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
+        """The runner, whose arena has no blocks yet. Raises ModelUnsupported for a model that computes something else
         than it should, as far as a short look at it tells.
+        """
+
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
+        """Nothing is kept: the runner begins an arena of at most `blocks` blocks, and this is who owns which of them.
+        Raises MemoryRefused.
         """
 
 
@@ -124,9 +74,8 @@ class Paged:
     def __init__(self, model: nn.Module, groups: tuple[LayerGroup, ...]) -> None:
         self.groups = groups
         self._model = model
-        self._arena: KVArena
+        self._runner: ModelRunner
         self._snapshots: int | None = None
-        self._runner: ModelRunner | None = None
 
     def blocks(self, memory: int, load: Load, context: int) -> Counts:
         memory, snapshots = split_memory(self.groups, memory, load.rows)
@@ -135,30 +84,26 @@ class Paged:
             return arena_blocks(memory, paged(self.groups), load)
         return (load.rows * -(-context // load.block_size),)
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[KVArena, KVCache]:
+    def backend(self, name: str) -> Backend:
+        return choose_backend(name)
+
+    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
+        self._runner = ModelRunner(self._model, paged(self.groups), block_size, vocab_size, backend.attend)
+        return self._runner
+
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
         size = prefix.block_size
-        first = [first_blocks(count, size) for count in blocks]
-        groups = paged(self.groups)
-        self._arena = arena = KVArena(groups, first, size)
-        if self._runner is not None:
-            self._runner.arena = arena
-        cache = KVCache(
-            groups,
+        first = tuple(first_blocks(count, size) for count in blocks)
+        granted(self._runner.begin(first))
+        return KVCache(
+            paged(self.groups),
             first,
             size,
             max_blocks=blocks,
             prefix=prefix,
-            may_resize=arena.can_resize,
+            may_resize=self._runner.can_resize,
             snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
         )
-        return arena, cache
-
-    def backend(self, name: str) -> Backend:
-        return choose_backend(name)
-
-    def runner(self, vocab_size: int, backend: Backend) -> ModelRunner:
-        self._runner = ModelRunner(self._model, self._arena, vocab_size, backend.attend)
-        return self._runner
 
 
 class OneByOne:
@@ -181,8 +126,7 @@ class OneByOne:
             )
         self._model = model
         self._why = why
-        self._arena: OwnCaches
-        self._runner: SerialRunner | None = None
+        self._runner: SerialRunner
 
     def blocks(self, memory: int, load: Load, context: int) -> Counts:
         block_size = load.block_size
@@ -196,25 +140,10 @@ class OneByOne:
             )
         return (most if fit is None else min(most, fit // block_size),)
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> tuple[OwnCaches, KVCache]:
-        self._arena = arena = OwnCaches(self._model, self.groups, 1, prefix.block_size)
-        if self._runner is not None:
-            self._runner.arena = arena
-        cache = OneSequence(
-            self.groups,
-            1,
-            prefix.block_size,
-            rewind=arena.rewind,
-            max_blocks=blocks,
-            prefix=prefix,
-            may_resize=arena.can_resize,
-        )
-        return arena, cache
-
     def backend(self, name: str) -> Backend:
         return Backend("mlx-lm's own", choose_backend(name).attend)
 
-    def runner(self, vocab_size: int, backend: Backend) -> SerialRunner:
+    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> SerialRunner:
         with _refused(self._why):
             ahead = sees_ahead(self._model)
         if ahead:
@@ -222,8 +151,20 @@ class OneByOne:
                 f"{self._why}, and in mlx-lm's own code a token of a prompt sees those behind it: answers would depend "
                 "on how their prompts are cut"
             )
-        self._runner = SerialRunner(self._arena, vocab_size)
+        self._runner = SerialRunner(self._model, self.groups, block_size, vocab_size)
         return self._runner
+
+    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
+        self._runner.begin((1,))
+        return OneSequence(
+            self.groups,
+            1,
+            prefix.block_size,
+            rewind=self._runner.rewind,
+            max_blocks=blocks,
+            prefix=prefix,
+            may_resize=self._runner.can_resize,
+        )
 
 
 @contextmanager

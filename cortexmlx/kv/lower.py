@@ -33,7 +33,7 @@ _MOST_LEAVING = 1 << 16
 
 
 class Content(Protocol):
-    """What a piece holds: the arrays of all its layers, as `execution/transfer.py` arranges them."""
+    """What a piece holds: the arrays of all its layers, as `execution/memory/transfer.py` arranges them."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...

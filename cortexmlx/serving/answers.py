@@ -32,8 +32,7 @@ PROGRESS_SECONDS = 0.1
 """Between two events that tell of progress, at least."""
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.runner import StepResult
-    from cortexmlx.execution.scores import TokenScores
+    from cortexmlx.execution.boundary import StepResult, TokenScores
     from cortexmlx.scheduling.steps.plan import Segment
 
 

@@ -9,17 +9,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from traceback import clear_frames
 from typing import TypeVar
 
-import mlx.core as mx
-
-from cortexmlx.errors import CortexError, MemoryRefused
+from cortexmlx.errors import CortexError
+from cortexmlx.execution.boundary import Refused, StepResult, TokenScores
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.execution.runner import Pending, StepResult
-from cortexmlx.execution.scores import TokenScores
 from cortexmlx.kv.spec import Counts
-from cortexmlx.machine import is_refusal
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.shortage import cache_full, most_concerned, out_of_memory
@@ -52,7 +47,7 @@ class EngineCore(EngineParts):
         self._requests: dict[RequestId, RequestAnswers] = {}
         self._deadlines = Deadlines()
         self._jobs = itertools.count()
-        self._in_flight: deque[Pending] = deque()
+        self._in_flight: deque[StepPlan] = deque()
         self._at_work = False
         self._step_seconds = 0.0
         super().__init__(config, wake)
@@ -72,7 +67,7 @@ class EngineCore(EngineParts):
             if self._first_tokens_are_there:
                 self._collect()
             if (disk := self.disk) is not None and not self._in_flight:
-                self._attempt(None, lambda: disk.copy_in_between(self._step_seconds))
+                self._heed(disk.copy_in_between(self._step_seconds))
             plan = self._plan()
             if plan is not None:
                 self._dispatch(plan)
@@ -87,8 +82,8 @@ class EngineCore(EngineParts):
         """A step that computed prompts is done, or nearly so, as is every step that a CPU has taken (`cpu/feed.py`).
         Were the next one handed over before, those who wait for their first token would wait for all of that, too.
         """
-        newest = self._in_flight[-1].plan if self._in_flight else None
-        return newest is not None and newest.kind is StepKind.MIXED and mx.default_device() == mx.cpu
+        newest = self._in_flight[-1] if self._in_flight else None
+        return newest is not None and newest.kind is StepKind.MIXED and self.runner.computes_at_dispatch
 
     @property
     def idle(self) -> bool:
@@ -154,9 +149,6 @@ class EngineCore(EngineParts):
         self._forget_requests()
         self.cache.expect_back()
         self.runner.forget()
-        mx.synchronize()  # what is in flight reads the arena
-        self.arena.release()
-        mx.clear_cache()
         self._begin_empty(self.cache.max_blocks)
         self.pins.move_to(self.cache)
 
@@ -168,13 +160,13 @@ class EngineCore(EngineParts):
             self.drain()
         self.scheduler.relieve(critical)
         self.tidy()
-        mx.clear_cache()
+        self.runner.trim()
 
     def compact(self) -> int:
         """Move cached blocks together so that what is free is one run, if nothing is running. Returns how many blocks
         moved.
         """
-        return self._attempt(None, self._move_together) or 0 if self.idle else 0
+        return self._heed(self._move_together()) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
         """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
@@ -183,20 +175,16 @@ class EngineCore(EngineParts):
         """
         if not self.idle:
             return False
-        self._attempt(None, self._settle)
+        self.cache.expect_back()
+        self._heed(self.runner.settle(self.cache.states.take()))
+        if self.cache.fragmentation > _FRAGMENTED:
+            self._heed(self._move_together())
         self.scheduler.shrink()
-        if any(count < have for count, have in zip(self.cache.blocks, self.arena.blocks, strict=True)):
-            self._attempt(None, self._give_end_back)
+        if any(count < have for count, have in zip(self.cache.blocks, self.runner.blocks, strict=True)):
+            self._heed(self._give_end_back())
         if self._at_work:
             self._look(at_work=False)
-        return self.disk is not None and bool(self._attempt(None, self.disk.copy_while_idle))
-
-    def _settle(self) -> None:
-        self.cache.expect_back()
-        self.runner.settle(self.cache.states.take())
-        self.runner.reset()
-        if self.cache.fragmentation > _FRAGMENTED:
-            self._move_together()
+        return self.disk is not None and bool(self._heed(self.disk.copy_while_idle()))
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
@@ -242,86 +230,80 @@ class EngineCore(EngineParts):
         return plan
 
     def _dispatch(self, plan: StepPlan) -> None:
-        """Start a step. The requests whose own processors failed in it end here."""
-        pending = self._attempt(plan, lambda: self.runner.dispatch(plan))
-        if pending is None:
-            return
-        self._in_flight.append(pending)
-        for index, error in pending.sampled.failures.items() if pending.sampled is not None else ():
-            answer = self._answers.get(plan.logit_segments[index].job)
-            if answer is not None:
-                self._fail(answer.of_request, error)
+        """Start a step."""
+        refused = self.runner.dispatch(plan)
+        if refused is None:
+            self._in_flight.append(plan)
+        else:
+            self._go_on_with_less(plan, refused)
 
     def _collect(self) -> None:
         """Take the results of the step that was started first."""
-        pending = self._in_flight.popleft()
-        result = self._attempt(pending.plan, lambda: self.runner.collect(pending))
+        plan = self._in_flight.popleft()
+        result = self._heed(self.runner.collect(), plan)
         if result is not None:
-            self._commit(result)
-        for segment in pending.plan.segments if pending.plan.kind is StepKind.MIXED else ():
+            self._commit(plan, result)
+        for segment in plan.segments if plan.kind is StepKind.MIXED else ():
             answer = self._answers.get(segment.job)
             if answer is not None and answer.of_request.handle.cancelling:  # no further piece of its prompt is begun
                 self.cancel(answer.of_request.handle.id)
 
-    def _attempt(self, plan: StepPlan | None, work: Callable[[], _T]) -> _T | None:
-        """What `work` returns; None if memory was refused to it, and the engine goes on with less."""
-        try:
-            return work()
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            clear_frames(error.__traceback__)  # they hold arrays
-            stays = min(self.arena.blocks) > 0 and not self.cache.grows_back
-            refused_arena, why = isinstance(error, MemoryRefused) and stays, str(error)
-        self._go_on_with_less(plan, refused_arena, why)
+    def _heed(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
+        """An answer to the work of a step; None if memory was refused, and the engine goes on with less."""
+        if not isinstance(answer, Refused):
+            return answer
+        self._go_on_with_less(plan, answer)
         return None
 
-    def _go_on_with_less(self, plan: StepPlan | None, refused_arena: bool, why: str) -> None:
+    def _go_on_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
         """Nothing is trusted that the steps in flight were to write: rows begin again with their tokens, fewer at once,
         and what is cached goes, with the arena unless it was the one that was refused more. A request fails that comes
         no farther all by itself.
         """
-        log.warning("memory was refused, and requests begin again with less: %s", why)
+        log.warning("memory was refused, and requests begin again with less: %s", refused.why)
+        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.grows_back
         running = self.scheduler.rows_running
-        job = None if refused_arena else most_concerned(plan, self.scheduler.jobs)
+        job = None if arena_stays else most_concerned(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
         self._in_flight.clear()
         self.runner.forget()
         self.scheduler.start_over(rows=1 if job is not None and job.refusals else running // 2)
         self.cache.states.take()
-        if refused_arena:
-            self.cache.stay(self.arena.blocks)
+        if arena_stays:
+            self.cache.stay(self.runner.blocks)
             self.scheduler.fit_cache()
             self._end_for_memory()
         else:
-            self.arena.release()
+            self.runner.release()
             self.cache.give_all_back()
-        mx.clear_cache()
+        self.runner.trim()
         if job is not None and job.refusals > 1 and running == 1:
-            self._fail(self._answers[job.id].of_request, out_of_memory(job, why))
+            self._fail(self._answers[job.id].of_request, out_of_memory(job, refused.why))
 
-    def _commit(self, result: StepResult) -> None:
-        """Take the tokens of a step."""
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Take the tokens of a step. The requests whose own processors failed in it end here."""
         with self.measured.committing:
             if result.scores is not None:
-                self._take_scores(result, result.scores)
+                self._take_scores(plan, result.scores)
             self._step_seconds = result.seconds
-            self._fail_without_token(result)
-            for new in self.scheduler.commit(result.plan, result.tokens, result.seconds):
+            self._fail_rows(plan, result)
+            for new in self.scheduler.commit(plan, result.tokens, result.seconds):
                 self._take(self._answers[new.job.id], new, result)
 
-    def _fail_without_token(self, result: StepResult) -> None:
-        """End the requests whose logits in this step leave no token to choose."""
-        for segment, token in zip(result.plan.logit_segments, result.tokens, strict=True):
-            answer = self._answers.get(segment.job) if token == NO_TOKEN and segment.live else None
+    def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests whose logits leave no token to choose, and those whose processors failed."""
+        for index, (segment, token) in enumerate(zip(plan.logit_segments, result.tokens, strict=True)):
+            if not segment.live or (token != NO_TOKEN and index not in result.failures):
+                continue
+            answer = self._answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
-                self._fail(answer.of_request, no_token(answer.job))
+                self._fail(answer.of_request, result.failures.get(index) or no_token(answer.job))
 
-    def _take_scores(self, result: StepResult, scores: TokenScores) -> None:
+    def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
         """The log-probabilities of prompts' tokens."""
         begin = 0
-        for segment in result.plan.segments:
+        for segment in plan.segments:
             end = begin + len(segment.scored)
             answer = self._answers.get(segment.job)
             if begin < end and answer is not None and answer.job.generation == segment.generation:

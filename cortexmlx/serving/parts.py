@@ -9,14 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
-from cortexmlx.errors import InvalidRequest, MemoryRefused, ModelCorrupt
+from cortexmlx.errors import InvalidRequest, ModelCorrupt
+from cortexmlx.execution.boundary import Refused
 from cortexmlx.execution.disk import Disk, StoreOpening, not_stored
 from cortexmlx.execution.way import way_of
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
 from cortexmlx.kv.spec import Counts
-from cortexmlx.kv.step import in_group
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.tokenizers.templates import variables_read
@@ -81,12 +81,12 @@ class EngineParts:
     def _assemble(self, blocks: Counts, vocab_size: int) -> None:
         """All that needs the model and the store to be there."""
         config, context = self.config, self.loaded.context_length
+        self.backend = self._way.backend(config.attention)
+        self.runner = self._way.runner(config.block_size, vocab_size, self.backend)
         self._begin_empty(blocks)
         self.pins = Pins(self.cache)
         if config.keep is not None:
             config.keep.check(context, self.cache.capacity_tokens)
-        self.backend = self._way.backend(config.attention)
-        self.runner = self._way.runner(vocab_size, self.backend)
         if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
             self._store.begin(self.disk, self.loaded.model)
@@ -126,7 +126,7 @@ class EngineParts:
     def _begin_empty(self, blocks: Counts) -> None:
         """An empty arena of at most `blocks` blocks in each group, and a scheduler without requests."""
         config, most = self.config, self._way.most_rows
-        self.arena, self.cache = self._way.begin(blocks, PrefixCache(config.block_size))
+        self.cache = self._way.begin(blocks, PrefixCache(config.block_size))
         if self.disk is not None:
             self.disk.attach(self.cache)
         self.scheduler = Scheduler(
@@ -154,27 +154,29 @@ class EngineParts:
             raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
         return self.pins.add(tokens, None if self.scheduler.share_between_clients else client)
 
-    def _move_together(self) -> int:
+    def _move_together(self) -> int | Refused:
         """Move cached blocks together so that what is free is one run. Nothing may be running. Returns how many blocks
         moved.
         """
-        mx.synchronize()
         copies = self.cache.compact()
-        for group in range(len(self.cache.groups)):
-            sources, targets = in_group(copies, group)
-            for start in range(0, len(sources), _BLOCKS_AT_ONCE):
-                part = slice(start, start + _BLOCKS_AT_ONCE)
-                self.arena.copy_blocks(group, sources[part], targets[part])
-                mx.eval(self.arena.arrays())
+        for start in range(0, len(copies), _BLOCKS_AT_ONCE):
+            if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
+                return refused
         return len(copies)
 
-    def _give_end_back(self) -> None:
+    def _give_end_back(self) -> Refused | None:
         """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
-        try:
-            self.arena.resize(self.cache.blocks)
-        except MemoryRefused:
-            self.cache.grow(self.arena.blocks)
-        mx.clear_cache()
+        refused = self.runner.resize(self.cache.blocks)
+        self.runner.trim()
+        if refused is None or not refused.of_arena:
+            return refused
+        self.cache.grow(self.runner.blocks)
+        return None
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the blocks and tails that hold the tokens of running requests."""
+        return self.cache.bytes_in_use + (self.runner.bytes.tail if self.scheduler.rows_running else 0)
 
     def release(self) -> None:
         """Free all memory at once, whatever an app still refers to: a closed engine, its handles, an error with a
@@ -186,9 +188,8 @@ class EngineParts:
             ends.callback(self._forget)
             if "loaded" in parts:
                 ends.callback(weights.release, self.loaded.model)
-            for name in ("arena", "runner"):
-                if name in parts:
-                    ends.callback(parts[name].close)
+            if "runner" in parts:
+                ends.callback(self.runner.close)
             if self.disk is not None:
                 ends.callback(self.disk.close)
             if self._store is not None:
@@ -197,13 +198,8 @@ class EngineParts:
     def _forget(self) -> None:
         """Drop the parts, those too that could not be emptied: who calls `release` again would wait for ever."""
         self.disk = None
-        for name in ("runner", "arena", "loaded", "_way"):
+        for name in ("runner", "loaded", "_way"):
             vars(self).pop(name, None)
-
-    @property
-    def kv_bytes_in_use(self) -> int:
-        """Bytes of the blocks and tails that hold the tokens of running requests."""
-        return self.cache.bytes_in_use + (self.runner.tail_bytes if self.scheduler.rows_running else 0)
 
 
 def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def swapped(driver: Driver) -> None:
 
 def unflushed(driver: Driver) -> None:
     """What a decode window wrote is lost at its end."""
-    driver.core.runner.flush = lambda _: driver.core.runner._tail.clear()
+    driver.core.runner.memory.flush = lambda _: driver.core.runner.memory.tail.clear()
 
 
 def uncopied(driver: Driver) -> None:

@@ -37,10 +37,11 @@ def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged
     caches = [KVCache() for _ in model.layers]
     mx.eval(model(mx.array([tokens]), cache=caches))
     for layer, cache in enumerate(caches):
-        group = driver.core.arena.group_of[layer]
-        first = driver.core.arena.groups[group].spec.reach.oldest(stored)  # what is behind a window is given back
+        arena = driver.core.runner.arena
+        group = arena.group_of[layer]
+        first = arena.groups[group].spec.reach.oldest(stored)  # what is behind a window is given back
         slots = mx.array(driver.core.cache.slots(job.id, group, first, stored - first))
-        for ours, theirs in zip(driver.core.arena.slab(layer), (cache.keys, cache.values), strict=True):
+        for ours, theirs in zip(arena.slab(layer), (cache.keys, cache.values), strict=True):
             if layer and CONFIGS[name].get("sliding_window"):
                 continue  # a plain cache sees past the window, so only the first layer's input is the same
             np.testing.assert_allclose(np.array(ours[:, slots]), np.array(theirs[0, :, first:stored]), atol=1e-3)

@@ -54,7 +54,7 @@ def fail_once(owner: Any, name: str, after: int, monkeypatch: pytest.MonkeyPatch
 PARTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "plan": lambda core: (core.scheduler, "plan"),
     "dispatch": lambda core: (core.runner, "dispatch"),
-    "writing": lambda core: (core.arena, "write"),
+    "writing": lambda core: (core.runner.arena, "write"),
     "collect": lambda core: (core.runner, "collect"),
     "commit": lambda core: (core.scheduler, "commit"),
 }

@@ -173,7 +173,7 @@ def test_an_engine_that_begins_anew_never_has_two_arenas(tiny: Any, name: str) -
             mx.synchronize()
             mx.reset_peak_memory()
             interrupted_step(core)
-            return mx.get_active_memory(), core.arena.nbytes + core.runner.state_bytes
+            return mx.get_active_memory(), core.runner.bytes.arena + core.runner.bytes.states
 
         active, arena = engine.inspect(begin)
         with pytest.raises(CortexError, match="KeyboardInterrupt"):

@@ -50,7 +50,7 @@ def test_every_layer_has_its_own_keys(tiny: Any) -> None:
     driver = Driver(tiny("windowed llama"))
     driver.add(tokens_of(20), 5)
     driver.step(3)
-    arena = driver.core.arena
+    arena = driver.core.runner.arena
     blocks = min(arena.blocks) * arena.block_size  # layers with windows have fewer
     stored = [np.array(arena.slab(layer)[0][:, :blocks]) for layer in range(3)]
     assert all(s.any() for s in stored)

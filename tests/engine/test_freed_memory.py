@@ -167,12 +167,12 @@ def test_an_engine_that_began_anew_frees_its_memory(tiny: Any) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("part", ["disk", "runner", "arena"])
+@pytest.mark.parametrize("part", ["disk", "runner", "memory"])
 def test_a_part_whose_end_raises_keeps_nothing_and_holds_nobody_up(part: str, tiny: Any, tmp_path: Path) -> None:
     tries: list[str] = []
 
     def breaks(core: Any) -> None:
-        broken = getattr(core, part)
+        broken = core.runner.memory if part == "memory" else getattr(core, part)
         close = broken.close
 
         def closed() -> None:
@@ -218,9 +218,9 @@ def test_errors_that_are_kept_keep_nothing(tiny: Any, records: list[logging.LogR
         def fail(core: Any) -> None:
             original = core.runner.collect
 
-            def collect(pending: Any) -> Any:
+            def collect() -> Any:
                 core.runner.collect = original
-                arrays = [mx.zeros(1000) + 1, *core.arena.arrays()]
+                arrays = [mx.zeros(1000) + 1, *core.runner.arena.arrays()]
                 mx.eval(arrays)
                 raise error
 
@@ -239,7 +239,7 @@ def test_errors_that_are_kept_keep_nothing(tiny: Any, records: list[logging.LogR
                         engine.generate(PROMPT, SHORT if raised else SamplingParams(logits_processors=(broken,)))
                     except CortexError as error:
                         errors.append(error)
-                engine.inspect(lambda core: [*core.arena.arrays(), core.loaded.model][len(errors) + 1000])
+                engine.inspect(lambda core: [*core.runner.arena.arrays(), core.loaded.model][len(errors) + 1000])
         except IndexError as error:
             errors.append(error)
     assert len(errors) == 4 and len(records) == 2

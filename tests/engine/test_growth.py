@@ -67,11 +67,11 @@ def test_rows_that_decode_while_the_arena_grows_keep_their_tokens(tiny: Any, the
     early = tokens_of(first, seed=first)
     handle = driver.add(early, 120, ignore_eos=False)
     driver.step(20)
-    sizes = {driver.core.arena.blocks}
+    sizes = {driver.core.runner.arena.blocks}
     for i in range(7):
         driver.add(tokens_of(450, seed=i), 10)
     while not driver.core.idle:
         driver.step()
-        sizes.add(driver.core.arena.blocks)
+        sizes.add(driver.core.runner.arena.blocks)
     assert len(sizes) > 1
     assert list(driver.result(handle).token_ids) == theirs("windowed llama", early, 120)

@@ -81,7 +81,7 @@ def as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def driver_of(folder: Path, dtype: str, **settings: Any) -> Driver:
     driver = Driver(folder, **({"tokens": 4096} | settings))
-    assert {array.dtype for array in driver.core.arena.arrays()} == {getattr(mx, dtype)}
+    assert {array.dtype for array in driver.core.runner.arena.arrays()} == {getattr(mx, dtype)}
     return driver
 
 
@@ -128,7 +128,7 @@ def test_alone_and_in_company_with_quantized_keys_and_values(
     alone = answers(Driver(folder, **{"tokens": 4096, "kv_bits": bits} | PLAIN), together=False)
     for setting in settings:
         driver = Driver(folder, **{"tokens": 4096, "kv_bits": bits} | SETTINGS[setting])
-        assert {array.dtype for array in driver.core.arena.arrays()} == {getattr(mx, dtype), mx.uint32}
+        assert {array.dtype for array in driver.core.runner.arena.arrays()} == {getattr(mx, dtype), mx.uint32}
         assert answers(driver, together=True) == alone, setting
 
 

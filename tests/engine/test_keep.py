@@ -193,14 +193,14 @@ def test_memory_is_flat_however_long_the_answer_is(arena: int, count: int, tmp_p
         )
         if step % (count // 10) == 0:
             peaks.append(mx.get_peak_memory())
-            sizes.add(driver.core.arena.nbytes)
+            sizes.add(driver.core.runner.arena.nbytes)
     done = driver.result(handle)
     print(
         f"{count} tokens, {done.usage.dropped_tokens} dropped; "
         f"peak {peaks[3]} bytes after a third, {peaks[-1]} in the end"
     )
     assert len(done.token_ids) == count and longest == arena
-    assert max(sizes) == driver.core.arena.nbytes <= arena * driver.core.info.kv_bytes_per_token * 1.2
+    assert max(sizes) == driver.core.runner.arena.nbytes <= arena * driver.core.info.kv_bytes_per_token * 1.2
     assert peaks[-1] < 1.01 * peaks[3], "no more than after the first drops"
     assert_nothing_lost(driver.core.stats())
 

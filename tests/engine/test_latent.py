@@ -76,7 +76,7 @@ def test_logits_of_a_ragged_crowd_are_mlx_lms(kind: str, tmp_path: Path) -> None
     """Rows that decode beside pieces of prompts; each layer keeps one array, of its latents and rotary keys."""
     folder = write(tmp_path, kind)
     driver = Driver(folder, tokens=4096, max_rows=5, prefill_budget=12)
-    arena = driver.core.arena
+    arena = driver.core.runner.arena
     assert {tuple(a.shape for a in arena.slab(layer)) for layer in arena.group_of} == {((1, arena.slots(0), 16 + 4),)}
     assert len(arena.group_of) == 2, "layers, or one with two leaves"
     assert arena.nbytes == 2 * arena.slots(0) * (16 + 4) * 4
@@ -109,11 +109,11 @@ def test_a_token_of_deepseek_v3_takes_576_numbers_in_each_layer(tmp_path: Path) 
     """By the arena's own bytes, and the tail's."""
     folder = write(tmp_path, "deepseek_v3", kv_lora_rank=512, qk_rope_head_dim=64)
     driver = Driver(folder, tokens=256, max_rows=4, prefix_cache=False)
-    arena = driver.core.arena
+    arena = driver.core.runner.arena
     assert arena.nbytes == 576 * 4 * 2 * arena.slots(0)
     driver.add(PROMPTS[0], 8)
     driver.step(4)
-    assert driver.core.runner.tail_bytes == 576 * 4 * 2 * 16
+    assert driver.core.runner.bytes.tail == 576 * 4 * 2 * 16
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_quantized_model(bits: int, tmp_path: Path) -> None:
     for prompt, mine in zip(PROMPTS, driver.answers(PROMPTS, TOKENS), strict=True):
         gap = disagreement(judge, prompt, mine, greedy(judge, tokenizer, prompt, TOKENS))
         assert gap is None or gap[1] < NOISE
-    assert len(driver.core.arena.slab(0)) == 1 and config["vocab_size"] == VOCAB
+    assert len(driver.core.runner.arena.slab(0)) == 1 and config["vocab_size"] == VOCAB
 
 
 def test_the_wide_kernel_gives_the_references_tokens(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     handle.cancel()
     assert driver.core.scheduler.idle and not driver.core.idle
     driver.core.relieve(True)
-    assert driver.core.arena.blocks == driver.core.cache.blocks == (1,)
+    assert driver.core.runner.arena.blocks == driver.core.cache.blocks == (1,)
     driver.core.check_invariants()
 
 
@@ -72,17 +72,17 @@ def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: 
     driver.add(PROMPT, 60)
     long = driver.add(tokens_of(300, seed=2), 60)
     driver.step(steps)
-    before = driver.core.arena.blocks
+    before = driver.core.runner.arena.blocks
     driver.core.relieve(True)
     for request in (1, long.id):
         driver.core.cancel(request)
     driver.finish()
     driver.core.tidy()
-    assert driver.core.arena.blocks == driver.core.cache.blocks < before
+    assert driver.core.runner.arena.blocks == driver.core.cache.blocks < before
     driver.core.check_invariants()
     assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))]
     driver.core.tidy()
-    assert driver.core.arena.blocks > (1,), "what was asked once is done once"
+    assert driver.core.runner.arena.blocks > (1,), "what was asked once is done once"
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -92,7 +92,7 @@ def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_aren
     driver = Driver(tiny("llama"), tokens=8192)
     wanted = tuple(theirs("llama", PROMPT, 20))
     assert driver.answers([PROMPT], 20) == [wanted]
-    before = driver.core.arena.blocks
+    before = driver.core.runner.arena.blocks
     if not idle:
         driver.add(PROMPT, 60)
         driver.step(3)
@@ -107,7 +107,7 @@ def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_aren
             driver.core.cancel(2)
             driver.finish()
             driver.core.tidy()
-    assert driver.core.arena.blocks == driver.core.cache.blocks == before
+    assert driver.core.runner.arena.blocks == driver.core.cache.blocks == before
     driver.core.check_invariants()
     assert driver.answers([PROMPT], 20) == [wanted]
 

@@ -45,7 +45,7 @@ def test_pressure_at_any_step_of_equal_answers_writes_nothing_outside_the_arena(
     tokens = tokens_of(prompt, seed=prompt)
     for steps in range(STEPS + 1):
         driver = Driver(tiny("one layer"), tokens=1024, pipeline=pipeline)
-        watch = Watch(driver.core.arena, monkeypatch)
+        watch = Watch(driver.core.runner.arena, monkeypatch)
         handle = driver.add(tokens, length, n=answers, temperature=0.0)
         driver.step(steps)
         ended = driver.core.idle

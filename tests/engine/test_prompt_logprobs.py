@@ -340,9 +340,9 @@ def test_memory_does_not_grow_with_the_prompt_but_for_keys_and_values(
 
     def peak(length: int, top: int | None) -> int:
         mx.reset_peak_memory()
-        kept = mx.get_active_memory() - driver.core.arena.nbytes
+        kept = mx.get_active_memory() - driver.core.runner.arena.nbytes
         driver.result_of(tokens_of(length, seed=length + (top or 0)), 1, prompt_logprobs=top)  # nothing is cached
-        return mx.get_peak_memory() - driver.core.arena.nbytes - kept
+        return mx.get_peak_memory() - driver.core.runner.arena.nbytes - kept
 
     peak(lengths[-1], 5)  # the arena grows
     more = [peak(n, 5) - peak(n, None) for n in lengths]

@@ -147,7 +147,7 @@ def test_what_is_refused_between_steps_is_no_end_either(tiny: Any, monkeypatch: 
         def refused(ops: Any) -> None:
             raise RuntimeError(SAID)
 
-        patch.setattr(driver.core.runner, "settle", refused)
+        patch.setattr(driver.core.runner.states, "carry_out", refused)
         driver.core.tidy()
     driver.core.check_invariants()
     assert driver.answers([PROMPTS[0]], 12) == wanted
@@ -277,7 +277,7 @@ def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
     for at_size in range(5):
         driver = Driver(tiny("llama"), tokens=1024, max_rows=4, prefill_budget=64)
         Refusals(driver.core, at({4: "under way"}))
-        bring, sizes = driver.core.arena._bring_slabs_to, []
+        bring, sizes = driver.core.runner.arena._bring_slabs_to, []
 
         def refused(blocks: Any, bring: Any = bring, sizes: Any = sizes, at_size: int = at_size) -> None:
             sizes.append(blocks)
@@ -285,7 +285,7 @@ def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
                 raise RuntimeError(SAID)
             bring(blocks)
 
-        monkeypatch.setattr(driver.core.arena, "_bring_slabs_to", refused)
+        monkeypatch.setattr(driver.core.runner.arena, "_bring_slabs_to", refused)
         assert driver.answers(PROMPTS, 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS]
         assert driver.core.cache.capacity_tokens == 1024
 
@@ -302,8 +302,8 @@ def test_a_request_that_no_longer_fits_has_an_end_also_if_it_was_the_only_one(
 
     with monkeypatch.context() as patch:
         calls = iter([refused])
-        bring = driver.core.arena._bring_slabs_to
-        patch.setattr(driver.core.arena, "_bring_slabs_to", lambda blocks: next(calls, bring)(blocks))
+        bring = driver.core.runner.arena._bring_slabs_to
+        patch.setattr(driver.core.runner.arena, "_bring_slabs_to", lambda blocks: next(calls, bring)(blocks))
         handle = driver.add(tokens_of(200), 5)
         driver.finish()
     with pytest.raises(KVCacheFull, match="the prompt has 200 tokens"):
@@ -336,7 +336,7 @@ def test_a_compaction_that_is_refused_leaves_nothing_that_cannot_be_trusted(
         def refused(*args: Any) -> None:
             raise RuntimeError(SAID)
 
-        patch.setattr(driver.core.arena, "copy_blocks", refused)
+        patch.setattr(driver.core.runner.arena, "copy_blocks", refused)
         driver.core.compact()
     driver.core.check_invariants()
     assert driver.answers([PROMPTS[2]], 12) == [tuple(theirs("llama", PROMPTS[2], 12))]

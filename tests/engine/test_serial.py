@@ -284,7 +284,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
 ) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     core = engine._worker.core
-    owner: Any = core.arena if part == "run" else core.runner
+    owner: Any = core.runner.arena if part == "run" else core.runner
     original, calls = getattr(owner, part), [0]
 
     def call(*args: Any) -> Any:

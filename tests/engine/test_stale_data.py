@@ -27,11 +27,11 @@ class Poison:
         self.core = driver.core
         self.slots = 0
         self._nan = mx.array(float("nan"))
-        self._written = [np.zeros(self.core.arena.slots(g), bool) for g in range(len(self.core.cache.groups))]
+        self._written = [np.zeros(self.core.runner.arena.slots(g), bool) for g in range(len(self.core.cache.groups))]
         runner = self.core.runner
-        self._dispatch, self._tail_write = runner.dispatch, runner._tail_write
+        self._dispatch, self._tail_write = runner.dispatch, runner.memory.write_tail
         runner.dispatch = self.dispatch  # type: ignore[method-assign]
-        runner._tail_write = self.tail_write  # type: ignore[method-assign]
+        runner.memory.write_tail = self.tail_write  # type: ignore[method-assign]
 
     def dispatch(self, plan: StepPlan) -> Any:
         if plan.kind is not StepKind.DECODE or plan.flush is not None or plan.copies:
@@ -47,7 +47,7 @@ class Poison:
         return tail
 
     def _poison(self, plan: StepPlan) -> None:
-        arena, cache = self.core.arena, self.core.cache
+        arena, cache = self.core.runner.arena, self.core.cache
         assert arena.blocks == cache.blocks, "the arena of this test does not grow"
         size = cache.block_size
         for group, written in enumerate(self._written):

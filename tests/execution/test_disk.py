@@ -97,8 +97,8 @@ def test_pieces_of_other_shapes_are_not_taken(tiny: Any, tmp_path: Path, monkeyp
         right = driver.ask(LONG)[0]
         driver.forget()
         assert driver.core.disk is not None
-        (shape, _), *others = driver.core.disk._shapes[0]
-        monkeypatch.setitem(driver.core.disk._shapes, 0, ((shape, "<f2"), *others))
+        ((shape, _), *others), *groups = driver.core.disk._shapes
+        monkeypatch.setattr(driver.core.disk, "_shapes", [((shape, "<f2"), *others), *groups])
         assert driver.ask(LONG) == (right, 0)
 
 

@@ -66,20 +66,18 @@ def test_a_model_that_fails_only_when_it_is_computed_is_refused_before_it_answer
 ) -> None:
     model = judged("llama")[0]
     way = OneByOne(model, WHY)
-    way.begin(8, PrefixCache(8))
     monkeypatch.setattr(type(model), "__call__", lambda *_, **__: mx.zeros((1, 8, 0))[:, :, 5:].reshape(1, 8, 1))
     with pytest.raises(ModelUnsupported, match="fails here, too"):
-        way.runner(320, way.backend("reference"))
+        way.runner(8, 320, way.backend("reference"))
 
 
 def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a mask of truth values that a model adds to its scores."""
     model = judged("llama")[0]
     way = OneByOne(model, WHY)
-    way.begin(8, PrefixCache(8))
     monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda *_, **__: None)
     with pytest.raises(ModelUnsupported, match="sees those behind it: answers would depend on how their prompts"):
-        way.runner(320, way.backend("reference"))
+        way.runner(8, 320, way.backend("reference"))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +117,11 @@ def test_heads_that_groups_do_not_divide_are_refused(judged: Any) -> None:
 def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
     model = judged("llama")[0]
     way = way_of(model) if kind is Paged else OneByOne(model, WHY)
-    arena, cache = way.begin((8,), PrefixCache(8))
-    runner: Any = way.runner(320, way.backend("reference"))
-    assert runner.arena is arena and (cache.max_blocks, cache.blocks) == ((8,), arena.blocks)
-    arena, cache = way.begin((8,), PrefixCache(8))
-    assert runner.arena is arena
-    mx.eval(arena.arrays())
+    runner: Any = way.runner(8, 320, way.backend("reference"))
+    assert runner.blocks == (0,)
+    cache = way.begin((8,), PrefixCache(8))
+    first = runner.arena
+    assert (cache.max_blocks, cache.blocks) == ((8,), runner.blocks)
+    cache = way.begin((8,), PrefixCache(8))
+    assert runner.arena is not first and cache.blocks == runner.blocks
+    mx.eval(runner.arena.arrays())

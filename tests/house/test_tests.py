@@ -32,6 +32,7 @@ TESTED_WITH = {
     "cortexmlx/attention/patches/gpt_bigcode.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/attention/patches/plamo.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/attention/patches/plamo2.py": "tests/attention/patches/test_patches.py",
+    "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/kv/state/ops.py": "tests/kv/state/test_snapshots.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",

@@ -44,7 +44,7 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
 ) -> None:
     """A Metal allocation that fails raises, where the CPU build would crash."""
     driver = Driver(tiny("llama"), tokens=4096)
-    arena, resized, calls = driver.core.arena, arena_module._resized, []
+    arena, resized, calls = driver.core.runner.arena, arena_module._resized, []
 
     def failing(array: mx.array, slots: int, keep: int) -> mx.array:
         calls.append(slots)

@@ -71,7 +71,7 @@ def decoding(folder: Any, tokens: int, **params: Any) -> Driver:
     handles = [driver.add(tokens_of(1750 + 9 * i, seed=i), 200, **params) for i in range(ROWS)]
     while any(handle.state is not RequestState.DECODING for handle in handles):
         driver.step()
-    assert driver.core.arena.nbytes >= tokens * 2 * HEADS * DIM * 4
+    assert driver.core.runner.arena.nbytes >= tokens * 2 * HEADS * DIM * 4
     return driver
 
 
@@ -122,13 +122,13 @@ def test_prefill_copies_nothing_of_the_arena(one_layer: Any) -> None:
 def test_a_writer_that_does_not_wait_for_the_drain_fails_the_same_check(one_layer: Any) -> None:
     """It writes the newest column of the tail to the arena while the step before is in flight."""
     driver = decoding(one_layer, LARGE)
-    runner, arena = driver.core.runner, driver.core.arena
+    runner, arena = driver.core.runner, driver.core.runner.arena
     dispatch = runner.dispatch
     slots = mx.array(np.full(ROWS, SCRATCH_SLOT, np.int32))
 
     def naive(plan: Any) -> Any:
         if plan.column:
-            newest = (t[:, :, plan.column - 1].swapaxes(0, 1) for t in runner._tail[0])
+            newest = (t[:, :, plan.column - 1].swapaxes(0, 1) for t in runner.memory.tail[0])
             arena.write(0, slots, *newest)
             mx.async_eval(arena.arrays())
         return dispatch(plan)

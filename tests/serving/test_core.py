@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, NoTokenToChoose
 from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.scheduling.steps.plan import StepPlan
 from support.core_driver import Driver, assert_nothing_lost
 from support.tiny import tokens_of, write_tiny
 
@@ -48,10 +50,19 @@ def test_a_waiting_request_is_cancelled_before_it_runs(tiny: Any) -> None:
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU takes the next step without being waited for")
 def test_first_tokens_are_handed_out_before_a_cpu_takes_the_next_step(tiny: Any) -> None:
     driver = Driver(tiny("llama"))
-    runner, order = driver.core.runner, []
+    runner, order, in_flight = driver.core.runner, [], deque()
     dispatch, collect = runner.dispatch, runner.collect
-    runner.dispatch = lambda plan: order.append(("dispatch", plan.kind.name)) or dispatch(plan)
-    runner.collect = lambda pending: order.append(("collect", pending.plan.kind.name)) or collect(pending)
+
+    def watched_dispatch(plan: StepPlan) -> Any:
+        order.append(("dispatch", plan.kind.name))
+        in_flight.append(plan.kind.name)
+        return dispatch(plan)
+
+    def watched_collect() -> Any:
+        order.append(("collect", in_flight.popleft()))
+        return collect()
+
+    runner.dispatch, runner.collect = watched_dispatch, watched_collect
     driver.add(PROMPT, 4)
     driver.finish()
     assert order[:5] == [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.execution.boundary import refusable
 from cortexmlx.scheduling.steps.plan import StepPlan
 
 SAID = "[malloc] Unable to allocate 1048576 bytes."
@@ -25,10 +27,10 @@ class Refusals:
         self.count = 0
         self._core = core
         self._where = where
-        self._later: dict[int, str] = {}
+        self._places: deque[str | None] = deque()
         self._runner, self._forward = core.runner, core.runner._forward
         self._dispatch, self._collect = core.runner.dispatch, core.runner.collect
-        core.runner.dispatch, core.runner.collect = self.dispatch, self.collect
+        core.runner.dispatch, core.runner.collect = refusable(self.dispatch), refusable(self.collect)
 
     def dispatch(self, plan: StepPlan) -> Any:
         """In the place of the runner's own."""
@@ -38,31 +40,34 @@ class Refusals:
         if place == "half written":
             self._runner._forward = self._half
         try:
-            pending = self._dispatch(plan)
+            refused = self._dispatch(plan)
         finally:
             self._runner._forward = self._forward
+        if refused is not None:
+            self._places.clear()
+            return refused
         if place in ("half written", "under way"):  # a flush has no forward pass
             self._refuse()
-        if place is not None:
-            self._later[plan.number] = place
-        return pending
+        self._places.append(place)
+        return None
 
-    def collect(self, pending: Any) -> Any:
+    def collect(self) -> Any:
         """In the place of the runner's own."""
-        place = self._later.pop(pending.plan.number, None)
+        place = self._places.popleft()
         if place == "collecting":
             self._refuse()
-        result = self._collect(pending)
+        result = self._collect()
         if place == "collected":
             self._refuse()
         return result
 
     def _half(self, *args: Any) -> Any:
         self._forward(*args)
-        arrays = self._core.arena.arrays()
+        arrays = self._core.runner.arena.arrays()
         mx.eval(arrays[: len(arrays) // 2])
         self._refuse()
 
     def _refuse(self) -> None:
         self.count += 1
+        self._places.clear()
         raise RuntimeError(SAID)

@@ -127,10 +127,9 @@ class _Outlined(ModelRunner):
         vocab_size: int,
         attend: Attend,
     ) -> None:
-        arena = _OutlinedArena(groups, 0, block_size)
-        arena.outline(blocks)
-        super().__init__(model, arena, vocab_size, attend)
-        self._outlined = arena
+        super().__init__(model, groups, block_size, vocab_size, attend)
+        self.memory.arena = self._outlined = _OutlinedArena(groups, 0, block_size)
+        self._outlined.outline(blocks)
 
     def bytes_of(self, plan: StepPlan) -> int:
         """What the step takes beside what is there when it begins."""
@@ -144,7 +143,9 @@ class _Outlined(ModelRunner):
             arrays = iter(given)
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
             self._outlined.put({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
-            self._tail = {layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes}
+            self.memory.tail = {
+                layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes
+            }
             return self.build(plan)[1]
 
         fed: list[tuple[mx.array, ...]] = []

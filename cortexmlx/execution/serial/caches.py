@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
@@ -44,10 +43,10 @@ class OwnCaches:
     a token takes.
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], blocks: int, block_size: int) -> None:
+    def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks: Counts = (blocks,)
+        self.blocks: Counts = (0,)
         self.length = 0
         self._model = model
         self._caches: list[Any] = make_prompt_cache(model)
@@ -95,17 +94,10 @@ class OwnCaches:
         if self.length > blocks[0] * self.block_size:
             self.rewind(0)
 
-    def release(self) -> None:
-        """Forget the sequence."""
-        self.rewind(0)
-
     def close(self) -> None:
         """Forget the model, too. Nothing here is of use afterwards."""
         self.__dict__.pop("_model", None)
         self._caches = []
-
-    def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Nothing lies in blocks."""
 
 
 def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.runner import Pending, StepResult, read
-from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.execution.scores import TokenScores, rows_at_once, scores_of
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenScores, refusable
+from cortexmlx.execution.runner import Pending, read
+from cortexmlx.execution.sampling import BatchSampler, Sampled
+from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
+from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 _GROWN = 256
@@ -24,29 +30,78 @@ class SerialRunner:
     to be scored are a pass for each few rows of logits.
     """
 
-    def __init__(self, arena: OwnCaches, vocab_size: int) -> None:
-        self.arena = arena
+    def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int) -> None:
+        self.arena = OwnCaches(model, groups, block_size)
+        self._model = model
+        self.computes_at_dispatch = mx.default_device() == mx.cpu
         self.build_seconds = 0.0
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
         self._sampler: BatchSampler | None = None
-        self._last: Pending | None = None
+        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._newest: Sampled | None = None
 
     def close(self) -> None:
-        """Let go of the caches and of the newest step. Nothing here is of use afterwards. Safe to call again."""
-        vars(self).clear()
+        """Let go of the model and the caches. Nothing here is of use afterwards. Safe to call again."""
+        if vars(self):
+            self.arena.close()
+            vars(self).clear()
+
+    # -- memory: blocks only count tokens -----------------------------------------------------------------------------
 
     @property
-    def tail_bytes(self) -> int:
-        """Bytes of the row's tokens: all of them are outside of blocks."""
-        return self.arena.nbytes
+    def blocks(self) -> Counts:
+        """How many blocks the caches may fill."""
+        return self.arena.blocks
 
     @property
-    def state_bytes(self) -> int:
-        """There are no states but those in the caches."""
-        return 0
+    def bytes(self) -> MemoryInUse:
+        """What is held now. All of a row's tokens lie outside of blocks, like a tail."""
+        kept = self.arena.nbytes
+        return MemoryInUse(kept, kept, 0, mx.get_active_memory(), mx.get_peak_memory())
 
-    def dispatch(self, plan: StepPlan) -> Pending:
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """Nothing lies in blocks."""
+        return ()
+
+    def begin(self, blocks: Counts) -> None:
+        """Keep nothing, in caches that are new, and count so many blocks."""
+        self.arena = OwnCaches(self._model, self.arena.groups, self.arena.block_size)
+        self.arena.resize(blocks)
+
+    def rewind(self, tokens: int) -> bool:
+        """Cut what is kept back to the first `tokens` tokens: see `OwnCaches.rewind`."""
+        return self.arena.rewind(tokens)
+
+    def can_resize(self, blocks: Counts) -> bool:
+        """Whether the system would give the memory now."""
+        return self.arena.can_resize(blocks)
+
+    def resize(self, blocks: Counts) -> None:
+        """Count so many blocks."""
+        self.arena.resize(blocks)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Nothing lies in blocks."""
+
+    def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
+        """Nothing lies in blocks."""
+        return []
+
+    def release(self) -> None:
+        """Keep nothing."""
+        self.arena.rewind(0)
+        self.trim()
+
+    def trim(self) -> None:
+        """Give back what MLX keeps of arrays that are gone."""
+        mx.clear_cache()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @refusable
+    def dispatch(self, plan: StepPlan) -> None:
         """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
         step begins. Whatever it raises, what the caches keep is forgotten.
         """
@@ -54,14 +109,15 @@ class SerialRunner:
         if plan.blocks != self.arena.blocks:
             self.arena.resize(plan.blocks)
         if plan.kind is StepKind.FLUSH:
-            return Pending(plan, None, started)
+            self._in_flight.append((plan, Pending(None, started)))
+            return
         try:
             pending = self._start(plan, started)
         except Exception:
             self.arena.rewind(0)
             raise
-        self._last = pending
-        return pending
+        self._newest = pending.sampled
+        self._in_flight.append((plan, pending))
 
     def _start(self, plan: StepPlan, started: float) -> Pending:
         (segment,) = plan.segments
@@ -77,34 +133,40 @@ class SerialRunner:
         mx.async_eval(results + (self.arena.arrays() if plan.kind is StepKind.MIXED else []))  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         self.wait_seconds += time.perf_counter() - built
-        return Pending(plan, sampled, started, None if scores is None else lambda: scores)
+        return Pending(sampled, started, None if scores is None else lambda: scores)
 
-    def collect(self, pending: Pending) -> StepResult:
-        """Wait for a step and bring its results to the host. If it failed, what the caches keep is forgotten."""
+    @refusable
+    def collect(self) -> StepResult:
+        """Wait for the oldest step in flight and bring its results to the host. If it failed, what the caches keep is
+        forgotten.
+        """
         started = time.perf_counter()
+        plan, pending = self._in_flight.popleft()
         try:
-            if pending.plan.kind is StepKind.MIXED:
+            if plan.kind is StepKind.MIXED:
                 mx.eval(self.arena.arrays())
             result = read(pending)
         except Exception:
             self.arena.rewind(0)
             raise
-        if any((s.first + s.count) % _GROWN == 0 or s.count > 1 for s in pending.plan.segments):
+        if any((s.first + s.count) % _GROWN == 0 or s.count > 1 for s in plan.segments):
             mx.clear_cache()
         self.wait_seconds += time.perf_counter() - started
         return result
 
     def reset(self) -> None:
         """Forget the last step. What the caches keep stays, for the next prompt may begin with it."""
-        self._last = self._sampler = None
+        self._newest = self._sampler = None
 
     def forget(self) -> None:
         """After a step that failed: what the caches keep goes, too."""
+        self._in_flight.clear()
         self.reset()
         self.arena.rewind(0)
 
     def settle(self, ops: StateOps) -> None:
-        """Nothing: the row's state is in mlx-lm's caches."""
+        """`reset`: the row's state is in mlx-lm's caches."""
+        self.reset()
 
     def _forward(self, plan: StepPlan, segment: Segment) -> tuple[mx.array | None, TokenScores | None]:
         """Logits `[1, vocab]` of the step's last token, if they are wanted, and the scores that are."""
@@ -141,5 +203,5 @@ class SerialRunner:
     def _tokens(self, plan: StepPlan) -> mx.array:
         if plan.tokens is not None:
             return mx.array(plan.tokens)
-        assert self._last is not None and self._last.sampled is not None
-        return self._last.sampled.tokens
+        assert self._newest is not None
+        return self._newest.tokens

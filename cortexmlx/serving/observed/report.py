@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import mlx.core as mx
-
 from cortexmlx.attention.backends import Backend
+from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.disk import Disk
-from cortexmlx.execution.way import Arena, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pins import Pins
+from cortexmlx.scheduling.gate import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
@@ -24,7 +23,6 @@ class Reported(Protocol):
     config: EngineConfig
     info: ModelInfo
     cache: KVCache
-    arena: Arena
     scheduler: Scheduler
     runner: Runner
     backend: Backend
@@ -40,7 +38,7 @@ class Reported(Protocol):
 def engine_stats(core: Reported) -> EngineStats:
     """Counters and gauges of a core, on the engine's thread."""
     measured, scheduler, runner = core.measured, core.scheduler, core.runner
-    cache = core.cache.stats()
+    cache, held = core.cache.stats(), runner.bytes
     busy, keep = measured.busy.seconds, core.config.keep
     return EngineStats(
         rows_running=scheduler.rows_running,
@@ -56,14 +54,15 @@ def engine_stats(core: Reported) -> EngineStats:
         cached_blocks=cache.cached_blocks,
         fragmentation=cache.fragmentation,
         single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
-        kv_bytes=core.arena.nbytes,
+        kv_bytes=held.arena,
         kv_bytes_limit=core.cache.bytes_limit,
         kv_bytes_in_use=core.kv_bytes_in_use,
-        state_bytes=runner.state_bytes,
+        state_bytes=held.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
         pins=len(core.pins),
         pinned_blocks=core.pins.blocks,
         steps=scheduler.steps,
+        steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.steps_by_reason.items() if n},
         prompt_tokens=measured.prompt_tokens,
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,
@@ -83,8 +82,8 @@ def engine_stats(core: Reported) -> EngineStats:
         commit_seconds=measured.committing.seconds,
         attention_backend=core.backend.describe(),
         attention_notes=core.backend.notes(),
-        active_memory=mx.get_active_memory(),
-        peak_memory=mx.get_peak_memory(),
+        active_memory=held.active,
+        peak_memory=held.peak,
         kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),

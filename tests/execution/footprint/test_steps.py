@@ -72,7 +72,7 @@ def test_the_engine_takes_for_a_step_what_is_planned(wide: Path) -> None:
     mx.synchronize()
     mx.reset_peak_memory()
     driver.finish()
-    took = mx.get_peak_memory() - there - 2 * loaded.weight_bytes - driver.core.arena.nbytes
+    took = mx.get_peak_memory() - there - 2 * loaded.weight_bytes - driver.core.runner.arena.nbytes
     del loaded
     copies = 2 * 1000 * driver.core.info.kv_bytes_per_token
     assert planned.prefill > 16 << 20

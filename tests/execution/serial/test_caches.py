@@ -20,7 +20,9 @@ WINDOW = CONFIGS["windowed llama"]["sliding_window"]
 
 
 def caches_of(model: Any, blocks: int = 64) -> OwnCaches:
-    return OwnCaches(model, kept_by(model), blocks, 8)
+    caches = OwnCaches(model, kept_by(model), 8)
+    caches.resize((blocks,))
+    return caches
 
 
 def fed(caches: OwnCaches, tokens: list[int]) -> np.ndarray:

@@ -46,7 +46,7 @@ def test_pieces_keep_within_the_budget(tiny: Any, theirs: Any) -> None:
     lengths = []
     for _ in range(4):
         driver.step()
-        lengths.append(driver.core.arena.length)
+        lengths.append(driver.core.runner.arena.length)
     assert sorted(set(lengths)) == [16, 32, 48, 50]
     driver.finish()
     assert list(driver.result(handle).token_ids) == theirs("llama", PROMPT, 3)
@@ -56,10 +56,10 @@ def test_a_step_that_does_not_begin_where_the_caches_end_is_refused(tiny: Any) -
     driver = Driver(tiny("llama"))
     driver.add(PROMPT, 6)
     driver.step(4)
-    driver.core.arena.run(mx.array([[1]]))
+    driver.core.runner.arena.run(mx.array([[1]]))
     with pytest.raises(KVBlockError, match=r"begins at token \d+, but the caches have \d+"):
         driver.finish()
-    assert driver.core.arena.length == 0
+    assert driver.core.runner.arena.length == 0
 
 
 @pytest.mark.parametrize("part", ["start", "read"])
@@ -69,12 +69,12 @@ def test_what_the_caches_keep_is_forgotten_when_a_step_fails(
     driver = Driver(tiny("llama"))
     driver.add(PROMPT, 6)
     driver.step(6)
-    assert driver.core.arena.length > len(PROMPT)
+    assert driver.core.runner.arena.length > len(PROMPT)
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("it broke")
 
-    monkeypatch.setattr(*{"start": (driver.core.arena, "run"), "read": (runner, "read")}[part], broken)
+    monkeypatch.setattr(*{"start": (driver.core.runner.arena, "run"), "read": (runner, "read")}[part], broken)
     with pytest.raises(RuntimeError, match="it broke"):
         driver.finish()
-    assert driver.core.arena.length == driver.core.arena.nbytes == 0
+    assert driver.core.runner.arena.length == driver.core.runner.arena.nbytes == 0

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.states import Batch, StateStore
-from cortexmlx.execution.transfer import copy_out, copy_out_state, load, shapes_of
+from cortexmlx.execution.memory.states import Batch, StateStore
+from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.lower import STATE, PieceLoad
 from cortexmlx.kv.spec import KVSpec, LayerGroup

@@ -12,14 +12,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.execution.states import Batch, StateStore
+from cortexmlx.execution.boundary import Arrays, Shapes
+from cortexmlx.execution.memory.states import Batch, StateStore
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.lower import STATE, PieceLoad
-
-Arrays = tuple[np.ndarray, ...]
-
-Shapes = tuple[tuple[tuple[int, ...], str], ...]
-"""The shape and NumPy's dtype of each array."""
 
 _NONE, _PLAIN, _BFLOAT16 = range(3)
 """What a slot of a state has."""

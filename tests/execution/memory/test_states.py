@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.states import StateStore
+from cortexmlx.execution.memory.states import StateStore
 from cortexmlx.kv.state.ops import NOTHING, Save, StateOps
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan

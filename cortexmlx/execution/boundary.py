@@ -1,0 +1,174 @@
+"""What crosses between the engine's core and the runner of its model. Plain data, so no mlx: a runner may live in
+another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from traceback import clear_frames
+from typing import ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.arrays import IntArray
+from cortexmlx.errors import CortexError, MemoryRefused
+from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.machine import is_refusal
+from cortexmlx.scheduling.steps.plan import StepPlan
+
+Arrays = tuple[np.ndarray, ...]
+
+Shapes = tuple[tuple[tuple[int, ...], str], ...]
+"""The shape and NumPy's dtype of each array."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The system gives no memory for what was asked."""
+
+    why: str
+    of_arena: bool
+    """The arena was to be resized, and is as it was. Anything else may have left the arena half written."""
+
+
+@dataclass(frozen=True)
+class MemoryInUse:
+    """Bytes that a runner holds."""
+
+    arena: int
+    tail: int
+    """Of the rows' newest tokens, which are not in the arena yet."""
+    states: int
+    """Of the rows' recurrent states, and of their snapshots."""
+    active: int
+    """All that MLX has allocated and not freed: weights, and what a step computes with, too."""
+    peak: int
+    """The most that `active` has been."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """`n` tokens on the host: their natural-log probabilities, `[n] float32`, and at each place the likeliest tokens,
+    best first, `top_ids [n, k] int32` and `top_logprobs [n, k] float32`.
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    top_ids: IntArray
+    top_logprobs: npt.NDArray[np.float32]
+
+    def __getitem__(self, part: slice) -> TokenScores:
+        return TokenScores(self.logprobs[part], self.top_ids[part], self.top_logprobs[part])
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step computed, on the host."""
+
+    seconds: float
+    """From the beginning of its dispatch to its end."""
+    tokens: list[int] = field(default_factory=list)
+    """`[n]`, one for each of the plan's `logit_rows`."""
+    logprobs: list[float] | None = None
+    """`[n]`, where some row asked for them."""
+    top_ids: list[list[int]] | None = None
+    top_logprobs: list[list[float]] | None = None
+    scores: TokenScores | None = None
+    """Of the tokens of the plan's `scoring`."""
+    failures: Mapping[int, CortexError] = field(default_factory=dict)
+    """What the logits processors of single rows raised. The tokens of those rows mean nothing."""
+
+
+class Runner(Protocol):
+    """Runs a model's steps, and owns the memory that they work on.
+
+    `begin`, `resize`, `copy`, `copy_out` and `release` need that nothing is in flight.
+    """
+
+    build_seconds: float
+    wait_seconds: float
+    computes_at_dispatch: bool
+    """A step is computed, or nearly so, when `dispatch` returns."""
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> Counts:
+        """How many blocks each layer group has in the arena."""
+
+    @property
+    def bytes(self) -> MemoryInUse:
+        """What is held now."""
+
+    @property
+    def shapes(self) -> Sequence[Shapes]:
+        """What `copy_out` gives of a block of each layer group."""
+
+    def begin(self, blocks: Counts) -> Refused | None:
+        """Have an empty arena of so many blocks. What there was goes first."""
+
+    def can_resize(self, blocks: Counts) -> bool:
+        """Whether the system would give the memory for so many blocks now."""
+
+    def resize(self, blocks: Counts) -> Refused | None:
+        """Give each layer group so many blocks. What lies in blocks that stay is kept."""
+
+    def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
+        """Copy blocks. All sources are read before any target is written."""
+
+    def copy_out(self, group: int, names: Sequence[int]) -> Sequence[Arrays | None] | Refused:
+        """Copies of blocks of a layer group; for `STATE`, of snapshots, None for one that is not there."""
+
+    def release(self) -> None:
+        """Give the arena back. It has no blocks before `resize` makes some."""
+
+    def trim(self) -> None:
+        """Give back memory that is kept for steps to come."""
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, plan: StepPlan) -> Refused | None:
+        """Start a step behind those in flight."""
+
+    def collect(self) -> StepResult | Refused:
+        """Wait for the step in flight that was started first."""
+
+    def settle(self, ops: StateOps) -> Refused | None:
+        """Nothing is left to do: carry out what is planned for recurrent states, and keep nothing of the last step."""
+
+    def forget(self) -> None:
+        """Drop what is in flight, and all that was kept beside the arena."""
+
+    def close(self) -> None:
+        """Let go of everything, the model included. Nothing here is of use afterwards. Safe to call again."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def granted(answer: T | Refused) -> T:
+    """An answer that is no refusal. Raises MemoryRefused."""
+    if isinstance(answer, Refused):
+        raise MemoryRefused(answer.why)
+    return answer
+
+
+def refusable(work: Callable[P, T]) -> Callable[P, T | Refused]:
+    """`work`, which answers `Refused` where the system gives it no memory."""
+
+    @wraps(work)
+    def answered(*args: P.args, **kwargs: P.kwargs) -> T | Refused:
+        try:
+            return work(*args, **kwargs)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            clear_frames(error.__traceback__)  # they hold arrays
+            return Refused(str(error), isinstance(error, MemoryRefused))
+
+    return answered

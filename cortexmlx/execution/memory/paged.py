@@ -1,0 +1,124 @@
+"""PagedMemory: the arena, the tail and the recurrent states that a model's steps work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes
+from cortexmlx.execution.memory.states import StateStore
+from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
+from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.lower import STATE, PieceLoad
+from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup
+from cortexmlx.kv.step import BlockCopy, in_group
+from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush
+
+
+class PagedMemory:
+    """Owns the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, TAIL_COLUMNS, dim]` for each array of
+    its slab. The arena has no blocks before `begin`. Whatever touches the arena needs that nothing is in flight.
+    """
+
+    def __init__(self, groups: Sequence[LayerGroup], block_size: int, states: StateStore) -> None:
+        self.arena = KVArena(groups, 0, block_size)
+        self.arena.release()
+        self.states = states
+        self.tail: dict[int, Slab] = {}
+
+    def close(self) -> None:
+        """Let go of all bytes. Nothing here is of use afterwards."""
+        self.tail.clear()
+        self.states.forget()
+        self.arena.close()
+
+    @property
+    def blocks(self) -> Counts:
+        """How many blocks each layer group has in the arena."""
+        return self.arena.blocks
+
+    @property
+    def bytes(self) -> MemoryInUse:
+        """What is held now."""
+        tail = sum(array.nbytes for slab in self.tail.values() for array in slab)
+        active, peak = mx.get_active_memory(), mx.get_peak_memory()
+        return MemoryInUse(self.arena.nbytes, tail, self.states.nbytes, active, peak)
+
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """What `copy_out` gives of a block of each layer group."""
+        return tuple(shapes_of(self.arena, group) for group in range(len(self.arena.groups)))
+
+    def begin(self, blocks: Counts) -> None:
+        """Have an empty arena. Raises MemoryRefused; then there is none: what there was is given back before."""
+        mx.synchronize()  # what is in flight reads the arena
+        self.arena.release()
+        mx.clear_cache()
+        self.arena = KVArena(self.arena.groups, blocks, self.arena.block_size)
+
+    def resize(self, blocks: Counts) -> None:
+        """Give each layer group so many blocks: see `KVArena.resize`."""
+        self.arena.resize(blocks)
+
+    def load(self, loads: Sequence[PieceLoad]) -> None:
+        """Bring pieces of the tier below to their blocks and snapshots."""
+        load(self.arena, self.states, loads)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks. All sources are read before any target is written."""
+        for group in range(len(self.arena.groups)):
+            sources, targets = in_group(copies, group)
+            if len(sources):
+                self.arena.copy_blocks(group, sources, targets)
+        mx.eval(self.arena.arrays())
+
+    def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
+        """Copies of blocks of a layer group; for `STATE`, of snapshots, None for one that is not there."""
+        if group != STATE:
+            return [*copy_out(self.arena, group, names)]
+        batches = (self.states.snapshot(name) for name in names)
+        return [None if batch is None else copy_out_state(batch) for batch in batches]
+
+    def flush(self, flush: Flush) -> None:
+        """Write the tail's live columns to their slots, one update per slab."""
+        writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
+        for layer, tail in self.tail.items():
+            write = writes[self.arena.group_of[layer]]
+            columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
+            self.arena.write(
+                layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
+            )
+        self.tail.clear()
+        mx.eval(self.arena.arrays())
+
+    def write_tail(self, layer: int, column: int, new: Slab) -> Slab:
+        """Put a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, into a column. Returns the layer's tail."""
+        if column == 0:
+            rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
+            tail = tuple(mx.pad(a, rest) for a in new)
+        else:
+            tail = self.tail[layer]
+            for array, value in zip(tail, new, strict=True):
+                array[:, :, column : column + 1] = value
+        self.tail[layer] = tail
+        return tail
+
+
+class LazyWrite:
+    """An ArenaWrite's index on the device, shared by all layers of its `group`. Raises KVBlockError if a slot lies
+    outside the arena as it is now.
+    """
+
+    def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
+        arena.check_slots(group, write.slots)
+        arena.check_slots(group, write.zeros)
+        run = write.run
+        total = len(write.slots) + len(write.zeros)
+        self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
+        self._zeros = len(write.zeros)
+
+    def padded(self, values: mx.array) -> mx.array:
+        """`[heads, tokens, dim]` followed by the zeros."""
+        return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
