@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.keep import KeepPolicy
+from support.desk import Desk
 from support.stage import Stage
 
 
@@ -110,3 +111,46 @@ def test_a_row_goes_on_with_the_blocks_of_its_first_tokens() -> None:
         if job.running:
             assert stage.cache.block_table(job.id, 0)[:5].tolist() == first
     stage.finish()
+
+
+@pytest.mark.parametrize("client", [None, "a"])
+@pytest.mark.parametrize("max_tokens", [None, 10**6])
+def test_answers_without_end_keep_nobody_of_their_client_waiting_for_ever(
+    client: str | None, max_tokens: int | None
+) -> None:
+    desk = Desk(max_rows=2, keep=KeepPolicy(2, 16), clock=count().__next__)
+    endless = [desk.ask([i] * 5, client, max_tokens=max_tokens) for i in range(2)]
+    desk.step(5)
+    late = [desk.ask([7] * 3, client, max_tokens=5) for _ in range(6)]
+    desk.step(200)
+    assert all(job.finish_reason for job in late)
+    desk.scheduler.check_invariants()
+    assert all(job.generated > 100 and job.finish_reason is None for job in endless), "they go on"
+
+
+def test_answers_without_end_take_turns() -> None:
+    desk = Desk(max_rows=2, keep=KeepPolicy(2, 16), clock=count().__next__)
+    endless = [desk.ask([i] * 5, max_tokens=None) for i in range(6)]
+    desk.step(2000)
+    lengths = [job.generated for job in endless]
+    assert min(lengths) > 500 and max(lengths) - min(lengths) <= 34 + 16, "a row's worth of tokens, and what it drops"
+
+
+def test_an_answer_that_fits_a_row_goes_on_before_those_who_came_later() -> None:
+    """A chat's answer drops tokens in the middle, because its prompt is long: it does not stand still for a batch."""
+    desk = Desk(max_rows=1, keep=KeepPolicy(2, 16), clock=count().__next__)
+    first = desk.ask(list(range(30)), max_tokens=34)
+    desk.step()
+    late = desk.ask([7] * 3, max_tokens=5)
+    while not late.turn:
+        desk.step()
+    assert first.drops >= 2 and first.generated == 34
+
+
+def test_others_begin_when_a_client_with_all_rows_drops_tokens() -> None:
+    desk = Desk(max_rows=2, keep=KeepPolicy(2, 16), clock=count().__next__)
+    endless = [desk.ask([i] * 5, "a", max_tokens=None) for i in range(2)]
+    desk.step(5)
+    late = desk.ask([7] * 3, "b", max_tokens=5)
+    desk.step(34)
+    assert late.turn and max(job.drops for job in endless) == 1

@@ -38,7 +38,7 @@ class Desk:
         prompt: list[int],
         client: str | None = None,
         fork_of: Job | None = None,
-        max_tokens: int = 40,
+        max_tokens: int | None = 40,
         priority: int = 0,
     ) -> Job:
         self.asked += 1
