@@ -271,6 +271,8 @@ class Scheduler:
         flush = self._window.close()
         self.shrink()
         for job in self._running.dropping:
+            if job.outgrown:  # it may have no other end, so those of its client that wait go first
+                job.come_again(self._clock())
             self._begin_again(job)
         copies = self._admission.admit()
         plan = self._plan_mixed(flush) if self._running.prefilling else None

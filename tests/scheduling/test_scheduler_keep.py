@@ -59,7 +59,7 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     stage = Stage(blocks=40, context_length=24, keep=KeepPolicy(0, 12), max_rows=1)
     parent = stage.ask(list(range(20)), max_tokens=300)
     child = stage.ask(list(range(20)), max_tokens=30, fork_of=parent)
-    stage.steps(40)
+    stage.steps(20)
     assert parent.drops and child.state is RequestState.WAITING
     stage.scheduler.check_invariants()
     restraint = stage.scheduler.restraint
