@@ -11,7 +11,6 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.batch.bodies.records import Recorder
 from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, named
 from cortexmlx.cli.batch.input import BatchReader, Ids
 from cortexmlx.cli.batch.prepare import prepared
@@ -22,6 +21,7 @@ from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.protocols.records import Recorder
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 

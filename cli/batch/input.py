@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.fields import given
-from cortexmlx.cli.batch.bodies.params import echo_of, params_of, variables_of
-from cortexmlx.cli.batch.bodies.prompts import checked, prompts_of
-from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Identity, Style, key_of
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, check_fields
+from cortexmlx.protocols.fields import given
+from cortexmlx.protocols.params import echo_of, params_of, variables_of
+from cortexmlx.protocols.prompts import checked, prompts_of
+from cortexmlx.protocols.request import BadLine, BatchRequest, Identity, Style, key_of
 from cortexmlx.request import SamplingParams
 
 ENDPOINTS = {style.value: style for style in (Style.CHAT, Style.COMPLETIONS, Style.RESPONSES)}

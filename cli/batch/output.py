@@ -18,12 +18,12 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
-from cortexmlx.cli.batch.bodies.records import key_of_record
-from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.files import in_place_of
+from cortexmlx.protocols.records import key_of_record
+from cortexmlx.protocols.tokens import Record
 
 _STANDARD = ("stdin", "stdout", "stderr")
 _DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.cli.batch.bodies.request import Asked, BatchRequest
 from cortexmlx.cli.prompts import as_prompt, calls_left_out
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.request import Asked, BatchRequest
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

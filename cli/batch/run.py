@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import count, tee
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.batch.bodies.records import Recorder, error_record
-from cortexmlx.cli.batch.bodies.request import Asked, BadLine, BatchRequest
-from cortexmlx.cli.batch.bodies.tokens import Record
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong
+from cortexmlx.protocols.records import Recorder, error_record
+from cortexmlx.protocols.request import Asked, BadLine, BatchRequest
+from cortexmlx.protocols.tokens import Record
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.completed import NotYet
 

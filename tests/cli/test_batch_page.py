@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.fields import ALIASES, NO_EFFECT, SAMPLING, SERVED, UNSERVED
-from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.input import ENDPOINTS, ENVELOPE, BatchReader
 from cortexmlx.cli.start import run
+from cortexmlx.protocols.fields import ALIASES, NO_EFFECT, SAMPLING, SERVED, UNSERVED
+from cortexmlx.protocols.request import BatchRequest, Style
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes
 

@@ -20,6 +20,7 @@ ORDER = (
     "progress",
     "request",
     "messages",
+    "protocols",
     "stats",
     "host",
     "cpu",

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style, key_of
 from cortexmlx.cli.batch.input import BatchReader, Ids, survey
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.request import BadLine, BatchRequest, Style, key_of
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)

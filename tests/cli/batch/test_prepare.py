@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.prepare import prepared
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.request import BatchRequest, Style
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.batch import progress
-from cortexmlx.cli.batch.bodies.records import Recorder
-from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
 from cortexmlx.cli.batch.output import BatchWriter, RecordStream
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
+from cortexmlx.protocols.records import Recorder
+from cortexmlx.protocols.request import BatchRequest, Style
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine

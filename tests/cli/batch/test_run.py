@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.records import Recorder
-from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.records import Recorder
+from cortexmlx.protocols.request import BadLine, BatchRequest, Style
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cortexmlx.cli.batch.bodies.request import BatchRequest
-from cortexmlx.cli.batch.bodies.tokens import Record, TokenBytes, chat_tokens
+from cortexmlx.protocols.request import BatchRequest
+from cortexmlx.protocols.tokens import Record, TokenBytes, chat_tokens
 from cortexmlx.request import Completion, FinishReason
 
 

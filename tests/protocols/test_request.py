@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.cli.batch.bodies.request import key_of
+from cortexmlx.protocols.request import key_of
 
 
 def test_ids_of_another_kind_and_lines_without_one_have_other_names() -> None:

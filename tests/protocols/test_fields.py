@@ -9,9 +9,9 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from cortexmlx.cli.batch.bodies.fields import NO_EFFECT, SERVED, UNSERVED, given
-from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.fields import NO_EFFECT, SERVED, UNSERVED, given
+from cortexmlx.protocols.request import Style
 
 THEIRS = {
     Style.CHAT: chat_create_params.CompletionCreateParamsBase,

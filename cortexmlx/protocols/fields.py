@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import check_fields
+from cortexmlx.protocols.request import Style
 from cortexmlx.request import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}

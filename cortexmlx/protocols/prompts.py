@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.request import Asked, Style
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_TEXT, check_fields, is_text, read_messages
+from cortexmlx.protocols.request import Asked, Style
 from cortexmlx.request import Message
 
 _ITEM = ("type", "role", "content", "id", "status", "phase")

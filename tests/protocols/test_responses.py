@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from openai.types.responses import Response, ResponseOutputText
 
-from cortexmlx.cli.batch.bodies.request import BatchRequest, Style
-from cortexmlx.cli.batch.bodies.responses import response_body
 from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.protocols.request import BatchRequest, Style
+from cortexmlx.protocols.responses import response_body
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
 ASKED = BatchRequest(

@@ -11,9 +11,9 @@ import pytest
 from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion
 
-from cortexmlx.cli.batch.bodies.records import Recorder, error_record, key_of_record
-from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Style, key_of
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.protocols.records import Recorder, error_record, key_of_record
+from cortexmlx.protocols.request import BadLine, BatchRequest, Style, key_of
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
 LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (99, -1.5))), TokenLogprob(98, -2.0))

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.bodies.tokens import chat_tokens, completion_tokens, name_of, offsets, simple_tokens
 from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.protocols.tokens import chat_tokens, completion_tokens, name_of, offsets, simple_tokens
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 
 BYTES = {1: b"a", 2: b"\xe2\x80", 3: b"\x94 b", 4: b"a"}.__getitem__

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.prompts import prompts_of
-from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.prompts import prompts_of
+from cortexmlx.protocols.request import Style
 
 USER = {"role": "user", "content": "hi"}
 

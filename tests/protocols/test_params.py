@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.bodies.params import LOGPROBS, params_of
-from cortexmlx.cli.batch.bodies.request import Style
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.params import LOGPROBS, params_of
+from cortexmlx.protocols.request import Style
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)

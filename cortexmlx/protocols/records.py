@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.request import BadLine, BatchRequest, Identity, Style, key_of
-from cortexmlx.cli.batch.bodies.responses import response_body
-from cortexmlx.cli.batch.bodies.tokens import (
+from cortexmlx.protocols.request import BadLine, BatchRequest, Identity, Style, key_of
+from cortexmlx.protocols.responses import response_body
+from cortexmlx.protocols.tokens import (
     Record,
     TokenBytes,
     chat_tokens,

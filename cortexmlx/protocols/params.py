@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cortexmlx.cli.batch.bodies.fields import ALIASES, SAMPLING
-from cortexmlx.cli.batch.bodies.request import Asked, Style
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, body_vars, check_fields
+from cortexmlx.protocols.fields import ALIASES, SAMPLING
+from cortexmlx.protocols.request import Asked, Style
 from cortexmlx.request import SamplingParams
 
 LOGPROBS = "message.output_text.logprobs"
