@@ -14,8 +14,8 @@ from hashlib import blake2b
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars, check_fields
-from cortexmlx.protocols.fields import given
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.protocols.fields import check_fields, given
 from cortexmlx.protocols.params import echo_of, params_of, variables_of
 from cortexmlx.protocols.prompts import checked, prompts_of
 from cortexmlx.protocols.request import BadLine, BatchRequest, Identity, Style, key_of

@@ -6,14 +6,16 @@ to another question.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import check_fields
+from cortexmlx.messages import meant
 from cortexmlx.protocols.request import Style
 from cortexmlx.request import SamplingParams
+
+_MOST_NAMED = 10
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
 """The parameters that a line may set, under their own names."""
@@ -142,3 +144,13 @@ def _check_metadata(metadata: Any) -> None:
     """A response repeats its metadata, so they must be what the type of a response can hold."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise InvalidRequest(f"metadata is {metadata!r:.80}, but must be an object whose values are texts")
+
+
+def check_fields(names: Collection[str], known: Collection[str], what: str) -> None:
+    """Raise InvalidRequest if there are fields that `what` does not have, with the names that they may stand for."""
+    strange = [name for name in names if name not in known]
+    if strange:
+        shown = ", ".join(repr(name) + meant(name, known) for name in strange[:_MOST_NAMED])
+        if len(strange) > _MOST_NAMED:
+            shown += f" and {len(strange) - _MOST_NAMED} more"
+        raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}")

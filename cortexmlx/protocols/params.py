@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars, body_vars, check_fields
-from cortexmlx.protocols.fields import ALIASES, SAMPLING
+from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
+from cortexmlx.protocols.fields import ALIASES, SAMPLING, check_fields
 from cortexmlx.protocols.request import Asked, Style
 from cortexmlx.request import SamplingParams
 
@@ -58,6 +58,20 @@ def variables_of(said: Mapping[str, Any], prompts: Sequence[Asked], usual: Templ
     if own and not templated:
         raise InvalidRequest(f"{', '.join(own)}: set for a chat template, which this prompt does not go through")
     return body_vars(body, usual) if templated else NO_VARIABLES
+
+
+def body_vars(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLES) -> dict[str, object]:
+    """The template's variables that the body of a request asks for: vLLM's `chat_template_kwargs` and OpenAI's
+    `reasoning_effort`, over which the former go; null asks for nothing. Both go over the `usual` ones. Raises
+    InvalidRequest for what is none.
+    """
+    effort, variables = body.get(EFFORT), body.get("chat_template_kwargs") or {}
+    if effort is not None and not isinstance(effort, str):
+        raise InvalidRequest(f"{EFFORT} is {effort!r:.80}, but must be a text like 'low'")
+    if not isinstance(variables, Mapping):
+        raise InvalidRequest(f"chat_template_kwargs is {variables!r:.80}, but must be an object")
+    own = ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
+    return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | own
 
 
 def _alternatives(said: Mapping[str, Any], style: Style, defaults: SamplingParams) -> Any:

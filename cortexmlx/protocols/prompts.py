@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_TEXT, check_fields, is_text, read_messages
+from cortexmlx.messages import NO_TEXT, is_text
+from cortexmlx.protocols.fields import check_fields
+from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.request import Asked, Style
 from cortexmlx.request import Message
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.messages import plain_message, read_messages
+from cortexmlx.messages import plain_message
+from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.request import Message
 from cortexmlx.sessions.saved import FORMAT
 

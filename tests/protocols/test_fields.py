@@ -10,7 +10,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import NO_EFFECT, SERVED, UNSERVED, given
+from cortexmlx.protocols.fields import NO_EFFECT, SERVED, UNSERVED, check_fields, given
 from cortexmlx.protocols.request import Style
 
 THEIRS = {
@@ -82,3 +82,9 @@ def test_what_would_change_the_answer_is_refused_with_the_reason(style: Style, b
     with pytest.raises(InvalidRequest) as refused:
         given(body, style)
     assert says in str(refused.value)
+
+
+def test_an_unknown_field_is_named_with_those_that_it_may_stand_for() -> None:
+    check_fields(["a"], ("a", "b"), "a thing")
+    with pytest.raises(InvalidRequest, match=r"unknown fields of a thing: 'f0', .*, 'f9' and 3 more$"):
+        check_fields([f"f{i}" for i in range(13)], ("a",), "a thing")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.params import LOGPROBS, params_of
+from cortexmlx.protocols.params import LOGPROBS, body_vars, params_of
 from cortexmlx.protocols.request import Style
 from cortexmlx.request import SamplingParams
 
@@ -55,3 +55,35 @@ def test_what_cannot_be_meant_is_refused(said: dict[str, Any], style: Style, say
     with pytest.raises(InvalidRequest) as refused:
         params_of(said, style, DEFAULTS, echo=False)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": None, "chat_template_kwargs": None}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high", "a": None}},
+            {"reasoning_effort": "high"},
+        ),
+    ],
+)
+def test_a_body_asks_for_variables_as_vllms_or_openais(body: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert body_vars(body) == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({}, {"enable_thinking": True, "a": 1}),
+        ({"chat_template_kwargs": {"a": None}}, {"enable_thinking": True, "a": 1}),
+        ({"chat_template_kwargs": {"a": 2}}, {"enable_thinking": True, "a": 2}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False, "a": 1}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "a": 1, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"a": 1, "reasoning_effort": "none"}),
+    ],
+)
+def test_what_a_body_says_goes_over_what_is_usual(body: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """No effort is a switch, too, which a usual one must not turn back."""
+    assert body_vars(body, {"enable_thinking": True, "a": 1}) == wanted

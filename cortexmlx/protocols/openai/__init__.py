@@ -1,0 +1,1 @@
+"""The formats of the OpenAI API, with what vLLM adds to them."""

@@ -1,0 +1,91 @@
+"""Messages of the OpenAI API, as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_TEXT, is_text, plain_message
+from cortexmlx.protocols.fields import check_fields
+from cortexmlx.request import Message
+
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
+_TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
+_CALL = ("id", "type", "function", "index")
+
+
+def read_messages(messages: object) -> list[Message]:
+    """Messages of the OpenAI API as chat templates read them: without what is null, each text in one piece, arguments
+    of tool calls as objects, and what developers say as the system's.
+
+    Raises InvalidRequest for what is none, or is not served, with the number of the message: nothing is left out in
+    silence, for an answer without it would be one to another question.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("`messages` must be a list of objects with `role` and `content`")
+    read: list[Message] = []
+    for number, message in enumerate(messages, 1):
+        try:
+            read.append(_message(message))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"message {number}: {error}") from None
+    return read
+
+
+def _message(message: object) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
+    said = {name: value for name, value in message.items() if value is not None}
+    check_fields(said, _FIELDS, "a message")
+    if not isinstance(said.get("role"), str):
+        raise InvalidRequest(f"`role` is {said.get('role')!r:.80}, but must be a text")
+    if "refusal" in said:
+        raise InvalidRequest("`refusal` is not served: templates know none. Put it into `content`")
+    if said.pop("annotations", None):
+        raise InvalidRequest("`annotations` are not served: templates know none")
+    if said["role"] == "developer":
+        said["role"] = "system"
+    if said.get("tool_calls") == []:  # as servers say that there is none
+        del said["tool_calls"]
+    if "tool_calls" in said:
+        said["tool_calls"] = _calls(said["tool_calls"])
+        said.setdefault("content", "")
+    said = plain_message(said)
+    said.setdefault("content", None)
+    for name in _TEXTS:
+        text = said.get(name, "")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"`{name}` is {text!r:.80}, but must be a text")
+        if not is_text(text):
+            raise InvalidRequest(f"`{name}` {NO_TEXT}")
+    return said
+
+
+def _calls(calls: object) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as an object, as templates want them; the OpenAI API has them as JSON text."""
+    if not isinstance(calls, list):
+        raise InvalidRequest("`tool_calls` must be a list of calls")
+    return [_call(call) for call in calls]
+
+
+def _call(call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
+        raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`")
+    check_fields(call, _CALL, "a tool call")
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        arguments = {}
+    elif isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are no JSON: {error}") from None
+        except RecursionError:
+            raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are nested too deeply") from None
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are {arguments!r:.40}, no object")
+    return {**call, "function": {**function, "arguments": arguments}}
