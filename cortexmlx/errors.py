@@ -58,7 +58,13 @@ class PromptTooLong(CortexError):
 
 
 class InvalidRequest(CortexError, ValueError):
-    """The request itself is wrong: an empty prompt, or sampling parameters out of range."""
+    """The request itself is wrong: an empty prompt, or sampling parameters out of range. `field` is the path of what is
+    wrong, such as `messages[2].role` or `temperature`, where one field is.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class RequestTimeout(CortexError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Chat messages: as a prompt, and as others write them, in the shape of the OpenAI API. No mlx, no threads."""
+"""Chat messages as a prompt: what the engine takes. No mlx, no threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)
-    return {**message, "content": "".join(map(_text_of, content))}
+    return {**message, "content": "".join(_text_of(part, place) for place, part in enumerate(content))}
 
 
 def is_text(text: str) -> bool:
@@ -74,7 +74,7 @@ def meant(name: str, known: Collection[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _text_of(part: object) -> str:
+def _text_of(part: object, place: int) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -82,8 +82,12 @@ def _text_of(part: object) -> str:
     if kind in _TEXT_PARTS:
         if isinstance(text, str):
             return text
-        raise InvalidRequest(f"a message's `content` has a part of type {kind!r} whose `text` is no text.")
+        raise InvalidRequest(
+            f"a message's `content` has a part of type {kind!r} whose `text` is no text.",
+            field=f"content[{place}].text",
+        )
     raise InvalidRequest(
         f"a message's `content` has a part of type {kind!r}, but only text is read: images, audio and files are not, "
-        "by models with such parts either. Leave it out."
+        "by models with such parts either. Leave it out.",
+        field=f"content[{place}]",
     )

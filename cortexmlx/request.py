@@ -187,7 +187,8 @@ class SamplingParams:
         if len(self.stop) > MOST_STOPS or characters > MOST_STOP_CHARACTERS:
             raise InvalidRequest(
                 f"stop has {len(self.stop):,} strings of {characters:,} characters together, but must have at most "
-                f"{MOST_STOPS:,} of {MOST_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids"
+                f"{MOST_STOPS:,} of {MOST_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids",
+                field="stop",
             )
 
     def _check_tokens(self, top: int) -> None:
@@ -207,7 +208,7 @@ class SamplingParams:
         wrong = [token for token in ids if not 0 <= token <= top]
         if wrong:
             more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
-            raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}")
+            raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}", field=name)
 
     def _check_int(self, name: str, low: int, high: int, *, optional: bool = False, note: str = "") -> None:
         value = getattr(self, name)
@@ -225,7 +226,7 @@ class SamplingParams:
 
     def _check(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:
-            raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}")
+            raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}", field=name)
 
 
 _INT_MAX = 2**31 - 1

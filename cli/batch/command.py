@@ -21,7 +21,7 @@ from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
-from cortexmlx.protocols.records import Recorder
+from cortexmlx.protocols.batch import Recorder
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 

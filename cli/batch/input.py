@@ -9,20 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.protocols.fields import check_fields, given
-from cortexmlx.protocols.params import echo_of, params_of, variables_of
-from cortexmlx.protocols.prompts import checked, prompts_of
-from cortexmlx.protocols.request import BadLine, BatchRequest, Identity, Style, key_of
+from cortexmlx.protocols.batch import (
+    BadLine,
+    BatchRequest,
+    Identity,
+    Style,
+    identity_of,
+    key_of,
+    read_line,
+    style_of,
+)
+from cortexmlx.protocols.request import Request, checked_text
 from cortexmlx.request import SamplingParams
-
-ENDPOINTS = {style.value: style for style in (Style.CHAT, Style.COMPLETIONS, Style.RESPONSES)}
-ENVELOPE = ("custom_id", "id", "method", "url", "body")
 
 
 class Ids:
@@ -88,45 +92,26 @@ class BatchReader:
     def _parse_text(self, number: int, line: bytes) -> BatchRequest | BadLine:
         variables = NO_VARIABLES if self._raw else self._template_vars
         try:
-            return BatchRequest(
-                number,
-                number,
-                Style.SIMPLE,
-                (checked(_utf8(line)),),
-                self._defaults,
-                self._raw,
-                template_vars=variables,
-            )
+            prompt = checked_text(_utf8(line))
         except InvalidRequest as error:
             return BadLine(number, number, Style.SIMPLE, str(error))
+        return BatchRequest(number, number, Style.SIMPLE, Request((prompt,), self._defaults, variables, self._raw))
 
     def _parse_json(self, number: int, line: bytes) -> BatchRequest | BadLine:
         identity: Identity | None = None
         style = Style.SIMPLE
         try:
             data = _object(line)
-            style = _style(data)
+            style = style_of(data)
             identity = identity_of(data, number)
-            if style is Style.SIMPLE:
-                return self._request(number, identity, style, data, self._raw)
-            _check_envelope(data)
-            return self._request(number, identity, style, data["body"], raw=style is Style.COMPLETIONS)
+            request = read_line(data, style, self._defaults, self._template_vars, raw=self._raw)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
         except RecursionError:  # JSON within JSON, as the arguments of a tool call are
             return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
-
-    def _request(
-        self, number: int, identity: Identity, style: Style, body: Mapping[str, Any], raw: bool
-    ) -> BatchRequest:
-        said = given(body, style)
-        echo = style is Style.COMPLETIONS and echo_of(said)
-        params = params_of(said, style, self._defaults, echo)
-        if isinstance(body.get("model"), str):
-            self.models.add(body["model"])
-        prompts = prompts_of(said, style)
-        variables = variables_of(said, prompts, self._template_vars, raw=raw)
-        return BatchRequest(number, identity, style, prompts, params, raw, echo, body, variables)
+        if isinstance(model := request.body.get("model"), str):
+            self.models.add(model)
+        return BatchRequest(number, identity, style, request)
 
 
 def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
@@ -168,19 +153,6 @@ def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]
             yield number, stripped.removeprefix(b"\xef\xbb\xbf")
 
 
-def identity_of(data: Mapping[str, Any], number: int) -> Identity:
-    """The id of a line, or its number if it has none. Raises InvalidRequest for what is no id."""
-    names = [name for name in ("custom_id", "id") if data.get(name) is not None]
-    if not names:
-        return number
-    identity = data[names[0]]
-    if len(names) > 1:
-        raise InvalidRequest("there are both `custom_id` and `id`: give one of them")
-    if isinstance(identity, bool) or not isinstance(identity, str | int):
-        raise InvalidRequest(f"{names[0]} is {identity!r}, but must be a text or an integer")
-    return identity
-
-
 def _utf8(line: bytes) -> str:
     try:
         return line.decode("utf-8")
@@ -209,26 +181,3 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InvalidRequest(f"{name!r} is there more than once")
     return data
-
-
-def _style(data: Mapping[str, Any]) -> Style:
-    url = data.get("url")
-    if "body" not in data and "url" not in data:
-        return Style.SIMPLE
-    return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
-
-
-def _check_envelope(data: Mapping[str, Any]) -> None:
-    check_fields(data, ENVELOPE, "a request around its `body`")
-    if data.get("method", "POST") != "POST":
-        raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'")
-    url = data.get("url", Style.CHAT.value)
-    if url == "/v1/embeddings":
-        raise InvalidRequest(
-            "/v1/embeddings is not served: the models that run here write text, and what they compute on the way is "
-            "no embedding"
-        )
-    if not isinstance(url, str) or url not in ENDPOINTS:
-        raise InvalidRequest(f"url is {url!r}, but must be one of {', '.join(ENDPOINTS)}")
-    if not isinstance(data.get("body"), dict):
-        raise InvalidRequest("`body` is missing or not an object")

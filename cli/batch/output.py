@@ -22,8 +22,8 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.files import in_place_of
-from cortexmlx.protocols.records import key_of_record
-from cortexmlx.protocols.tokens import Record
+from cortexmlx.protocols.batch import key_of_record
+from cortexmlx.protocols.reply import Body
 
 _STANDARD = ("stdin", "stdout", "stderr")
 _DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")
@@ -51,7 +51,7 @@ def locked(path: Path) -> FileIO:
 class Sink(Protocol):
     """What takes records."""
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Body) -> None:
         """Take one record, which is not lost from now on when the process ends in any way."""
 
     def sync(self) -> None:
@@ -65,7 +65,7 @@ class RecordStream:
         self._path = path
         self._file = sys.stdout if path is None else _stream(path)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Body) -> None:
         """Raises CortexError if it takes no more, BrokenPipeError if nobody reads."""
         try:
             self._file.write(to_json(record) + "\n")
@@ -93,7 +93,7 @@ class RecordFile:
     not count, nor what `keep` refuses. Raises InvalidRequest for a file that holds something else.
     """
 
-    def __init__(self, path: Path, keep: Callable[[Record], bool] | None = None, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, keep: Callable[[Body], bool] | None = None, *, anew: bool = False) -> None:
         self.path = Path(os.path.realpath(path))  # behind a link is what is replaced
         self.failed: set[str] = set()
         self._name = path
@@ -119,7 +119,7 @@ class RecordFile:
         """The keys of its records."""
         return [key for key, _, _ in self._records]
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Body) -> None:
         """One line, whole or not at all. Raises CortexError if the file takes no more. A record that an interrupt came
         after is not taken again.
         """
@@ -171,7 +171,7 @@ class RecordFile:
         """Where its last record ends."""
         return sum(self._records[-1][1:]) if self._records else 0
 
-    def _read(self, keep: Callable[[Record], bool] | None) -> bool:
+    def _read(self, keep: Callable[[Body], bool] | None) -> bool:
         """Find the records of the file; whether some of them are to be left out."""
         left_out, place = False, 0
         with self.path.open("rb") as file:
@@ -208,7 +208,7 @@ class BatchWriter:
         self._out = out
         self._errors = errors
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Body) -> None:
         """Take one record."""
         (self._errors if record.get("error") else self._out).append(record)
 
@@ -243,7 +243,7 @@ def _stream(path: Path) -> TextIO:
     return os.fdopen(descriptor, "w", encoding="utf-8")
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Record | None]]:
+def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
     """The lines of a file, each with the object that it is, if it is one. A last line that is torn is left out."""
     held: bytes | None = None
     for line in file:
@@ -254,7 +254,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Record | None]]:
         yield held, record
 
 
-def _object(line: bytes) -> Record | None:
+def _object(line: bytes) -> Body | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

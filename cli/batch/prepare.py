@@ -8,14 +8,14 @@ from cortexmlx.cli.prompts import as_prompt, calls_left_out
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.protocols.request import Asked, BatchRequest
+from cortexmlx.protocols.request import Asked, Request
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.serving.prompt import Prompt
 
 
-def prepared(engine: Engine, system: str | None, request: BatchRequest, asked: Asked) -> Prompt:
+def prepared(engine: Engine, system: str | None, request: Request, asked: Asked) -> Prompt:
     """A text goes through the chat template, unless it is raw; messages without a system prompt get `system`.
 
     Raises InvalidRequest for tool calls that the model's chat template leaves out.

@@ -21,7 +21,7 @@ from cortexmlx.cli.batch.output import open_descriptor, written_anew
 from cortexmlx.cli.terminal.text import fitted
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
-from cortexmlx.protocols.request import BadLine, BatchRequest, key_of
+from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.keep import KeepPolicy
 

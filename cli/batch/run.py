@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from itertools import count, tee
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong
-from cortexmlx.protocols.records import Recorder, error_record
-from cortexmlx.protocols.request import Asked, BadLine, BatchRequest
-from cortexmlx.protocols.tokens import Record
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, error_record
+from cortexmlx.protocols.openai.errors import is_refusal
+from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Asked, Request
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.completed import NotYet
 
@@ -29,7 +30,7 @@ NOTHING: Prompt = ()
 class Writer(Protocol):
     """What takes the records."""
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Body) -> None:
         """Take one record."""
 
     def sync(self) -> None:
@@ -61,7 +62,7 @@ class BatchRun:
         engine: Engine,
         items: Iterable[BatchRequest | BadLine | None],
         writer: Writer,
-        prepare: Callable[[BatchRequest, Asked], Prompt],
+        prepare: Callable[[Request, Asked], Prompt],
         recorder: Recorder,
         *,
         rows: int,
@@ -80,7 +81,7 @@ class BatchRun:
         self._in_order = in_order
         self._most_held = rows * HELD_PER_ROW
         self._asked: dict[int, tuple[_Open, int]] = {}
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, Body] = {}
         self._next = 0
         self.broken = False
         self._started = time.monotonic()
@@ -127,14 +128,14 @@ class BatchRun:
                 self._asked[next(index)] = _Open(place, item, left=1), 0
                 yield NOTHING, SamplingParams()
                 continue
-            opened = _Open(place, item, left=len(item.prompts))
-            for which, asked in enumerate(item.prompts):
+            opened = _Open(place, item, left=len(item.request.prompts))
+            for which, asked in enumerate(item.request.prompts):
                 self._asked[next(index)] = opened, which
-                yield self._prompt(opened, item, asked), item.params
+                yield self._prompt(opened, item, asked), item.request.params
 
     def _prompt(self, opened: _Open, item: BatchRequest, asked: Asked) -> Prompt:
         try:
-            return self._prepare(item, asked)
+            return self._prepare(item.request, asked)
         except InvalidRequest as error:
             opened.refused = error
             return NOTHING
@@ -155,7 +156,7 @@ class BatchRun:
             else:
                 self.last = self.seconds
 
-    def _record(self, opened: _Open) -> Record:
+    def _record(self, opened: _Open) -> Body:
         item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]
         if isinstance(item, BadLine):
             return error_record(item, item.message)
@@ -164,8 +165,7 @@ class BatchRun:
         answers: list[tuple[Completion, ...]] = []
         for result in results:
             if isinstance(result, CortexError):
-                refused = isinstance(result, InvalidRequest | PromptTooLong)
-                return error_record(item, str(result), **({} if refused else {"code": type(result).__name__}))
+                return error_record(item, str(result), INVALID if is_refusal(result) else type(result).__name__)
             if _cancelled(result):
                 return error_record(item, "cancelled before it could finish", code="cancelled")
             answers.append((result, *result.others))

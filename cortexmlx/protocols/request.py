@@ -1,62 +1,57 @@
-"""One line of a batch as it was understood: a request, or why it is none."""
+"""What the body of a request asks of the engine, in whatever protocol it came."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from cortexmlx.messages import TemplateVars
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_TEXT, TemplateVars, is_text
 from cortexmlx.request import Message, SamplingParams
 
-Identity = str | int
-"""An id as a user gives it."""
-
 Asked = str | list[int] | list[Message]
-"""One prompt of a line."""
-
-
-class Style(str, Enum):
-    """The shape of an input line, and so of its output record."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    RESPONSES = "/v1/responses"
-    SIMPLE = "simple"
+"""One prompt of a request: a text, token ids, or messages."""
 
 
 @dataclass(frozen=True)
-class BatchRequest:
-    """One request of a batch.
+class Request:
+    """A body that was read and checked."""
 
-    `line` counts from 1; `id` is the user's, or the line. `prompts` are several only where a completions body has a
-    list of them; `raw` ones skip the chat template. With `echo` an answer begins with its prompt. `body` is what a
-    record repeats of the question; `template_vars` are the chat template's.
-    """
-
-    line: int
-    id: Identity
-    style: Style
     prompts: tuple[Asked, ...]
+    """More than one only where a completions body has a list of them."""
     params: SamplingParams
-    raw: bool = False
-    echo: bool = False
-    body: Mapping[str, Any] = field(default_factory=dict)
     template_vars: TemplateVars = field(default_factory=dict)
+    """The variables of the chat template."""
+    raw: bool = False
+    """A text is the prompt as it is, without the chat template."""
+    echo: bool = False
+    """The answer begins with its prompt."""
+    stream: bool = False
+    include_usage: bool = False
+    """A stream ends with the usage."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """What was read. Some replies repeat parts of it."""
 
 
-@dataclass(frozen=True)
-class BadLine:
-    """A line that is no request, and why. `id` is None where the line does not say it."""
+def checked_text(text: str) -> str:
+    """The same text. Raises InvalidRequest if it is empty, or no text that UTF-8 can hold."""
+    if not text:
+        raise InvalidRequest("the prompt is empty")
+    if not is_text(text):
+        raise InvalidRequest(f"the prompt {NO_TEXT}")
+    return text
 
-    line: int
-    id: Identity | None
-    style: Style
-    message: str
+
+def read_prompt(prompt: Any, what: str) -> Asked:
+    """A prompt that is a text or a list of token ids. `what` names it in the error. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return checked_text(prompt)
+    if is_tokens(prompt):
+        return list(prompt)
+    raise InvalidRequest(f"{what} must be one text or a list of token ids, not {type(prompt).__name__}")
 
 
-def key_of(identity: Identity | None, line: int) -> str:
-    """What names a request and its record in all runs of a batch: its id, else its line."""
-    return f"line {line}" if identity is None else json.dumps(identity)
+def is_tokens(prompt: Any) -> bool:
+    """Whether it is a list of token ids."""
+    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.input import ENDPOINTS, ENVELOPE, BatchReader
+from cortexmlx.cli.batch.input import BatchReader
 from cortexmlx.cli.start import run
-from cortexmlx.protocols.fields import ALIASES, NO_EFFECT, SAMPLING, SERVED, UNSERVED
-from cortexmlx.protocols.request import BatchRequest, Style
+from cortexmlx.protocols import batch, simple
+from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, Style
+from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai.parameters import ALIASES, NO_EFFECT, SAMPLING
 from cortexmlx.request import SamplingParams
 from support.cli_fakes import Fakes
 
@@ -40,17 +42,21 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
     assert {item.style for item in read} == set(Style)
     plain = [line.encode() for line in examples(INPUT, "text")]
     asked = BatchReader(plain, SamplingParams(), jsonl=None, raw=False)
-    assert [item.prompts for item in asked if isinstance(item, BatchRequest)] == [(line.decode(),) for line in plain]
+    assert [item.request.prompts for item in asked if isinstance(item, BatchRequest)] == [
+        (line.decode(),) for line in plain
+    ]
 
 
 def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None:
-    served = frozenset[str]().union(*SERVED.values(), ENVELOPE)
+    kinds = [protocol.FIELDS for protocol in (chat_completions, completions, responses, simple)]
+    unserved = batch.UNSERVED.keys() | {name for kind in kinds for name in kind.unserved}
+    served = frozenset[str]().union(*(kind.served for kind in kinds), ENVELOPE) - batch.UNSERVED.keys()
     first_cells = re.findall(r"^\| (`.*?) \|", INPUT, re.MULTILINE)
     in_tables = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
     assert in_tables == (served | {"effort"}) - {"top_logprobs", "max_output_tokens"}
     others = INPUT.partition("**Everything else")[2].partition("**Ids.**")[0]
     listed = {name for item in others.split("\n- ")[1:3] for name in re.findall(r"`(\w+)`", item)}
-    assert listed == NO_EFFECT | UNSERVED.keys()
+    assert listed == NO_EFFECT | unserved
     assert all(f"`{name}`" in INPUT for name in ("top_logprobs", "max_output_tokens", *ENDPOINTS))
 
 
@@ -65,7 +71,7 @@ def test_every_parameter_reaches_the_request(name: str) -> None:
     }
     line = json.dumps({"prompt": "a", "n": 1, name: values.get(name, 0.5 if name in ("min_p",) else 2)})
     (item,) = BatchReader([line.encode()], SamplingParams(), jsonl=True, raw=False)
-    assert isinstance(item, BatchRequest) and item.params != SamplingParams()
+    assert isinstance(item, BatchRequest) and item.request.params != SamplingParams()
 
 
 def test_the_records_on_the_page_have_the_shape_of_those_that_are_written(fakes: Fakes, tmp_path: Path) -> None:

@@ -149,11 +149,12 @@ def test_every_folder_is_installed() -> None:
     assert packages - set(listed) == set()
 
 
-@pytest.mark.parametrize("folder", ["scheduling"])
-def test_what_decides_never_sees_mlx(folder: str) -> None:
-    """Every module of the folder can be imported where there is no mlx at all."""
+@pytest.mark.parametrize("folder", ["protocols", "scheduling"])
+def test_what_decides_and_what_others_formats_are_read_by_never_see_mlx(folder: str) -> None:
+    """Every module of the folder can be imported where there is no mlx at all, nor what the command line draws with."""
     names = [m for m in MODULES if m.startswith(f"cortexmlx.{folder}.")]
     assert len(names) > 5
-    code = "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None\n" + "".join(f"import {n}\n" for n in names)
+    absent = ("mlx", "mlx.core", "typer", "rich", "prompt_toolkit")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n" + "".join(f"import {n}\n" for n in names)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,7 @@ TESTED_WITH = {
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/kv/state/ops.py": "tests/kv/state/test_snapshots.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
+    "cortexmlx/protocols/reply.py": "tests/protocols/openai/test_choices.py",
     "cortexmlx/serving/app/looking.py": "tests/engine/test_stats.py",
     "cortexmlx/serving/parts.py": "tests/serving/test_core.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",

@@ -10,8 +10,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import NO_EFFECT, SERVED, UNSERVED, check_fields, given
-from cortexmlx.protocols.request import Style
+from cortexmlx.protocols import simple
+from cortexmlx.protocols.batch import UNSERVED, Style
+from cortexmlx.protocols.fields import Fields, check_fields, inside
+from cortexmlx.protocols.openai import chat_completions, completions, responses
 
 THEIRS = {
     Style.CHAT: chat_create_params.CompletionCreateParamsBase,
@@ -20,19 +22,32 @@ THEIRS = {
 }
 
 
+FIELDS: dict[Style, Fields] = {
+    Style.CHAT: chat_completions.FIELDS,
+    Style.COMPLETIONS: completions.FIELDS,
+    Style.RESPONSES: responses.FIELDS,
+    Style.SIMPLE: simple.FIELDS,
+}
+
+
+def given(body: dict[str, Any], style: Style) -> dict[str, Any]:
+    return FIELDS[style].given(body, UNSERVED)
+
+
 @pytest.mark.parametrize("style", list(THEIRS))
 def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_name(style: Style) -> None:
     names = {*THEIRS[style].__annotations__, "stream"}
     assert len(names) > 15
     for name in names:
-        if name in SERVED[style]:
-            assert name not in UNSERVED or name == "prompt"
+        if name in FIELDS[style].served - UNSERVED.keys():
+            assert name not in FIELDS[style].unserved
             assert given({name: 1}, style) == {name: 1}
-        elif name in NO_EFFECT:
+        elif name in FIELDS[style].no_effect:
             assert given({name: {} if name == "metadata" else 1}, style) == {}
         else:
-            with pytest.raises(InvalidRequest, match=f"'{name}'"):
+            with pytest.raises(InvalidRequest, match=f"'{name}'") as refused:
                 given({name: "x"}, style)
+            assert refused.value.field == name
 
 
 @pytest.mark.parametrize(
@@ -63,11 +78,6 @@ def test_what_asks_for_what_happens_anyway_is_no_error(style: Style, body: dict[
         (Style.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
         (Style.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),
         (Style.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "'text' is not served"),
-        (
-            Style.RESPONSES,
-            {"metadata": {"run": 7}},
-            "{'run': 7}, but must be an object whose values are texts",
-        ),
         (Style.RESPONSES, {"previous_response_id": "r"}, "send all messages"),
         (Style.RESPONSES, {"max_tokens": 3}, "'max_tokens' (did you mean 'max_output_tokens'?)"),
         (Style.SIMPLE, {"logits_processors": ["print"]}, "they are functions, which a file cannot hold"),
@@ -88,3 +98,10 @@ def test_an_unknown_field_is_named_with_those_that_it_may_stand_for() -> None:
     check_fields(["a"], ("a", "b"), "a thing")
     with pytest.raises(InvalidRequest, match=r"unknown fields of a thing: 'f0', .*, 'f9' and 3 more$"):
         check_fields([f"f{i}" for i in range(13)], ("a",), "a thing")
+
+
+def test_the_path_of_what_is_wrong_is_put_together_from_its_parts() -> None:
+    for own, path in ((None, "a[0]"), ("b", "a[0].b"), ("[1].c", "a[0][1].c")):
+        with pytest.raises(InvalidRequest) as refused, inside("a[0]"):
+            raise InvalidRequest("wrong", field=own)
+        assert (str(refused.value), refused.value.field) == ("wrong", path)

@@ -1,10 +1,48 @@
-"""What names a request in all runs of a batch."""
+"""What a body asks, as the engine and the chat templates read it."""
 
 from __future__ import annotations
 
-from cortexmlx.protocols.request import key_of
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.batch import PROTOCOLS, Style
+from cortexmlx.request import SamplingParams
+
+USER = {"role": "user", "content": "hi"}
 
 
-def test_ids_of_another_kind_and_lines_without_one_have_other_names() -> None:
-    keys = [key_of(2, 9), key_of("2", 9), key_of(None, 2), key_of("line 2", 9), key_of('"2"', 9)]
-    assert len(set(keys)) == 5 and key_of(2, 1) == keys[0]
+def prompts_of(said: dict[str, Any], style: Style) -> Any:
+    return PROTOCOLS[style].read(said, SamplingParams()).prompts
+
+
+def thoughts(**others: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}], **others}
+
+
+@pytest.mark.parametrize(
+    ("said", "style", "says"),
+    [
+        ({"prompt": []}, Style.COMPLETIONS, "`prompt` must be one text or a list of token ids, not list"),
+        ({"prompt": ["a", ""]}, Style.COMPLETIONS, "the prompt is empty"),
+        ({"prompt": ["a", 1]}, Style.COMPLETIONS, "each of the list in `prompt` must be one text or a list of"),
+        ({"prompt": ["a"] * 2049}, Style.COMPLETIONS, "a list of 2049, but must have 2048 at most"),
+        ({"prompt": ["a", "b"]}, Style.SIMPLE, "must be one text or a list of token ids, not list"),
+        ({"prompt": "a", "messages": [USER]}, Style.SIMPLE, "there are both `prompt` and `messages`"),
+        ({"messages": [{**USER, "audio": {"id": "a"}}]}, Style.CHAT, "message 1: unknown field of a message: 'audio'"),
+        ({}, Style.RESPONSES, "`input` must be a text or a list of messages"),
+        ({"input": ""}, Style.RESPONSES, "the prompt is empty"),
+        ({"input": [{"type": "function_call_output"}]}, Style.RESPONSES, "type 'function_call_output' is not served"),
+        ({"input": [thoughts(), USER]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
+        ({"input": [USER, thoughts()]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
+        ({"input": [thoughts(content=None)]}, Style.RESPONSES, "'reasoning' is served only with its text"),
+        ({"input": [thoughts(summary=["a"])]}, Style.RESPONSES, "'reasoning' is served only with its text"),
+        ({"input": "a", "instructions": [USER]}, Style.RESPONSES, "`instructions` must be a text, not list"),
+        ({"input": [USER, {"role": "user"}], "instructions": "a"}, Style.RESPONSES, "message 2: `content` is None"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(said: dict[str, Any], style: Style, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        prompts_of(said, style)
+    assert says in str(refused.value)

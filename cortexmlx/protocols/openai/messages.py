@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_TEXT, is_text, plain_message
-from cortexmlx.protocols.fields import check_fields
+from cortexmlx.protocols.fields import check_fields, inside
 from cortexmlx.request import Message
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
@@ -16,21 +16,23 @@ _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
 _CALL = ("id", "type", "function", "index")
 
 
-def read_messages(messages: object) -> list[Message]:
-    """Messages of the OpenAI API as chat templates read them: without what is null, each text in one piece, arguments
-    of tool calls as objects, and what developers say as the system's.
+def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
+    """Messages of the OpenAI API as chat templates read them: without nulls, each text in one piece, the arguments of
+    tool calls as objects, and a developer's message as the system's.
 
-    Raises InvalidRequest for what is none, or is not served, with the number of the message: nothing is left out in
-    silence, for an answer without it would be one to another question.
+    Raises InvalidRequest, with the number of the message, for what is no message or not served. Nothing is left out in
+    silence: an answer without it would answer another question. `paths` say where each message stands in its body, if
+    not in `messages`.
     """
     if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("`messages` must be a list of objects with `role` and `content`")
+        raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
     read: list[Message] = []
     for number, message in enumerate(messages, 1):
         try:
-            read.append(_message(message))
+            with inside(paths[number - 1] if paths else f"messages[{number - 1}]"):
+                read.append(_message(message))
         except InvalidRequest as error:
-            raise InvalidRequest(f"message {number}: {error}") from None
+            raise InvalidRequest(f"message {number}: {error}", field=error.field) from None
     return read
 
 
@@ -40,11 +42,11 @@ def _message(message: object) -> dict[str, object]:
     said = {name: value for name, value in message.items() if value is not None}
     check_fields(said, _FIELDS, "a message")
     if not isinstance(said.get("role"), str):
-        raise InvalidRequest(f"`role` is {said.get('role')!r:.80}, but must be a text")
+        raise InvalidRequest(f"`role` is {said.get('role')!r:.80}, but must be a text", field="role")
     if "refusal" in said:
-        raise InvalidRequest("`refusal` is not served: templates know none. Put it into `content`")
+        raise InvalidRequest("`refusal` is not served: templates know none. Put it into `content`", field="refusal")
     if said.pop("annotations", None):
-        raise InvalidRequest("`annotations` are not served: templates know none")
+        raise InvalidRequest("`annotations` are not served: templates know none", field="annotations")
     if said["role"] == "developer":
         said["role"] = "system"
     if said.get("tool_calls") == []:  # as servers say that there is none
@@ -57,29 +59,37 @@ def _message(message: object) -> dict[str, object]:
     for name in _TEXTS:
         text = said.get(name, "")
         if not isinstance(text, str):
-            raise InvalidRequest(f"`{name}` is {text!r:.80}, but must be a text")
+            raise InvalidRequest(f"`{name}` is {text!r:.80}, but must be a text", field=name)
         if not is_text(text):
-            raise InvalidRequest(f"`{name}` {NO_TEXT}")
+            raise InvalidRequest(f"`{name}` {NO_TEXT}", field=name)
     return said
 
 
 def _calls(calls: object) -> list[dict[str, Any]]:
     """Tool calls with their arguments as an object, as templates want them; the OpenAI API has them as JSON text."""
     if not isinstance(calls, list):
-        raise InvalidRequest("`tool_calls` must be a list of calls")
-    return [_call(call) for call in calls]
+        raise InvalidRequest("`tool_calls` must be a list of calls", field="tool_calls")
+    read = []
+    for place, call in enumerate(calls):
+        with inside(f"tool_calls[{place}]"):
+            read.append(_call(call))
+    return read
 
 
 def _call(call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
-        raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`")
+        raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
     check_fields(call, _CALL, "a tool call")
-    arguments = function.get("arguments")
+    with inside("function.arguments"):
+        return {**call, "function": {**function, "arguments": _arguments(name, function.get("arguments"))}}
+
+
+def _arguments(name: str, arguments: object) -> Mapping[str, Any]:
     if arguments is None or arguments == "":
-        arguments = {}
-    elif isinstance(arguments, str):
+        return {}
+    if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
@@ -88,4 +98,4 @@ def _call(call: object) -> dict[str, Any]:
             raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are nested too deeply") from None
     if not isinstance(arguments, Mapping):
         raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are {arguments!r:.40}, no object")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return arguments

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cortexmlx.cli.batch.input import BatchReader, Ids, survey
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.request import BadLine, BatchRequest, Style, key_of
+from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
+from cortexmlx.protocols.request import Request
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)
@@ -26,23 +27,24 @@ def read(*lines: bytes | dict[str, Any], jsonl: bool | None = None, raw: bool = 
 
 def test_plain_lines_are_prompts_and_blank_ones_are_nothing() -> None:
     assert read(b"first\n", b"\n", b"  third \r\n") == [
-        BatchRequest(1, 1, Style.SIMPLE, ("first",), DEFAULTS),
-        BatchRequest(3, 3, Style.SIMPLE, ("third",), DEFAULTS),
+        BatchRequest(1, 1, Style.SIMPLE, Request(("first",), DEFAULTS)),
+        BatchRequest(3, 3, Style.SIMPLE, Request(("third",), DEFAULTS)),
     ]
 
 
 def test_simple_json_lines_carry_their_own_parameters() -> None:
     line = {"id": "a", "prompt": "hi", "temp": 0.5, "max_tokens": 7, "stop": "END", "seed": None, "top_k": 5}
     [request] = read(line)
-    assert isinstance(request, BatchRequest) and (request.id, request.prompts, request.raw) == ("a", ("hi",), False)
-    assert request.params == SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), top_k=5)
+    assert isinstance(request, BatchRequest) and request.id == "a"
+    assert (request.request.prompts, request.request.raw) == (("hi",), False)
+    assert request.request.params == SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), top_k=5)
 
 
 def test_messages_keep_their_roles_and_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     [request] = read({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]})
     assert isinstance(request, BatchRequest)
-    assert request.prompts[0] == [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
+    assert request.request.prompts[0] == [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}]
 
 
 def test_openai_chat_and_completions_lines() -> None:
@@ -62,10 +64,10 @@ def test_openai_chat_and_completions_lines() -> None:
     text = {"custom_id": "c2", "url": "/v1/completions", "body": {"prompt": "once", "logprobs": 3, "n": 2}}
     first, second = read(chat, text)
     assert isinstance(first, BatchRequest) and isinstance(second, BatchRequest)
-    assert (first.style, first.id, first.raw) == (Style.CHAT, "c1", False)
-    assert first.params == SamplingParams(max_tokens=5, logprobs=2, logit_bias={42: -100})
-    assert (second.style, second.prompts, second.raw) == (Style.COMPLETIONS, ("once",), True)
-    assert second.params == SamplingParams(max_tokens=99, logprobs=3, n=2)
+    assert (first.style, first.id, first.request.raw) == (Style.CHAT, "c1", False)
+    assert first.request.params == SamplingParams(max_tokens=5, logprobs=2, logit_bias={42: -100})
+    assert (second.style, second.request.prompts, second.request.raw) == (Style.COMPLETIONS, ("once",), True)
+    assert second.request.params == SamplingParams(max_tokens=99, logprobs=3, n=2)
 
 
 def completion(**body: Any) -> dict[str, Any]:
@@ -77,8 +79,10 @@ def test_an_echo_has_log_probabilities_if_the_answer_has() -> None:
         completion(echo=True), completion(echo=True, logprobs=2, max_tokens=0), completion(echo=True, prompt=[5, 6])
     )
     assert isinstance(bare, BatchRequest) and isinstance(scored, BatchRequest) and isinstance(tokens, BatchRequest)
-    assert bare.echo and bare.params == DEFAULTS and tokens.echo
-    assert scored.echo and scored.params == replace(DEFAULTS, max_tokens=0, logprobs=2, prompt_logprobs=2)
+    assert bare.request.echo and bare.request.params == DEFAULTS and tokens.request.echo
+    assert scored.request.echo and scored.request.params == replace(
+        DEFAULTS, max_tokens=0, logprobs=2, prompt_logprobs=2
+    )
 
 
 def test_a_response_is_a_chat_after_its_instructions() -> None:
@@ -86,7 +90,7 @@ def test_a_response_is_a_chat_after_its_instructions() -> None:
     [request] = read({"url": "/v1/responses", "body": {"input": said, "instructions": "Be brief."}})
     assert isinstance(request, BatchRequest) and (request.id, request.style) == (1, Style.RESPONSES)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    assert request.prompts == (messages,) and not request.raw
+    assert request.request.prompts == (messages,) and not request.request.raw
 
 
 CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
@@ -165,7 +169,7 @@ def test_the_first_line_decides_unless_told() -> None:
     assert [type(r) for r in read(b"plain", b'{"prompt": "x"}')] == [BatchRequest, BatchRequest]
     assert [type(r) for r in read(b"plain", b'{"prompt": "x"}', jsonl=True)] == [BadLine, BatchRequest]
     [request] = read(b'{"prompt": "x"}', jsonl=False)
-    assert request == BatchRequest(1, 1, Style.SIMPLE, ('{"prompt": "x"}',), DEFAULTS)
+    assert request == BatchRequest(1, 1, Style.SIMPLE, Request(('{"prompt": "x"}',), DEFAULTS))
 
 
 def test_models_that_requests_name_are_known_in_the_end() -> None:
@@ -251,7 +255,7 @@ def test_the_chat_templates_variables_are_vllms_and_openais() -> None:
         ),
     ):
         [request] = read(line)
-        assert isinstance(request, BatchRequest) and request.template_vars == wanted
+        assert isinstance(request, BatchRequest) and request.request.template_vars == wanted
 
 
 def test_the_command_lines_variables_are_for_requests_that_go_through_the_template_and_do_not_say_themselves() -> None:
@@ -260,7 +264,7 @@ def test_the_command_lines_variables_are_for_requests_that_go_through_the_templa
         usual = {"enable_thinking": False, "a": 1}
         [request] = BatchReader([encoded], DEFAULTS, jsonl=None, raw=raw, template_vars=usual)
         assert isinstance(request, BatchRequest)
-        return request.template_vars
+        return request.request.template_vars
 
     usual = {"enable_thinking": False, "a": 1}
     assert variables(b"plain") == variables({"prompt": "hi"}) == variables({"messages": HI}) == usual

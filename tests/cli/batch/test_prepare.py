@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.cli.batch.prepare import prepared
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.protocols.request import BatchRequest, Style
+from cortexmlx.protocols.request import Request
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
@@ -20,7 +20,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 def prepare(asked: Any, *, system: str | None = None, raw: bool = False, **variables: object) -> Any:
     engine: Any = FakeEngine(EngineConfig("fake"))
-    request = BatchRequest(1, 1, Style.SIMPLE, (asked,), SamplingParams(), raw, template_vars=variables)
+    request = Request((asked,), SamplingParams(), variables, raw)
     return prepared(engine, system, request, asked)
 
 

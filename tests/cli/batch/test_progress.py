@@ -17,8 +17,8 @@ from cortexmlx.cli.batch.output import BatchWriter, RecordStream
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
-from cortexmlx.protocols.records import Recorder
-from cortexmlx.protocols.request import BatchRequest, Style
+from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
+from cortexmlx.protocols.request import Request
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
@@ -26,7 +26,8 @@ from support.patience import soon
 
 
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:
-    items = [BatchRequest(i, i, Style.SIMPLE, (p,), SamplingParams(max_tokens=8)) for i, p in enumerate(prompts, 1)]
+    params = SamplingParams(max_tokens=8)
+    items = [BatchRequest(i, i, Style.SIMPLE, Request((p,), params)) for i, p in enumerate(prompts, 1)]
     recorder = Recorder("fake", 0, lambda token: b"")
     nothing = BatchWriter(RecordStream(Path(os.devnull)), RecordStream(Path(os.devnull)))
     return BatchRun(engine, items, nothing, lambda _, asked: asked, recorder, rows=1, in_order=True)

@@ -11,8 +11,8 @@ import pytest
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.protocols.records import Recorder
-from cortexmlx.protocols.request import BadLine, BatchRequest, Style
+from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style
+from cortexmlx.protocols.request import Request
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
@@ -40,7 +40,7 @@ def batch_run(
 
 def simple(line: int, *prompts: str, **params: Any) -> BatchRequest:
     style = Style.COMPLETIONS if len(prompts) > 1 else Style.SIMPLE
-    return BatchRequest(line, line, style, prompts, SamplingParams(**params))
+    return BatchRequest(line, line, style, Request(prompts, SamplingParams(**params)))
 
 
 def test_in_order_no_more_is_held_than_the_window_bad_lines_included() -> None:
@@ -115,7 +115,7 @@ def test_a_request_of_several_prompts_has_one_record_when_the_last_has_finished(
 
 
 def test_what_cannot_be_prepared_is_a_record_and_not_the_end() -> None:
-    def prepare(request: BatchRequest, asked: Any) -> Any:
+    def prepare(request: Request, asked: Any) -> Any:
         if asked == "bad":
             raise InvalidRequest("the template leaves that out")
         return asked

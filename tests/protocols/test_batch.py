@@ -12,8 +12,8 @@ from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion
 
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
-from cortexmlx.protocols.records import Recorder, error_record, key_of_record
-from cortexmlx.protocols.request import BadLine, BatchRequest, Style, key_of
+from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style, error_record, key_of, key_of_record
+from cortexmlx.protocols.request import Request
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
 LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (99, -1.5))), TokenLogprob(98, -2.0))
@@ -26,8 +26,8 @@ def answer(text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] | None = N
     return Completion(text, tuple(range(tokens)), FinishReason.STOP, usage, timings, logprobs, index)
 
 
-def request(style: Style, *prompts: Any) -> BatchRequest:
-    return BatchRequest(7, "q", style, prompts or ("hi",), SamplingParams())
+def request(style: Style, *prompts: Any, echo: bool = False) -> BatchRequest:
+    return BatchRequest(7, "q", style, Request(prompts or ("hi",), SamplingParams(), echo=echo))
 
 
 def body_of(asked: BatchRequest, *answers: list[Completion]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_the_prompt_of_several_answers_is_counted_once() -> None:
 
 
 def test_the_answers_of_several_prompts_are_choices_one_after_the_other() -> None:
-    asked = replace(request(Style.COMPLETIONS, "x", [121, 122]), echo=True)
+    asked = request(Style.COMPLETIONS, "x", [121, 122], echo=True)
     body = body_of(asked, [answer("a", 1), answer("b", 1, index=1)], [answer("c", 1), answer("d", 1, index=1)])
     assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "xa"), (1, "xb"), (2, "yzc"), (3, "yzd")]
     assert body["usage"] == {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
@@ -83,7 +83,7 @@ def test_those_of_a_prompt_stand_beside_the_first_answer_or_with_an_echo_before_
     assert "prompt_logprobs" not in second and first["text"] == "ab"
     simple = RECORDER.answer(request(Style.SIMPLE), [answers])
     assert simple["prompt_logprobs"] == listed and "prompt_logprobs" not in simple["others"][0]
-    for choice in body_of(replace(asked, echo=True), answers)["choices"]:
+    for choice in body_of(request(Style.COMPLETIONS, echo=True), answers)["choices"]:
         assert choice["text"] == "hiab" and "prompt_logprobs" not in choice
         assert choice["logprobs"] == {
             "text_offset": [0, 1, 2, 3],
@@ -150,3 +150,8 @@ def test_the_tokens_of_thoughts_are_counted_in_all_answers() -> None:
     assert (chat.usage.completion_tokens, chat.usage.completion_tokens_details.reasoning_tokens) == (18, 7)
     simple = RECORDER.answer(request(Style.SIMPLE), [answers])
     assert [each["usage"]["thinking_tokens"] for each in (simple, *simple["others"])] == [4, 3]
+
+
+def test_ids_of_another_kind_and_lines_without_one_have_other_names() -> None:
+    keys = [key_of(2, 9), key_of("2", 9), key_of(None, 2), key_of("line 2", 9), key_of('"2"', 9)]
+    assert len(set(keys)) == 5 and key_of(2, 1) == keys[0]

@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.params import LOGPROBS, body_vars, params_of
-from cortexmlx.protocols.request import Style
+from cortexmlx.protocols.batch import PROTOCOLS, Style
+from cortexmlx.protocols.openai.parameters import body_variables
+from cortexmlx.protocols.openai.responses import LOGPROBS
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
+ASKED: dict[Style, dict[str, Any]] = {
+    Style.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    Style.COMPLETIONS: {"prompt": "hi"},
+    Style.RESPONSES: {"input": "hi"},
+    Style.SIMPLE: {"prompt": "hi"},
+}
+
+
+def params_of(said: dict[str, Any], style: Style) -> SamplingParams:
+    return PROTOCOLS[style].read({**ASKED[style], **said}, DEFAULTS).params
 
 
 @pytest.mark.parametrize(
@@ -35,7 +46,7 @@ DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
 )
 def test_what_a_line_says_goes_before_the_defaults(said: dict[str, Any], style: Style, changed: dict[str, Any]) -> None:
     expected = SamplingParams(**{"max_tokens": 99, "temperature": 0.5, **changed})
-    assert params_of(said, style, DEFAULTS, echo=False) == expected
+    assert params_of(said, style) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +64,7 @@ def test_what_a_line_says_goes_before_the_defaults(said: dict[str, Any], style: 
 )
 def test_what_cannot_be_meant_is_refused(said: dict[str, Any], style: Style, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        params_of(said, style, DEFAULTS, echo=False)
+        params_of(said, style)
     assert says in str(refused.value)
 
 
@@ -70,7 +81,7 @@ def test_what_cannot_be_meant_is_refused(said: dict[str, Any], style: Style, say
     ],
 )
 def test_a_body_asks_for_variables_as_vllms_or_openais(body: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert body_vars(body) == wanted
+    assert body_variables(body) == wanted
 
 
 @pytest.mark.parametrize(
@@ -86,4 +97,4 @@ def test_a_body_asks_for_variables_as_vllms_or_openais(body: dict[str, Any], wan
 )
 def test_what_a_body_says_goes_over_what_is_usual(body: dict[str, Any], wanted: dict[str, Any]) -> None:
     """No effort is a switch, too, which a usual one must not turn back."""
-    assert body_vars(body, {"enable_thinking": True, "a": 1}) == wanted
+    assert body_variables(body, {"enable_thinking": True, "a": 1}) == wanted

@@ -1,0 +1,183 @@
+"""The lines and records of a batch file: a request or why it is none, and its answer or the error in its place.
+
+A record holds nothing that depends on how a run went, such as the moment or what was cached: a run that was
+interrupted and went on ends with the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import TemplateVars
+from cortexmlx.protocols import simple
+from cortexmlx.protocols.fields import Unserved, check_fields
+from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.reply import Body, ReplyInfo, TokenBytes
+from cortexmlx.protocols.request import Request
+from cortexmlx.request import Completion, SamplingParams
+
+Identity = str | int
+"""An id as a user gives it."""
+
+ENVELOPE = ("custom_id", "id", "method", "url", "body")
+INVALID = "invalid_request"
+_LONGEST_MESSAGE = 1000
+_WHOLE = "the answers of a batch are whole"
+UNSERVED = {"stream": Unserved(_WHOLE, (False,)), "stream_options": Unserved(_WHOLE)}
+"""What no line of a batch is served, beside what its protocol does not serve."""
+
+
+class Style(str, Enum):
+    """The shape of an input line, and so of its output record."""
+
+    CHAT = chat_completions.URL
+    COMPLETIONS = completions.URL
+    RESPONSES = responses.URL
+    SIMPLE = "simple"
+
+
+class Protocol(typing.Protocol):
+    """What the module of a protocol has."""
+
+    def read(
+        self,
+        body: Mapping[str, Any],
+        defaults: SamplingParams,
+        template_vars: TemplateVars = ...,
+        unserved: Mapping[str, Unserved] = ...,
+    ) -> Request:
+        """The request of a body. Raises InvalidRequest."""
+
+    def write(self, request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+        """The body of a reply."""
+
+
+PROTOCOLS: Mapping[Style, Protocol] = {
+    Style.CHAT: chat_completions,
+    Style.COMPLETIONS: completions,
+    Style.RESPONSES: responses,
+    Style.SIMPLE: simple,
+}
+ENDPOINTS = {style.value: style for style in Style if style is not Style.SIMPLE}
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One request of a batch."""
+
+    line: int
+    """From 1."""
+    id: Identity
+    """The user's, or the line."""
+    style: Style
+    request: Request
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no request, and why."""
+
+    line: int
+    id: Identity | None
+    """None where the line does not say it."""
+    style: Style
+    message: str
+
+
+def key_of(identity: Identity | None, line: int) -> str:
+    """What names a request and its record in all runs of a batch: its id, else its line."""
+    return f"line {line}" if identity is None else json.dumps(identity)
+
+
+def identity_of(data: Mapping[str, Any], line: int) -> Identity:
+    """The id of a line, or its number if it has none. Raises InvalidRequest for what is no id."""
+    names = [name for name in ("custom_id", "id") if data.get(name) is not None]
+    if not names:
+        return line
+    identity = data[names[0]]
+    if len(names) > 1:
+        raise InvalidRequest("there are both `custom_id` and `id`: give one of them", field="id")
+    if isinstance(identity, bool) or not isinstance(identity, str | int):
+        raise InvalidRequest(f"{names[0]} is {identity!r}, but must be a text or an integer", field=names[0])
+    return identity
+
+
+def style_of(data: Mapping[str, Any]) -> Style:
+    """The style of a line. One with a `url` that nobody serves is a chat's."""
+    url = data.get("url")
+    if "body" not in data and "url" not in data:
+        return Style.SIMPLE
+    return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
+
+
+def read_line(
+    data: Mapping[str, Any], style: Style, defaults: SamplingParams, template_vars: TemplateVars, *, raw: bool
+) -> Request:
+    """The request of a line. `raw` is for texts of simple lines. Raises InvalidRequest."""
+    if style is Style.SIMPLE:
+        return simple.read(data, defaults, template_vars, UNSERVED, raw=raw)
+    _check_envelope(data)
+    return PROTOCOLS[style].read(data["body"], defaults, template_vars, UNSERVED)
+
+
+def _check_envelope(data: Mapping[str, Any]) -> None:
+    check_fields(data, ENVELOPE, "a request around its `body`")
+    if data.get("method", "POST") != "POST":
+        raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'", field="method")
+    url = data.get("url", Style.CHAT.value)
+    if url == "/v1/embeddings":
+        raise InvalidRequest(
+            f"{url} is not served: the models that run here write text, and what they compute on the way is no "
+            "embedding",
+            field="url",
+        )
+    if not isinstance(url, str) or url not in ENDPOINTS:
+        raise InvalidRequest(f"url is {url!r}, but must be one of {', '.join(ENDPOINTS)}", field="url")
+    if not isinstance(data.get("body"), dict):
+        raise InvalidRequest("`body` is missing or not an object", field="body")
+
+
+class Recorder:
+    """Makes the records of one run: `model` is the name of the one that answers, `created` when the run first began,
+    in seconds since 1970, `token_bytes` says what tokens stand for.
+    """
+
+    def __init__(self, model: str, created: int, token_bytes: TokenBytes) -> None:
+        self._info = partial(ReplyInfo, model=model, created=created, token_bytes=token_bytes, repeatable=True)
+
+    def answer(self, item: BatchRequest, answers: Sequence[Sequence[Completion]]) -> Body:
+        """The record of a request: `answers` to each of its prompts."""
+        body = PROTOCOLS[item.style].write(item.request, answers, self._info(str(item.line)))
+        if item.style is Style.SIMPLE:
+            return {"id": item.id, **body}
+        response = {"status_code": 200, "request_id": f"req_{item.line}", "body": body}
+        return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": response, "error": None}
+
+
+def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Body:
+    """What stands in the place of an answer: the error, with the number of the line it came from. What repeats a value
+    of any length is cut in its middle.
+    """
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 2 :]}"
+    error = {"code": code, "message": message, "line": item.line}
+    if item.style is Style.SIMPLE:
+        return {"id": item.id, "error": error}
+    return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": None, "error": error}
+
+
+def key_of_record(record: Body) -> str | None:
+    """The key of the request that a record belongs to (see `key_of`); None if it is no record of a batch."""
+    identity: Identity | None = record.get("custom_id", record.get("id"))
+    error = record.get("error")
+    line = error.get("line") if isinstance(error, dict) else None
+    if identity is None and not isinstance(line, int):
+        return None
+    return key_of(identity, line or 0) if isinstance(identity, str | int | None) else None

@@ -1,0 +1,79 @@
+"""`/v1/chat/completions`: the reader, and the body of a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved
+from cortexmlx.protocols.openai import choices, parameters
+from cortexmlx.protocols.openai.logprobs import chat_logprobs
+from cortexmlx.protocols.openai.messages import read_messages
+from cortexmlx.protocols.reply import Body, ReplyInfo
+from cortexmlx.protocols.request import Request
+from cortexmlx.request import Completion, SamplingParams
+
+URL = "/v1/chat/completions"
+FIELDS = Fields(
+    f"a {URL} body",
+    parameters.SHARED | parameters.STREAM | {"messages", "top_logprobs"},
+    parameters.NO_EFFECT,
+    parameters.UNSERVED,
+)
+
+
+def read(
+    body: Mapping[str, Any],
+    defaults: SamplingParams,
+    template_vars: TemplateVars = NO_VARIABLES,
+    unserved: Mapping[str, Unserved] = NOTHING_MORE,
+) -> Request:
+    """The request of a body. `defaults` and `template_vars` hold for what it does not say; the `unserved` fields are
+    refused as well. Raises InvalidRequest.
+    """
+    said = FIELDS.given(body, unserved)
+    values = parameters.sampling_values(said)
+    asked = said.get("logprobs", False)
+    if not isinstance(asked, bool):
+        message = f"logprobs is {asked!r}, but must be true or false: the number is `top_logprobs`"
+        raise InvalidRequest(message, field="logprobs")
+    values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.logprobs)
+    params = parameters.sampling_params(defaults, values, said)
+    stream = parameters.stream_of(said, params)
+    if "messages" not in said:
+        raise InvalidRequest("`messages` is missing", field="messages")
+    messages = read_messages(said["messages"])
+    variables = parameters.template_variables(said, template_vars)
+    return Request((messages,), params, variables, body=body, **stream)
+
+
+def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """The body of a reply: `answers` are those to each prompt, of which there is one."""
+    written = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, **thoughts(answer)},
+            **choices.scored_prompt(request, answer, info),
+            "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
+            "finish_reason": answer.finish_reason.value,
+        }
+        for index, answer in enumerate(answers[0])
+    ]
+    return {**choices.reply_body("chat.completion", info, written), "usage": _usage(answers, info)}
+
+
+def thoughts(answer: Completion) -> Body:
+    """What the model thought before it answered, if it did, in vLLM's field."""
+    return {"reasoning_content": answer.thinking} if answer.thinking else {}
+
+
+def _logprobs(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
+    return {"content": chat_logprobs(told, info.token_bytes)}
+
+
+def _usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    thought = sum(answer.usage.thinking_tokens for answer in answers[0])
+    return {**choices.usage_body(answers, info), "completion_tokens_details": {"reasoning_tokens": thought}}

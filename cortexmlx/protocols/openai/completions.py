@@ -1,0 +1,86 @@
+"""`/v1/completions`: the reader, and the body of a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, inside
+from cortexmlx.protocols.openai import choices, parameters
+from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
+from cortexmlx.protocols.reply import Body, ReplyInfo
+from cortexmlx.protocols.request import Asked, Request, is_tokens, read_prompt
+from cortexmlx.request import Completion, SamplingParams
+
+URL = "/v1/completions"
+FIELDS = Fields(
+    f"a {URL} body",
+    parameters.SHARED | parameters.STREAM | {"prompt", "echo"},
+    parameters.NO_EFFECT,
+    parameters.UNSERVED,
+)
+KIND = "text_completion"
+
+_MOST_PROMPTS = 2048
+
+
+def read(
+    body: Mapping[str, Any],
+    defaults: SamplingParams,
+    template_vars: TemplateVars = NO_VARIABLES,
+    unserved: Mapping[str, Unserved] = NOTHING_MORE,
+) -> Request:
+    """The request of a body: see `chat_completions.read`. Its prompts are taken as they are."""
+    said = FIELDS.given(body, unserved)
+    echo = parameters.flag(said, "echo")
+    values = parameters.sampling_values(said)
+    if echo and values.get("logprobs") is not None:
+        values.setdefault("prompt_logprobs", values["logprobs"])
+    params = parameters.sampling_params(defaults, values, said)
+    stream = parameters.stream_of(said, params)
+    prompts = _prompts(said.get("prompt"))
+    variables = parameters.template_variables(said, template_vars, templated=False)
+    return Request(prompts, params, variables, raw=True, echo=echo, body=body, **stream)
+
+
+def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """The body of a reply: the answers to each prompt are its choices, one after the other."""
+    each = [(prompt, answer) for prompt, own in zip(request.prompts, answers, strict=True) for answer in own]
+    written = [{"index": index, **_choice(request, *one, info)} for index, one in enumerate(each)]
+    return {**choices.reply_body(KIND, info, written), "usage": choices.usage_body(answers, info)}
+
+
+def _prompts(prompt: Any) -> tuple[Asked, ...]:
+    with inside("prompt"):
+        if isinstance(prompt, list) and prompt and not is_tokens(prompt):
+            if len(prompt) > _MOST_PROMPTS:
+                raise InvalidRequest(f"`prompt` is a list of {len(prompt)}, but must have {_MOST_PROMPTS} at most")
+            return tuple(_one_of_many(each, place) for place, each in enumerate(prompt))
+        return (read_prompt(prompt, "`prompt`"),)
+
+
+def _one_of_many(prompt: Any, place: int) -> Asked:
+    with inside(f"[{place}]"):
+        return read_prompt(prompt, "each of the list in `prompt`")
+
+
+def _choice(request: Request, prompt: Asked, answer: Completion, info: ReplyInfo) -> Body:
+    text = (_echo(prompt, info) if request.echo else "") + answer.text
+    logprobs = None
+    if answer.logprobs is not None:
+        lists = CompletionLogprobs(info.token_bytes)
+        if request.echo and answer.prompt_logprobs is not None:
+            lists.add_tokens(answer.prompt_logprobs.tokens, answer.prompt_logprobs)
+        lists.add_tokens((token.token_id for token in answer.logprobs), answer.logprobs)
+        lists.add_text(text)
+        logprobs = lists.take(whole=True)
+    said = {"text": text, **choices.scored_prompt(request, answer, info)}
+    return {**said, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
+
+
+def _echo(prompt: Any, info: ReplyInfo) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return b"".join(map(info.token_bytes, prompt)).decode("utf-8", "replace")

@@ -1,0 +1,23 @@
+"""Errors of the OpenAI API: the body of a reply that is none, and the last event of a stream that failed."""
+
+from __future__ import annotations
+
+from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.protocols.reply import Body
+
+
+def is_refusal(error: CortexError) -> bool:
+    """Whether the request is at fault, so that it fails again as it is: status 400."""
+    return isinstance(error, InvalidRequest | PromptTooLong)
+
+
+def error_body(error: CortexError) -> Body:
+    """`param` is the path of the field that is wrong, if the error names one."""
+    return {
+        "error": {
+            "message": str(error),
+            "type": "invalid_request_error" if is_refusal(error) else "server_error",
+            "param": error.field if isinstance(error, InvalidRequest) else None,
+            "code": "context_length_exceeded" if isinstance(error, PromptTooLong) else None,
+        }
+    }

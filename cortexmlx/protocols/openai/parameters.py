@@ -1,0 +1,164 @@
+"""What bodies of the OpenAI API share: sampling parameters, variables of the chat template, and unserved fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
+from cortexmlx.protocols.fields import Unserved, check_fields, inside
+from cortexmlx.request import SamplingParams
+
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
+"""The sampling parameters that a body may set, under their own names."""
+
+ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
+"""Other names of parameters; where both are given, `max_completion_tokens` wins, as in the OpenAI API."""
+
+TEMPLATE = (EFFORT, "chat_template_kwargs")
+"""What sets variables of the chat template. A prompt that does not go through it has none."""
+
+SHARED = SAMPLING | ALIASES.keys() | set(TEMPLATE)
+"""The fields that every protocol but responses serves."""
+
+STREAM = frozenset({"stream", "stream_options"})
+"""The fields that ask for a stream of chunks. Who answers in one piece gives a reason for each: see `Fields.given`."""
+
+NO_EFFECT = frozenset(
+    {
+        "metadata",
+        "model",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""What a body may say and what changes no answer: the engine has one model, keeps nothing, caches every prefix, and
+calls no tools in parallel.
+"""
+
+_TOOLS = "the model is offered no tools"
+_ANSWERS_IN_TEXT = "the model writes text only"
+
+UNSERVED: Mapping[str, Unserved] = {
+    "tools": Unserved(_TOOLS, ([],)),
+    "functions": Unserved(_TOOLS, ([],)),
+    "tool_choice": Unserved(_TOOLS, ("none", "auto")),
+    "function_call": Unserved(_TOOLS, ("none", "auto")),
+    "response_format": Unserved("an answer is text and cannot be held to a form", ({"type": "text"},)),
+    "modalities": Unserved(_ANSWERS_IN_TEXT, (["text"],)),
+    "audio": Unserved(_ANSWERS_IN_TEXT),
+    "web_search_options": Unserved("nothing is searched"),
+    "moderation": Unserved("nothing is moderated"),
+    "verbosity": Unserved("a model's answers have the length that they have", ("medium",)),
+    "suffix": Unserved("a text is continued at its end only", ("",)),
+    "logits_processors": Unserved("they are functions, which a file cannot hold", ([],)),
+}
+"""The unserved fields of every protocol; responses have more of them."""
+
+
+def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that a body sets, by their own names. Raises InvalidRequest."""
+    values = {name: value for name, value in said.items() if name in SAMPLING}
+    for alias, name in ALIASES.items():
+        if alias in said:
+            if alias != "max_completion_tokens" and name in values:
+                raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
+            values[name] = said[alias]
+    return values | {name: convert(values[name]) for name, convert in _CONVERT.items() if name in values}
+
+
+def sampling_params(defaults: SamplingParams, values: Mapping[str, Any], said: Mapping[str, Any]) -> SamplingParams:
+    """The defaults with these values. Raises InvalidRequest, for a field of the body `said`."""
+    try:
+        return replace(defaults, **values)
+    except InvalidRequest as error:
+        names = (alias for alias, name in _OTHER_NAMES if name == error.field and alias in said)
+        error.field = next(names, error.field)
+        raise
+
+
+def template_variables(
+    said: Mapping[str, Any], usual: TemplateVars, *, templated: bool = True, effort: object = None
+) -> TemplateVars:
+    """The `usual` variables of the chat template with those that a body sets. A prompt that is not `templated` has
+    none. `effort` is the degree of thinking, if the protocol has a field of its own for it. Raises InvalidRequest.
+    """
+    body = {EFFORT: effort, **said}
+    own = body_variables(body)
+    if own and not templated:
+        message = f"{', '.join(own)}: set for a chat template, which this prompt does not go through"
+        raise InvalidRequest(message, field=next(name for name in TEMPLATE if body.get(name) is not None))
+    return body_variables(body, usual) if templated else NO_VARIABLES
+
+
+def body_variables(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLES) -> dict[str, object]:
+    """The variables that a body sets: vLLM's `chat_template_kwargs` before OpenAI's `reasoning_effort`, and both before
+    the `usual` ones. Null sets nothing. Raises InvalidRequest.
+    """
+    effort, variables = body.get(EFFORT), body.get("chat_template_kwargs") or {}
+    if effort is not None and not isinstance(effort, str):
+        raise InvalidRequest(f"{EFFORT} is {effort!r:.80}, but must be a text like 'low'", field=EFFORT)
+    if not isinstance(variables, Mapping):
+        message = f"chat_template_kwargs is {variables!r:.80}, but must be an object"
+        raise InvalidRequest(message, field="chat_template_kwargs")
+    own = ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
+    return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | own
+
+
+def alternatives(said: Mapping[str, Any], asked: bool, how: str, usual: int | None) -> Any:
+    """How many likely tokens to report at each place, of a body that switches it on with `how`. Raises InvalidRequest
+    for `top_logprobs` that are not switched on.
+    """
+    top = said.get("top_logprobs", 0)
+    if not asked and top:
+        raise InvalidRequest(f"top_logprobs needs {how}", field="top_logprobs")
+    return top if asked else usual
+
+
+def flag(said: Mapping[str, Any], name: str) -> bool:
+    """A field that is true or false, and false if it is missing. Raises InvalidRequest."""
+    value = said.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is {value!r}, but must be true or false", field=name)
+    return value
+
+
+def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, bool]:
+    """Whether a reply is streamed, and ends with the usage, as fields of a `Request`. Raises InvalidRequest."""
+    stream, options = flag(said, "stream"), said.get("stream_options", {})
+    if not isinstance(options, Mapping):
+        raise InvalidRequest(f"stream_options is {options!r:.80}, but must be an object", field="stream_options")
+    with inside("stream_options"):
+        check_fields(options, ("include_usage", "include_obfuscation"), "`stream_options`")
+        include_usage = flag({k: v for k, v in options.items() if v is not None}, "include_usage")
+    if options and not stream:
+        raise InvalidRequest('stream_options needs "stream": true', field="stream_options")
+    if stream and params.prompt_logprobs is not None:
+        raise InvalidRequest("a stream has no log-probabilities of the prompt: ask without `stream`", field="stream")
+    return {"stream": stream, "include_usage": include_usage}
+
+
+def _stops(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _biases(value: Any) -> dict[int, Any]:
+    try:
+        return {int(token): bias for token, bias in value.items()}
+    except (AttributeError, ValueError):
+        message = f"logit_bias is {value!r}, but must be an object from token ids to numbers"
+        raise InvalidRequest(message, field="logit_bias") from None
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {"stop": _stops, "logit_bias": _biases}
+_OTHER_NAMES = (*ALIASES.items(), ("max_output_tokens", "max_tokens"), ("top_logprobs", "logprobs"))
+"""What a body may call a parameter in whose place an error names it."""

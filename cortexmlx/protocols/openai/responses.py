@@ -1,0 +1,207 @@
+"""`/v1/responses`: the reader, and the body of a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, check_fields, inside
+from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai.logprobs import chat_logprobs
+from cortexmlx.protocols.openai.messages import read_messages
+from cortexmlx.protocols.reply import Body, ReplyInfo
+from cortexmlx.protocols.request import Request, checked_text
+from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+
+URL = "/v1/responses"
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for."""
+
+_STATELESS = "nothing is remembered of other requests: send all messages"
+_WHOLE = "the answers of a batch are whole"
+_PLAIN = {"format": {"type": "text"}}
+_USUAL = {"verbosity": "medium"}
+OWN_UNSERVED = {
+    "background": Unserved(_WHOLE, (False,)),
+    "background_options": Unserved(_WHOLE),
+    "context_management": Unserved(_STATELESS, ([],)),
+    "conversation": Unserved(_STATELESS),
+    "image": Unserved("the model writes text only"),
+    "max_tool_calls": Unserved("the model is offered no tools"),
+    "previous_response_id": Unserved(_STATELESS),
+    "prompt": Unserved("there are no prompts that are kept elsewhere"),
+    "text": Unserved("an answer is text and cannot be held to a form", ({}, _PLAIN, _USUAL, _PLAIN | _USUAL)),
+    "truncation": Unserved("a prompt that does not fit is an error", ("disabled",)),
+}
+"""The unserved fields that other protocols do not have."""
+
+FIELDS = Fields(
+    f"a {URL} body",
+    parameters.SAMPLING - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
+    | set(parameters.TEMPLATE)
+    | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning"},
+    parameters.NO_EFFECT,
+    {**parameters.UNSERVED, **OWN_UNSERVED},
+)
+
+_ITEM = ("type", "role", "content", "id", "status", "phase")
+
+
+def read(
+    body: Mapping[str, Any],
+    defaults: SamplingParams,
+    template_vars: TemplateVars = NO_VARIABLES,
+    unserved: Mapping[str, Unserved] = NOTHING_MORE,
+) -> Request:
+    """The request of a body: see `chat_completions.read`."""
+    accepted = FIELDS.accepted(body, unserved)
+    if "metadata" in accepted:
+        _check_metadata(accepted["metadata"])
+    said = FIELDS.known(accepted, unserved)
+    values = parameters.sampling_values(said)
+    values["logprobs"] = parameters.alternatives(said, _included(said), f'"include": ["{LOGPROBS}"]', defaults.logprobs)
+    if "max_output_tokens" in said:
+        values["max_tokens"] = said["max_output_tokens"]
+    params = parameters.sampling_params(defaults, values, said)
+    messages = _input(said)
+    variables = parameters.template_variables(said, template_vars, effort=_effort(said))
+    return Request((messages,), params, variables, body=body)
+
+
+def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """One message of text, after the model's thoughts if it had any. An answer that the number of tokens ended is
+    `incomplete`.
+    """
+    [[answer]] = answers
+    whole = answer.finish_reason is not FinishReason.LENGTH
+    status = "completed" if whole else "incomplete"
+    text: Body = {"type": "output_text", "text": answer.text, "annotations": []}
+    if answer.logprobs is not None:
+        text["logprobs"] = chat_logprobs(answer.logprobs, info.token_bytes)
+    message = {
+        "id": f"msg_{info.id}",
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": [text],
+    }
+    return {
+        "id": f"resp_{info.id}",
+        "object": "response",
+        "created_at": info.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "instructions": request.body.get("instructions"),
+        "max_output_tokens": request.params.max_tokens,
+        "metadata": request.body.get("metadata") or {},
+        "model": info.model,
+        "output": [*_thoughts(answer, status, info), message],
+        "parallel_tool_calls": False,
+        "temperature": request.params.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "none",
+        "tools": [],
+        "top_p": request.params.top_p,
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": answer.usage.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": 0 if info.repeatable else answer.usage.cached_tokens,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": answer.usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": answer.usage.thinking_tokens},
+            "total_tokens": answer.usage.total_tokens,
+        },
+    }
+
+
+def _thoughts(answer: Completion, status: str, info: ReplyInfo) -> list[Body]:
+    if not answer.thinking:
+        return []
+    content = [{"type": "reasoning_text", "text": answer.thinking}]
+    return [{"id": f"rs_{info.id}", "type": "reasoning", "status": status, "summary": [], "content": content}]
+
+
+def _check_metadata(metadata: Any) -> None:
+    """A response repeats its metadata, so they must be what the type of a response can hold."""
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        message = f"metadata is {metadata!r:.80}, but must be an object whose values are texts"
+        raise InvalidRequest(message, field="metadata")
+
+
+def _included(said: Mapping[str, Any]) -> bool:
+    """Whether `include` asks for log-probabilities."""
+    include = said.get("include", [])
+    if not isinstance(include, list):
+        raise InvalidRequest(f"include is {include!r}, but must be a list", field="include")
+    for place, name in enumerate(include):
+        if name != LOGPROBS:
+            message = f"include has {name!r}, but only {LOGPROBS!r} is served"
+            raise InvalidRequest(message, field=f"include[{place}]")
+    return bool(include)
+
+
+def _effort(said: Mapping[str, Any]) -> object:
+    reasoning = said.get("reasoning", {})
+    if not isinstance(reasoning, Mapping):
+        raise InvalidRequest(f"reasoning is {reasoning!r}, but must be an object", field="reasoning")
+    with inside("reasoning"):
+        check_fields([name for name in reasoning if reasoning[name] is not None], ("effort",), "`reasoning`")
+    return reasoning.get("effort")
+
+
+def _input(said: Mapping[str, Any]) -> list[Message]:
+    """The messages of `input`, after the `instructions`."""
+    asked, instructions = said.get("input"), said.get("instructions")
+    with inside("input"):
+        if isinstance(asked, str):
+            asked = [{"role": "user", "content": checked_text(asked)}]
+        if not isinstance(asked, list) or not asked or not all(isinstance(item, dict) for item in asked):
+            raise InvalidRequest("`input` must be a text or a list of messages")
+    with inside("instructions"):
+        if not isinstance(instructions, str | None):
+            raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
+        first: list[Message] = [{"role": "system", "content": checked_text(instructions)}] if instructions else []
+    messages = _messages(asked)
+    return [*first, *read_messages(list(messages.values()), [f"input[{place}]" for place in messages])]
+
+
+def _messages(items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The messages among the items by their places, those of an assistant with the thoughts that stand before them."""
+    messages: dict[int, dict[str, Any]] = {}
+    thoughts: dict[int, str] = {}
+    for place, item in enumerate(items):
+        with inside(f"input[{place}]"):
+            if item.get("type") == "reasoning":
+                thoughts[place] = _thought(item)
+                continue
+            message = _item(item)
+        if thoughts and message["role"] != "assistant":
+            break
+        messages[place] = {**message, "reasoning_content": "".join(thoughts.values())} if thoughts else message
+        thoughts = {}
+    if thoughts:
+        why = "an item of `input` of type 'reasoning' is served only before an assistant's message"
+        raise InvalidRequest(why, field=f"input[{min(thoughts)}]")
+    return messages
+
+
+def _thought(item: dict[str, Any]) -> str:
+    parts = item.get("content")
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else []
+    thought = "".join(text for text in texts if isinstance(text, str))
+    if not thought or None in texts or item.get("summary"):
+        raise InvalidRequest("an item of `input` of type 'reasoning' is served only with its text as `content` alone")
+    return thought
+
+
+def _item(item: dict[str, Any]) -> dict[str, Any]:
+    if item.get("type", "message") != "message":
+        message = f"an item of `input` of type {item['type']!r} is not served, only messages"
+        raise InvalidRequest(message, field="type")
+    check_fields(item, _ITEM, "a message")
+    return {name: item.get(name) for name in ("role", "content")}

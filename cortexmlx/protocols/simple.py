@@ -1,0 +1,74 @@
+"""Our own JSON: a `prompt` or `messages` with sampling parameters, and the answer in one flat object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, inside
+from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai.chat_completions import thoughts
+from cortexmlx.protocols.openai.logprobs import id_logprobs
+from cortexmlx.protocols.openai.messages import read_messages
+from cortexmlx.protocols.reply import Body, ReplyInfo
+from cortexmlx.protocols.request import Asked, Request, read_prompt
+from cortexmlx.request import Completion, SamplingParams
+
+FIELDS = Fields(
+    "a request",
+    parameters.SHARED | {"id", "custom_id", "prompt", "messages"},
+    parameters.NO_EFFECT,
+    parameters.UNSERVED,
+)
+
+
+def read(
+    body: Mapping[str, Any],
+    defaults: SamplingParams,
+    template_vars: TemplateVars = NO_VARIABLES,
+    unserved: Mapping[str, Unserved] = NOTHING_MORE,
+    *,
+    raw: bool = False,
+) -> Request:
+    """The request of an object: see `chat_completions.read`. A `raw` text does not go through the chat template."""
+    said = FIELDS.given(body, unserved)
+    params = parameters.sampling_params(defaults, parameters.sampling_values(said), said)
+    prompt = _prompt(said)
+    templated = not raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
+    variables = parameters.template_variables(said, template_vars, templated=templated)
+    return Request((prompt,), params, variables, raw, body=body)
+
+
+def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """The first answer to the prompt, with the `others` if there are any."""
+    first, *others = [_answer(answer, info) for answer in answers[0]]
+    return {**first, **({"others": others} if others else {})}
+
+
+def _prompt(said: Mapping[str, Any]) -> Asked:
+    if "messages" in said:
+        if "prompt" in said:
+            raise InvalidRequest("there are both `prompt` and `messages`: give one of them", field="prompt")
+        return read_messages(said["messages"])
+    with inside("prompt"):
+        return read_prompt(said.get("prompt"), "`prompt` or `messages`")
+
+
+def _answer(answer: Completion, info: ReplyInfo) -> Body:
+    used = answer.usage
+    usage = {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "dropped_tokens": used.dropped_tokens,
+        "thinking_tokens": used.thinking_tokens,
+        "total_tokens": used.total_tokens,
+    }
+    reason = answer.finish_reason.value
+    said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
+    if answer.logprobs is not None:
+        said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
+    if answer.prompt_logprobs is not None and not answer.index:
+        said["prompt_logprobs"] = id_logprobs(answer.prompt_logprobs, info.token_bytes)
+    return said
