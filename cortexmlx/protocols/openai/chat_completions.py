@@ -1,8 +1,8 @@
-"""`/v1/chat/completions`: the reader, and the body of a reply."""
+"""`/v1/chat/completions`: the reader, the body of a reply, and the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
@@ -14,7 +14,7 @@ from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.request import Completion, FinishReason, SamplingParams
 
 URL = "/v1/chat/completions"
 FIELDS = Fields(
@@ -63,6 +63,30 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         for index, answer in enumerate(answers[0])
     ]
     return {**choices.reply_body("chat.completion", info, written), "usage": _usage(answers, info)}
+
+
+class Chunks(choices.Chunks):
+    """The chunks of a streamed reply. The first of each choice has the role."""
+
+    KIND = "chat.completion.chunk"
+
+    def _first(self, number: int) -> Iterator[Body]:
+        yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def _said(
+        self, number: int, piece: choices.Piece, reason: FinishReason | None
+    ) -> Iterator[tuple[Body, FinishReason | None]]:
+        if piece:
+            delta = {"reasoning_content": piece.thinking} if piece.thinking else {}
+            if piece.text or not piece.thinking:
+                delta["content"] = piece.text
+            logprobs = _logprobs(piece.logprobs, self._info) if piece.logprobs else None
+            yield {"delta": delta, "logprobs": logprobs}, None
+        if reason is not None:
+            yield {"delta": {}, "logprobs": None}, reason
+
+    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        return _usage(answers, self._info)
 
 
 def thoughts(answer: Completion) -> Body:

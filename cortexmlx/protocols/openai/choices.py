@@ -1,13 +1,17 @@
-"""What chat completions and completions share: a reply of numbered choices."""
+"""What chat completions and completions share: a reply of numbered choices, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion
+from cortexmlx.request import Completion, FinishReason, TokenEvent
 
 
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
@@ -39,3 +43,105 @@ def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body
     if not info.repeatable:
         usage["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in prompts)}
     return usage
+
+
+@dataclass
+class _Written:
+    """How much of a choice is in the chunks so far."""
+
+    text: int = 0
+    thinking: int = 0
+    tokens: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a choice grows by."""
+
+    text: str
+    thinking: str
+    logprobs: Sequence[TokenLogprob]
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.logprobs)
+
+
+class Chunks(ABC):
+    """The chunks of a streamed reply, from the engine's events. All chunks together say what the whole body says.
+
+    All choices begin in their order before one of them goes on: the OpenAI package fails if another one than the first
+    begins.
+    """
+
+    KIND: str
+
+    def __init__(self, request: Request, info: ReplyInfo) -> None:
+        self._request = request
+        self._info = info
+        self._written: list[_Written] = []
+        self._answers: dict[int, tuple[Completion, ...]] = {}
+
+    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """The chunks of one event of the answers to a prompt, often one, and none for an event of progress. The error
+        of a request that failed takes the place of a chunk.
+        """
+        if event.error is not None:
+            return [error_body(event.error)]
+        if event.progress is not None:
+            return []
+        begun = [] if self._written else self._begin()
+        if event.completion is not None:
+            return begun + self._end(event.completion, prompt)
+        piece = Piece(event.text, event.thinking, () if event.logprob is None else (event.logprob,))
+        return begun + self._grow(self._number(prompt, event.index), piece, event.finish_reason)
+
+    def _begin(self) -> list[Body]:
+        count = len(self._request.prompts) * self._request.params.n
+        self._written = [_Written() for _ in range(count)]
+        return [self._chunk(number, first, None) for number in range(count) for first in self._first(number)]
+
+    def _grow(self, number: int, piece: Piece, reason: FinishReason | None) -> list[Body]:
+        written = self._written[number]
+        written.text += len(piece.text)
+        written.thinking += len(piece.thinking)
+        written.tokens += len(piece.logprobs)
+        written.ended = reason is not None
+        return [self._chunk(number, *said) for said in self._said(number, piece, reason)]
+
+    def _end(self, completion: Completion, prompt: int) -> list[Body]:
+        """What the chunks so far have not said of the answers: all of it, where the best were chosen in the end."""
+        chunks, self._answers[prompt] = [], (completion, *completion.others)
+        for answer in self._answers[prompt]:
+            number = self._number(prompt, answer.index)
+            written = self._written[number]
+            if not written.ended:
+                text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
+                rest = Piece(text, thinking, (answer.logprobs or ())[written.tokens :])
+                chunks += self._grow(number, rest, answer.finish_reason)
+        if self._request.include_usage and len(self._answers) == len(self._request.prompts):
+            usage = self._usage([self._answers[each] for each in range(len(self._answers))])
+            chunks.append({**reply_body(self.KIND, self._info, []), "usage": usage})
+        return chunks
+
+    def _number(self, prompt: int, index: int) -> int:
+        return prompt * self._request.params.n + index
+
+    def _chunk(self, number: int, said: Body, reason: FinishReason | None) -> Body:
+        choice = {"index": number, **said, "finish_reason": None if reason is None else reason.value}
+        usage = {"usage": None} if self._request.include_usage else {}
+        return {**reply_body(self.KIND, self._info, [choice]), **usage}
+
+    @abstractmethod
+    def _first(self, number: int) -> Iterator[Body]:
+        """What a choice says before its answer."""
+
+    @abstractmethod
+    def _said(
+        self, number: int, piece: Piece, reason: FinishReason | None
+    ) -> Iterator[tuple[Body, FinishReason | None]]:
+        """What a choice says of a piece, in one chunk each. `reason` ends the choice, and goes with the last chunk."""
+
+    @abstractmethod
+    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        """The usage of the whole reply."""

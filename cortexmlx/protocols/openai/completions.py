@@ -1,8 +1,9 @@
-"""`/v1/completions`: the reader, and the body of a reply."""
+"""`/v1/completions`: the reader, the body of a reply, and the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
@@ -12,7 +13,7 @@ from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Asked, Request, is_tokens, read_prompt
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.request import Completion, FinishReason, SamplingParams
 
 URL = "/v1/completions"
 FIELDS = Fields(
@@ -50,6 +51,35 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
     each = [(prompt, answer) for prompt, own in zip(request.prompts, answers, strict=True) for answer in own]
     written = [{"index": index, **_choice(request, *one, info)} for index, one in enumerate(each)]
     return {**choices.reply_body(KIND, info, written), "usage": choices.usage_body(answers, info)}
+
+
+class Chunks(choices.Chunks):
+    """The chunks of a streamed reply."""
+
+    KIND = KIND
+
+    def __init__(self, request: Request, info: ReplyInfo) -> None:
+        super().__init__(request, info)
+        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(lambda: CompletionLogprobs(info.token_bytes))
+
+    def _first(self, number: int) -> Iterator[Body]:
+        if self._request.echo:
+            text = _echo(self._request.prompts[number // self._request.params.n], self._info)
+            self._logprobs[number].add_text(text)
+            yield {"text": text, "logprobs": None}
+
+    def _said(
+        self, number: int, piece: choices.Piece, reason: FinishReason | None
+    ) -> Iterator[tuple[Body, FinishReason | None]]:
+        logprobs = self._logprobs[number]
+        logprobs.add_tokens((token.token_id for token in piece.logprobs), piece.logprobs)
+        logprobs.add_text(piece.text)
+        told = logprobs.take(whole=reason is not None)
+        if piece.text or told["tokens"] or reason is not None:
+            yield {"text": piece.text, "logprobs": told if told["tokens"] else None}, reason
+
+    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        return choices.usage_body(answers, self._info)
 
 
 def _prompts(prompt: Any) -> tuple[Asked, ...]:

@@ -1,16 +1,170 @@
-"""What the replies of chat completions and completions share."""
+"""The chunks of a stream, put together, are the body of the whole reply: for every answer that an engine can give."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types import Completion as TheirCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from cortexmlx.errors import EngineClosed
+from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 
 TOKENS = (b"a", b" b", b"\xe2\x80", b"\x94", "é".encode(), b" ", b"stop")
 INFO = ReplyInfo("7", "m", 1_767_225_600, TOKENS.__getitem__)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A request, and the events of the answers to each of its prompts in the order in which they came."""
+
+    request: Request
+    events: list[tuple[int, TokenEvent]]
+    answers: list[tuple[Completion, ...]]
+
+
+def pieces_of(draw: Any, text: str, count: int) -> list[str]:
+    """`count` pieces of a text, many of them empty, as where half a character or of a stop string is held back."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), min_size=count - 1, max_size=count - 1)))
+    return [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def answer_of(draw: Any, request: Request, index: int, usage: Usage, chat: bool) -> tuple[list[TokenEvent], Completion]:
+    tokens = draw(st.lists(st.integers(0, len(TOKENS) - 1), min_size=1, max_size=8))
+    text = b"".join(TOKENS[token] for token in tokens).decode("utf-8", "replace")
+    text = text[: draw(st.integers(0, len(text)))]
+    text = text.removeprefix(" ") if draw(st.booleans()) else text
+    thinking = draw(st.text(max_size=6)) if chat else ""
+    told = [TokenLogprob(t, -0.5 * t, ((t, -0.5 * t), (1, -9.5))) for t in tokens]
+    events, whole = [], pieces_of(draw, thinking + text, len(tokens) + 1)
+    for number, (piece, place) in enumerate(zip(whole, range(len(tokens) + 1), strict=True)):
+        before = sum(map(len, whole[:place]))
+        thought = piece[: max(0, len(thinking) - before)]
+        logprob = told[number] if request.params.logprobs is not None and number < len(tokens) else None
+        token = tokens[number] if number < len(tokens) else None
+        events.append(TokenEvent(piece[len(thought) :], token, logprob, index=index, thinking=thought))
+        if draw(st.integers(0, 5)) == 0:
+            events.insert(-1, TokenEvent("", index=index, progress=Progress("prefilling", 1, 2)))
+    reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+    events[-1] = replace(events[-1], finish_reason=reason)
+    logprobs = tuple(told) if request.params.logprobs is not None else None
+    timings, own = Timings(0, 0, 0, 0, 0), replace(usage, completion_tokens=len(tokens))
+    return events, Completion(text, tuple(tokens), reason, own, timings, logprobs, index, thinking=thinking)
+
+
+def merged(draw: Any, lists: list[list[Any]]) -> list[Any]:
+    """The items of some lists in any order that keeps each list's own."""
+    order = draw(st.permutations([number for number, each in enumerate(lists) for _ in each]))
+    left = [iter(each) for each in lists]
+    return [next(left[number]) for number in order]
+
+
+@st.composite
+def replies(draw: Any, chat: bool) -> Reply:
+    n, chosen = draw(st.integers(1, 3)), draw(st.booleans())
+    prompts = ([{"role": "user", "content": "hi"}],) if chat else draw(st.sampled_from([("x",), ("x", [0, 1])]))
+    params = SamplingParams(n=n, best_of=n + 1 if chosen else None, logprobs=draw(st.sampled_from([None, 2])))
+    echo = not chat and draw(st.booleans())
+    include_usage = draw(st.booleans())
+    request = Request(prompts, params, raw=not chat, echo=echo, stream=True, include_usage=include_usage)
+    streams, answers = [], []
+    for prompt in range(len(prompts)):
+        usage = Usage(draw(st.integers(1, 9)), 0, draw(st.integers(0, 3)), thinking_tokens=draw(st.integers(0, 2)))
+        each = [answer_of(draw, request, index, usage, chat) for index in range(n)]
+        kept = [completion for _, completion in each]
+        events = merged(draw, [own for own, _ in each])
+        last = max(place for place, event in enumerate(events) if event.finish_reason)
+        whole = replace(kept[0], others=tuple(kept[1:]))
+        if chosen:  # the engine says nothing before it knows which answers are the best
+            events = [TokenEvent("", finish_reason=kept[0].finish_reason, completion=whole)]
+        else:
+            events = [*events[:last], replace(events[last], completion=whole)]
+        streams.append([(prompt, event) for event in events])
+        answers.append(tuple(kept))
+    return Reply(request, merged(draw, streams), answers)
+
+
+def holds(whole: Any, said: Any) -> bool:
+    """Whether a value has all that `said` has. The OpenAI package adds fields that are null, and makes objects."""
+    if isinstance(said, dict):
+        return all(holds(whole.get(name), value) for name, value in said.items())
+    if isinstance(said, list):
+        return len(whole) == len(said) and all(map(holds, whole, said))
+    return bool(whole == said)
+
+
+@given(replies(chat=True))
+def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_reply(reply: Reply) -> None:
+    writer = chat_completions.Chunks(reply.request, INFO)
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
+    whole = chat_completions.write(reply.request, reply.answers, INFO)
+    ChatCompletion.model_validate(whole, strict=True)
+    if not reply.request.include_usage:
+        del whole["usage"]
+        assert all("usage" not in chunk for chunk in chunks)
+    assert holds(state.current_completion_snapshot.model_dump(), whole)
+
+
+@given(replies(chat=True))
+def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage_is_last(reply: Reply) -> None:
+    writer = chat_completions.Chunks(reply.request, INFO)
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    if reply.request.include_usage:
+        *chunks, last = chunks
+        assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
+        assert all(chunk["usage"] is None for chunk in chunks)
+    for number in range(reply.request.params.n):
+        own = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == number]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["finish_reason"] is None for choice in own] == [True] * (len(own) - 1) + [False]
+        assert own[-1]["delta"] == {} and all("role" not in choice["delta"] for choice in own[1:])
+        assert all(any(choice["delta"].values()) or choice["logprobs"] for choice in own[1:-1]), "none says nothing"
+
+
+@given(replies(chat=False))
+def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply) -> None:
+    writer = completions.Chunks(reply.request, INFO)
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    whole = completions.write(reply.request, reply.answers, INFO)
+    TheirCompletion.model_validate(whole, strict=True)
+    together: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        # Their type is that of a whole reply: it has no null for a choice that goes on.
+        ended = [{**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
+        TheirCompletion.model_validate({**chunk, "choices": ended}, strict=True)
+        assert {**chunk, "choices": [], "usage": None} == {**whole, "choices": [], "usage": None}
+        for choice in chunk["choices"]:
+            nothing = {**choice, "text": "", "logprobs": None, "finish_reason": None}
+            so_far = together.setdefault(choice["index"], nothing)
+            assert so_far["finish_reason"] is None
+            so_far["text"] += choice["text"]
+            so_far["finish_reason"] = choice["finish_reason"]
+            if choice["logprobs"] is not None:
+                before = so_far["logprobs"] or {name: [] for name in choice["logprobs"]}
+                so_far["logprobs"] = {name: [*before[name], *more] for name, more in choice["logprobs"].items()}
+    assert [together[number] for number in sorted(together)] == whole["choices"]
+    assert (chunks[-1].get("usage") == whole["usage"]) is reply.request.include_usage
+
+
+def test_progress_is_no_chunk_and_an_error_takes_the_place_of_one() -> None:
+    writer = chat_completions.Chunks(Request(("hi",), SamplingParams()), INFO)
+    assert writer.of(TokenEvent("", progress=Progress("prefilling", 1, 2))) == []
+    [error] = writer.of(TokenEvent.failed(EngineClosed("the engine was closed")))
+    assert error == {
+        "error": {"message": "the engine was closed", "type": "server_error", "param": None, "code": None},
+    }
 
 
 def test_the_usage_says_what_was_cached_unless_the_reply_is_to_be_repeatable() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.openai.completions import read
-from cortexmlx.request import SamplingParams
+from cortexmlx.protocols.openai.completions import Chunks, read
+from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.request import SamplingParams, TokenEvent
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,12 @@ def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str)
     with pytest.raises(InvalidRequest) as refused:
         read(body, SamplingParams())
     assert refused.value.field == path
+
+
+def test_the_prompt_is_the_first_chunk_of_an_echo() -> None:
+    request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, SamplingParams())
+    writer = Chunks(request, ReplyInfo("7", "m", 0, [b"y", b"z"].__getitem__))
+    chunks = writer.of(TokenEvent("a", 0, index=1), prompt=1)
+    said = [(choice["index"], choice["text"]) for chunk in chunks for choice in chunk["choices"]]
+    assert said == [(0, "x"), (1, "x"), (2, "yz"), (3, "yz"), (3, "a")]
+    assert writer.of(TokenEvent("", 0, index=1), prompt=1) == []
