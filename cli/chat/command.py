@@ -22,8 +22,7 @@ from cortexmlx.cli.terminal.signals.interrupts import Interrupts, counted_interr
 from cortexmlx.cli.terminal.text import clean, gather_prompt
 from cortexmlx.request import FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.sessions.exchange import messages_in
-from cortexmlx.sessions.saved import Saved, text_of
+from cortexmlx.sessions.saved import Saved, messages_in, text_of
 from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
 from cortexmlx.serving.app.interruptible import read_within
 from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener
-from cortexmlx.sessions.exchange import as_markdown, messages_in
+from cortexmlx.sessions.markdown import as_markdown
 from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
-from cortexmlx.sessions.saved import Saved, SavedModel, listed, text_of
+from cortexmlx.sessions.saved import Saved, SavedModel, listed, messages_in, text_of
 from cortexmlx.sessions.settings import moved, of_file
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (

@@ -14,6 +14,8 @@ from typing import Any
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.host.files import in_place_of
 from cortexmlx.messages import TemplateVars, checked_vars
+from cortexmlx.protocols.openai.messages import messages_in as openai_messages
+from cortexmlx.protocols.openai.messages import parsed
 from cortexmlx.request import Message, SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.sessions.transcript import Transcript
@@ -113,6 +115,23 @@ class Saved:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
             raise _foreign(path, str(error)) from error
         return cls(model, system, tuple(messages), params, transcript, variables, unread)
+
+
+def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:
+    """The system prompt and the messages in a file that others wrote, with messages of the OpenAI API: see
+    `protocols.openai.messages.messages_in`. None if it is nothing of that kind. Raises ConversationFileError.
+    """
+    content = parsed(text)
+    if isinstance(content, Mapping) and content.get("format") == FORMAT:
+        return None
+    try:
+        messages = openai_messages(content)
+    except InvalidRequest as error:
+        raise ConversationFileError(f"{path}: {error}") from error
+    if messages is None:
+        return None
+    first, *others = messages
+    return (str(first["content"]), tuple(others)) if first["role"] == "system" else (None, tuple(messages))
 
 
 def text_of(path: Path) -> str:

@@ -17,7 +17,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
 from cortexmlx.request import Message
-from cortexmlx.sessions.exchange import section
+from cortexmlx.sessions.markdown import section
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 

@@ -36,6 +36,34 @@ def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
     return read
 
 
+def messages_in(content: object) -> list[Message] | None:
+    """The messages in the content of a file: a list of them, one alone, an object with `messages`, such as the body of
+    a request, or a list of one such object. None if it is nothing of that kind. Raises InvalidRequest.
+    """
+    if isinstance(content, Mapping):
+        content = content.get("messages", [content] if "role" in content else None)
+    if not isinstance(content, list) or not content:
+        return None
+    if all(isinstance(each, Mapping) and "messages" in each for each in content):
+        if len(content) > 1:
+            raise InvalidRequest(f"it has {len(content):,} conversations: keep one of them in a file")
+        content = content[0]["messages"]
+    return read_messages(content) if isinstance(content, list) and content else None
+
+
+def parsed(text: str) -> Any:
+    """The JSON value of a text, or a list of the values in its lines; None if it is neither."""
+    text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may have U+2028
+    except (ValueError, RecursionError):
+        return None
+
+
 def _message(message: object) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")

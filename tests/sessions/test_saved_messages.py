@@ -1,4 +1,4 @@
-"""Messages that others have written are read, or refused by name; and all that was said can be read as Markdown."""
+"""Messages that others have written are read from a file, or refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.errors import ConversationFileError
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.sessions.exchange import messages_in
+from cortexmlx.sessions.saved import messages_in
 from support.cli_fakes import FakeEngine
 
 SAID: list[dict[str, Any]] = [
@@ -96,13 +96,3 @@ def test_a_saved_conversation_is_no_list_of_messages(tmp_path: Path) -> None:
     talk.ask("one")
     talk.save(tmp_path / "talk.json")
     assert messages_in(tmp_path, (tmp_path / "talk.json").read_text()) is None
-
-
-def test_all_that_was_said_can_be_read_as_markdown() -> None:
-    engine: Any = FakeEngine(EngineConfig("fake"))
-    talk = engine.conversation(system="Be brief.")
-    talk.ask("a\n\n```\nb\n```")
-    assert talk.markdown() == (
-        "# A conversation with fake\n\n## System\n\nBe brief.\n\n## User\n\na\n\n```\nb\n```\n\n"
-        "## Assistant\n\nYou said: a\n\n```\nb\n```\n"
-    )

@@ -1,0 +1,20 @@
+"""A conversation as Markdown, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cortexmlx.messages import plain_message
+from cortexmlx.request import Message
+
+
+def as_markdown(model: str, messages: Sequence[Message]) -> str:
+    """A heading for each message, and its text as it is."""
+    parts = [f"# A conversation with {model}", *map(section, messages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(message: Message) -> str:
+    """One message: a heading, and its text."""
+    text = str(plain_message(message).get("content") or "").strip()
+    return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text) if part)
