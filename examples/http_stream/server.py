@@ -1,7 +1,6 @@
-"""Answers as server-sent events, with the standard library alone: `python server.py smollm2 --port 8000`.
+"""The OpenAI API's completions, with the standard library alone: `python server.py smollm2 --port 8000`.
 
-POST {"messages": [...]} or {"prompt": "..."}, with "max_tokens", "temperature" and "stop" if you like. Each event is
-`data: {"text": ...}`; the last has "finish_reason" and "usage", or "error". A client that goes away has its request
+POST /v1/chat/completions or /v1/completions, with `"stream": true` if you like. A client that goes away has its request
 cancelled: found out when it is written to, and while a long prompt is computed, by a comment every second.
 
 A sketch: no authentication, no encryption, one thread per client. It listens on this machine only.
@@ -12,16 +11,25 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import time
+import uuid
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cortexmlx import CortexError, Engine, SamplingParams, TokenEvent
+from cortexmlx import ChatPrompt, CortexError, Engine, InvalidRequest, RequestHandle, SamplingParams, TokenEvent
+from cortexmlx.protocols.openai import chat_completions, completions
+from cortexmlx.protocols.openai.errors import error_body, is_refusal
+from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.protocols.request import Request
 
 MOST_BYTES = 1 << 20
 """Of a request's body."""
 
-SETTINGS = {"max_tokens", "temperature", "stop"}
+PROTOCOLS = {chat_completions.URL: chat_completions, completions.URL: completions}
+
+Events = queue.SimpleQueue[tuple[int, TokenEvent]]
+"""Events, each with the number of its prompt."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,67 +39,80 @@ class Handler(BaseHTTPRequestHandler):
     quiet_seconds = 1.0
 
     def do_POST(self) -> None:
-        """Ask, and hand on what comes."""
-        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        """Ask, and reply."""
+        handles: list[RequestHandle] = []
+        events: Events = queue.SimpleQueue()
         try:
-            prompt, params = self.asked()
-            handle = self.engine.submit(prompt, params, listener=events.put)
-        except (CortexError, ValueError, TypeError) as error:
-            self.refuse(400, str(error))
-            return
-        try:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.follow(events)
+            protocol = PROTOCOLS.get(self.path)
+            if protocol is None:
+                raise InvalidRequest(f"{self.path} is not served, only {' and '.join(PROTOCOLS)}")
+            request: Request = protocol.read(self.body(), SamplingParams())
+            self.submit(request, handles, events)
+            info = ReplyInfo(uuid.uuid4().hex, self.engine.info.name, int(time.time()), self.engine.token_bytes)
+            if request.stream:
+                self.stream(events, protocol.Chunks(request, info), len(handles))
+            else:
+                whole = [handle.result() for handle in handles]
+                self.reply(200, protocol.write(request, [(answer, *answer.others) for answer in whole], info))
+        except CortexError as error:
+            self.reply(400 if is_refusal(error) else 500, error_body(error))
         except OSError:  # the client is gone
             pass
         finally:
-            handle.cancel()
+            for handle in handles:
+                handle.cancel()
 
-    def asked(self) -> tuple[Any, SamplingParams]:
-        """The prompt and how to answer it. Raises ValueError for what is none."""
-        length = int(self.headers.get("Content-Length") or 0)
-        if not 0 < length <= MOST_BYTES:
-            raise ValueError(f"the body has {length} bytes, but must have 1 to {MOST_BYTES}")
-        body = json.loads(self.rfile.read(length))
-        if not isinstance(body, dict) or ("messages" in body) == ("prompt" in body):
-            raise ValueError('the body must be an object with either "messages" or "prompt"')
-        unknown = body.keys() - SETTINGS - {"messages", "prompt"}
-        if unknown:
-            raise ValueError(f"not known here: {', '.join(sorted(unknown))}")
-        return body.get("messages", body.get("prompt")), SamplingParams(**{k: body[k] for k in SETTINGS & body.keys()})
+    def body(self) -> dict[str, Any]:
+        """The JSON object that was sent. Raises InvalidRequest."""
+        length = self.headers.get("Content-Length") or "0"
+        if not length.isdecimal() or not 0 < int(length) <= MOST_BYTES:
+            raise InvalidRequest(f"the body has {length:.20} bytes, but must have 1 to {MOST_BYTES}")
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise InvalidRequest("the body must be a JSON object")
+        return body
 
-    def follow(self, events: queue.SimpleQueue[TokenEvent]) -> None:
-        """Write events until the last."""
-        while True:
+    def submit(self, request: Request, handles: list[RequestHandle], events: Events) -> None:
+        """Ask the engine each prompt."""
+        for number, asked in enumerate(request.prompts):
+
+            def listener(event: TokenEvent, number: int = number) -> None:
+                events.put((number, event))
+
+            prompt: Any = asked if request.raw else ChatPrompt(asked, request.template_vars)  # type: ignore[arg-type]
+            handles.append(self.engine.submit(prompt, request.params, listener=listener))
+
+    def stream(self, events: Events, chunks: Any, prompts: int) -> None:
+        """Write events until the last one of each prompt, or the first error."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        while prompts:
             try:
-                event = events.get(timeout=self.quiet_seconds)
+                number, event = events.get(timeout=self.quiet_seconds)
             except queue.Empty:
                 self.wfile.write(b":\n\n")
                 continue
-            if event.text:
-                self.write(text=event.text)
+            for chunk in chunks.of(event, number):
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
             if event.error is not None:
-                return self.write(error=str(event.error))
-            if event.completion is not None:
-                usage = event.completion.usage
-                counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-                return self.write(finish_reason=event.completion.finish_reason.value, usage=counts)
+                return
+            prompts -= event.completion is not None
+        self.wfile.write(b"data: [DONE]\n\n")
 
-    def write(self, **what: Any) -> None:
-        """One event."""
-        self.wfile.write(f"data: {json.dumps(what)}\n\n".encode())
-
-    def refuse(self, status: int, why: str) -> None:
-        """An error instead of events."""
-        body = json.dumps({"error": why}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def reply(self, status: int, content: dict[str, Any]) -> None:
+        """A whole body."""
+        body = json.dumps(content).encode()
+        with suppress(OSError):  # the client is gone
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: prompts are nobody's business."""
@@ -110,7 +131,7 @@ def main() -> None:
     options.add_argument("--port", type=int, default=8000)
     given = options.parse_args()
     with Engine(given.model) as engine, serve(engine, given.port) as server:
-        print(f"http://127.0.0.1:{server.server_port}")
+        print(f"http://127.0.0.1:{server.server_port}/v1")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
