@@ -52,6 +52,16 @@ class MemoryInUse:
 
 
 @dataclass(frozen=True)
+class TokenMask:
+    """The tokens that some rows of a step may choose. Rows that are not named may choose any."""
+
+    rows: IntArray
+    """`[k]`, ascending places in the plan's `logit_rows`."""
+    allowed: npt.NDArray[np.uint32]
+    """`[k, ceil(vocabulary / 32)]`: bit `b` of word `w` is set if token `32 w + b` may be chosen."""
+
+
+@dataclass(frozen=True)
 class TokenScores:
     """`n` tokens on the host: their natural-log probabilities, `[n] float32`, and at each place the likeliest tokens,
     best first, `top_ids [n, k] int32` and `top_logprobs [n, k] float32`.
@@ -132,7 +142,13 @@ class Runner(Protocol):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan) -> Refused | None:
-        """Start a step behind those in flight."""
+        """Start a step behind those in flight: `forward` and `choose` at once."""
+
+    def forward(self, plan: StepPlan) -> Refused | None:
+        """Start the forward pass of a step. `choose` is the next call, and may come later: masks are made meanwhile."""
+
+    def choose(self, mask: TokenMask | None = None) -> Refused | None:
+        """Start to choose the tokens of the step whose forward pass was started last."""
 
     def collect(self) -> StepResult | Refused:
         """Wait for the step in flight that was started first."""

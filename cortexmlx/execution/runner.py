@@ -19,7 +19,7 @@ from cortexmlx.attention.state.probe import is_state
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenScores, refusable
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
@@ -90,6 +90,9 @@ class ModelRunner:
         self._derived: tuple[Derived, ...] = ()
         self._writes: list[LazyWrite] = []
         self._sampler: BatchSampler | None = None
+        self._started = 0.0
+        self._logits: mx.array | None = None
+        self._scores_later: Callable[[], TokenScores] | None = None
         self._in_flight: deque[Pending] = deque()
         self._newest: Sampled | None = None
 
@@ -110,14 +113,23 @@ class ModelRunner:
         been collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started, fed = time.perf_counter(), self._feed.waited
-        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
-            mx.synchronize()
-        prepare(plan, self.memory)
-        if plan.kind is StepKind.FLUSH:
-            self.states.carry_out(plan.states)
-            self._in_flight.append(Pending(None, started))
-            return
-        pending, results = self.build(plan, started)
+        self._start(self._pass(plan) + self._choose(None), started, fed)
+
+    @refusable
+    def forward(self, plan: StepPlan) -> None:
+        """Build and start the forward pass of a step: see `dispatch`."""
+        started, fed = time.perf_counter(), self._feed.waited
+        results = self._pass(plan)
+        self._start(results if self._logits is None else [*results, self._logits], started, fed)
+
+    @refusable
+    def choose(self, mask: TokenMask | None = None) -> None:
+        """Build and start the choice of the step's tokens."""
+        started, fed = time.perf_counter(), self._feed.waited
+        self._start(self._choose(mask), started, fed)
+
+    def _start(self, results: list[mx.array], started: float, fed: float) -> None:
+        """Have results computed whose graph was `started` when the feed had waited for `fed` seconds."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -125,10 +137,21 @@ class ModelRunner:
         self.build_seconds += built - started - fed
         # Handing over blocks while too much is queued: that is waiting for the device, too.
         self.wait_seconds += time.perf_counter() - built + fed
-        self._in_flight.append(pending)
 
-    def build(self, plan: StepPlan, started: float = 0.0) -> tuple[Pending, list[mx.array]]:
-        """A step as a graph, which is not computed but for what was fed, and all that is to be evaluated of it."""
+    def _pass(self, plan: StepPlan) -> list[mx.array]:
+        """The memory that a step needs, and its forward pass as a graph. Returns what is to be computed of it."""
+        self._started = time.perf_counter()
+        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
+            mx.synchronize()
+        prepare(plan, self.memory)
+        if plan.kind is not StepKind.FLUSH:
+            return self.build_pass(plan)
+        self.states.carry_out(plan.states)
+        self._plan, self._logits, self._scores_later = plan, None, None
+        return []
+
+    def build_pass(self, plan: StepPlan) -> list[mx.array]:
+        """A forward pass as a graph, which is not computed but for what was fed, and what is to be computed of it."""
         self._plan = plan
         if plan.groups is not None:
             self._check(plan.groups)
@@ -142,21 +165,34 @@ class ModelRunner:
         self._angles.begin(positions)
         self.states.begin(plan)
         logits, kept = self._forward(plan)
+        self._logits = logits if len(plan.logit_rows) else None
+        self._scores_later = None
+        if kept is not None and plan.scoring is not None:
+            self._scores_later = partial(self._scores, kept, plan.scoring)
         results = self.states.end()
-        scores = partial(self._scores, kept, plan.scoring) if kept is not None and plan.scoring is not None else None
-        if plan.logit_segments:
-            if plan.sampling is not None:
-                self._sampler = BatchSampler(plan.sampling, self._vocab_size)
-            assert self._sampler is not None
-            live = [segment.live for segment in plan.logit_segments]
-            pending = Pending(self._sampler(logits, plan.token_index, live), started, scores)
-        else:
-            pending = Pending(None, started, scores)
-        self._newest = pending.sampled
-        results += [] if pending.sampled is None else pending.sampled.arrays()
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
-        return pending, results
+        return results
+
+    def _choose(self, mask: TokenMask | None) -> list[mx.array]:
+        """The choice of tokens as a graph. Returns what is to be computed of it. The step is in flight from now on."""
+        sampled = self.build_choice(mask)
+        self._in_flight.append(Pending(sampled, self._started, self._scores_later))
+        return [] if sampled is None else sampled.arrays()
+
+    def build_choice(self, mask: TokenMask | None = None) -> Sampled | None:
+        """The choice of tokens as a graph; None if the step has no logits."""
+        plan, logits = self._plan, self._logits
+        assert plan is not None
+        self._newest = self._logits = None
+        if logits is None:
+            return None
+        if plan.sampling is not None:
+            self._sampler = BatchSampler(plan.sampling, self._vocab_size)
+        assert self._sampler is not None
+        live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
+        self._newest = self._sampler(logits, plan.token_index, live, mask)
+        return self._newest
 
     @refusable
     def collect(self) -> StepResult:
@@ -171,7 +207,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
         self.memory.tail.clear()
-        self._newest = self._sampler = self._plan = None
+        self._newest = self._sampler = self._plan = self._logits = self._scores_later = None
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.errors import CortexError
+from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
@@ -30,6 +31,7 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty
 from cortexmlx.execution.processors import LogitsProcessors
+from cortexmlx.execution.token_mask import masked
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
 
@@ -65,8 +67,8 @@ class BatchSampler:
     """Chooses the next token of every row, for any number of steps with the same rows in the same order.
 
     The order is that of mlx-lm: logit bias, repetition penalty, presence and frequency penalties, the row's own
-    processors; then top-p, min-p and top-k on the probabilities at temperature 1; then the draw at the row's
-    temperature.
+    processors, the mask of allowed tokens; then top-p, min-p and top-k on the probabilities at temperature 1; then the
+    draw at the row's temperature.
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
@@ -83,8 +85,14 @@ class BatchSampler:
         self._original_order = mx.array(np.argsort(order).astype(np.int32))
         self._logprobs = _Logprobs(params) if any(p.logprobs is not None for p in params) else None
 
-    def __call__(self, logits: mx.array, token_index: TokenIndex, live: Sequence[bool] | None = None) -> Sampled:
-        """Choose one token per row.
+    def __call__(
+        self,
+        logits: mx.array,
+        token_index: TokenIndex,
+        live: Sequence[bool] | None = None,
+        mask: TokenMask | None = None,
+    ) -> Sampled:
+        """Choose one token per row, of those that `mask` allows.
 
         `logits [R, V]` of any float dtype, lazy or not; `token_index [R]`: how many tokens each row has generated
         before this one. The penalties of the next call count the returned tokens too. Nobody wants the tokens of rows
@@ -94,6 +102,8 @@ class BatchSampler:
         failures: Mapping[int, CortexError] = {}
         if self._processors is not None:
             adjusted, failures = self._processors.apply(adjusted, live)
+        if mask is not None:
+            adjusted = masked(adjusted, mask)
         tokens = self._choose(adjusted, token_index)
         for history in self._histories:
             history.change.append(history.of(tokens))

@@ -146,7 +146,9 @@ class _Outlined(ModelRunner):
             self.memory.tail = {
                 layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes
             }
-            return self.build(plan)[1]
+            results = self.build_pass(plan)
+            sampled = self.build_choice()
+            return results + ([] if sampled is None else sampled.arrays())
 
         fed: list[tuple[mx.array, ...]] = []
         self._feed.hand_over = fed.append

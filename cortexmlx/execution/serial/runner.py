@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenScores, refusable
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
 from cortexmlx.execution.runner import Pending, read
 from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.execution.scores import rows_at_once, scores_of
@@ -20,8 +22,25 @@ from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _GROWN = 256
 """Tokens after which mlx-lm's buffers have been replaced by longer ones, whose memory MLX would keep."""
+
+
+def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Concatenate[SerialRunner, P], T]:
+    """If a step fails, the caches keep nothing."""
+
+    @wraps(work)
+    def done(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(self, *args, **kwargs)
+        except Exception:
+            self.arena.rewind(0)
+            raise
+
+    return done
 
 
 class SerialRunner:
@@ -38,6 +57,10 @@ class SerialRunner:
         self.wait_seconds = 0.0
         self._vocab_size = vocab_size
         self._sampler: BatchSampler | None = None
+        self._started = 0.0
+        self._plan: StepPlan | None = None
+        self._logits: mx.array | None = None
+        self._scores: TokenScores | None = None
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self._newest: Sampled | None = None
 
@@ -101,54 +124,73 @@ class SerialRunner:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     @refusable
+    @_or_forget
     def dispatch(self, plan: StepPlan) -> None:
         """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
         step begins. Whatever it raises, what the caches keep is forgotten.
         """
         started = time.perf_counter()
+        self._start(self._pass(plan) + self._choose(None), started)
+
+    @refusable
+    @_or_forget
+    def forward(self, plan: StepPlan) -> None:
+        """Build and start the forward pass of a step."""
+        started = time.perf_counter()
+        results = self._pass(plan)
+        self._start(results if self._logits is None else [*results, self._logits], started)
+
+    @refusable
+    @_or_forget
+    def choose(self, mask: TokenMask | None = None) -> None:
+        """Build and start the choice of the step's token."""
+        started = time.perf_counter()
+        self._start(self._choose(mask), started)
+
+    def _start(self, results: list[mx.array], started: float) -> None:
+        """Have results computed whose graph was `started`."""
+        built = time.perf_counter()
+        mx.async_eval(results)  # type: ignore[no-untyped-call]
+        self.build_seconds += built - started
+        self.wait_seconds += time.perf_counter() - built
+
+    def _pass(self, plan: StepPlan) -> list[mx.array]:
+        """The forward pass of a step as a graph. Returns what is to be computed of it."""
+        self._started, self._plan, self._logits, self._scores = time.perf_counter(), plan, None, None
         if plan.blocks != self.arena.blocks:
             self.arena.resize(plan.blocks)
         if plan.kind is StepKind.FLUSH:
-            self._in_flight.append((plan, Pending(None, started)))
-            return
-        try:
-            pending = self._start(plan, started)
-        except Exception:
-            self.arena.rewind(0)
-            raise
-        self._newest = pending.sampled
-        self._in_flight.append((plan, pending))
-
-    def _start(self, plan: StepPlan, started: float) -> Pending:
+            return []
         (segment,) = plan.segments
-        logits, scores = self._forward(plan, segment)
+        self._logits, self._scores = self._forward(plan, segment)
+        return self.arena.arrays() if plan.kind is StepKind.MIXED else []
+
+    def _choose(self, mask: TokenMask | None) -> list[mx.array]:
+        """The choice of the step's token as a graph. The step is in flight from now on."""
+        plan, logits, scores = self._plan, self._logits, self._scores
+        assert plan is not None
+        sampled = None
         if plan.sampling:
             self._sampler = BatchSampler(plan.sampling, self._vocab_size)
-        sampled = None
         if logits is not None:
             assert self._sampler is not None
-            sampled = self._sampler(logits, plan.token_index, [segment.live])
-        built = time.perf_counter()
-        results = sampled.arrays() if sampled is not None else []
-        mx.async_eval(results + (self.arena.arrays() if plan.kind is StepKind.MIXED else []))  # type: ignore[no-untyped-call]
-        self.build_seconds += built - started
-        self.wait_seconds += time.perf_counter() - built
-        return Pending(sampled, started, None if scores is None else lambda: scores)
+            sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
+        self._newest, self._logits = sampled, None
+        pending = Pending(sampled, self._started, None if scores is None else lambda: scores)
+        self._in_flight.append((plan, pending))
+        return [] if sampled is None else sampled.arrays()
 
     @refusable
+    @_or_forget
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and bring its results to the host. If it failed, what the caches keep is
         forgotten.
         """
         started = time.perf_counter()
         plan, pending = self._in_flight.popleft()
-        try:
-            if plan.kind is StepKind.MIXED:
-                mx.eval(self.arena.arrays())
-            result = read(pending)
-        except Exception:
-            self.arena.rewind(0)
-            raise
+        if plan.kind is StepKind.MIXED:
+            mx.eval(self.arena.arrays())
+        result = read(pending)
         if any((s.first + s.count) % _GROWN == 0 or s.count > 1 for s in plan.segments):
             mx.clear_cache()
         self.wait_seconds += time.perf_counter() - started
@@ -156,7 +198,7 @@ class SerialRunner:
 
     def reset(self) -> None:
         """Forget the last step. What the caches keep stays, for the next prompt may begin with it."""
-        self._newest = self._sampler = None
+        self._newest = self._sampler = self._plan = self._logits = self._scores = None
 
     def forget(self) -> None:
         """After a step that failed: what the caches keep goes, too."""
