@@ -239,6 +239,18 @@ class KVCache(SequenceTables):
         self._reserve(sequence, sequence.length + tokens)
         sequence.length += tokens
 
+    def truncate(self, seq: int, tokens: int) -> None:
+        """Cut a sequence back to its first `tokens` tokens. None of the others may be cached, or have left a state.
+        Their blocks stay the sequence's.
+        """
+        sequence = self._sequences[seq]
+        if not sequence.registered * self.block_size <= tokens <= sequence.length:
+            raise ValueError(
+                f"sequence {seq} has {sequence.length} tokens, of which {sequence.registered * self.block_size} are "
+                f"cached, and cannot be cut back to {tokens}"
+            )
+        sequence.length = tokens
+
     def room(self, seq: int) -> int:
         """Tokens that the sequence can have in all before another must give up blocks."""
         sequence = self._sequences[seq]

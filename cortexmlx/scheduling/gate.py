@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 from cortexmlx.scheduling.decode_window import DecodeWindow
@@ -25,6 +26,8 @@ class Drain(Enum):
     """A request begins."""
     MEMORY = "memory"
     """Requests wait, and blocks of ended rows are free only after a flush."""
+    VERIFY = "verify"
+    """It verifies drafted tokens. How far the row gets is known when it is done."""
     HISTORY = "history"
     """A row's sampling looks at tokens that are in flight."""
     UNPIPELINED = "unpipelined"
@@ -36,24 +39,50 @@ class Drain(Enum):
         return self not in (Drain.HISTORY, Drain.UNPIPELINED)
 
 
-def reason_to_drain(running: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> Drain | None:
-    """Why the next step needs that nothing is in flight; None: it may run ahead.
+class Gate:
+    """Decides of each step whether it may run ahead. `steps` counts those planned, by reason; None: they ran ahead."""
 
-    MLX writes the arena in place only when nothing else is in flight (see `KVArena`).
-    """
-    if running.prefilling:
-        return Drain.PROMPT
-    if running.dropping:
-        return Drain.DROP
-    if window.wants_flush:
-        return Drain.FLUSH
-    if admission.somebody_can_begin():
-        return Drain.ADMISSION
-    if window.awaiting_flush and len(admission):
-        return Drain.MEMORY
-    if not pipeline:
-        return Drain.UNPIPELINED
-    opens = window.column == 0
-    if opens and any(job.needs_history and job.num_planned_outputs > job.generated for job in running.jobs):
-        return Drain.HISTORY
-    return None
+    def __init__(self, running: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
+        self.steps: Counter[Drain | None] = Counter()
+        self._running = running
+        self._window = window
+        self._admission = admission
+        self._pipeline = pipeline
+        self._waiting_for: Drain | None = None
+
+    def reason(self, in_flight: int) -> Drain | None:
+        """Why the next step needs that nothing is in flight; None: it may run ahead. What ends the window stays the
+        reason until nothing is in flight.
+        """
+        reason = self._waiting_for
+        if reason is None or not reason.ends_window:
+            found = self._found()
+            reason = found if in_flight else found or reason
+        self._waiting_for = reason if in_flight else None
+        return reason
+
+    def forget(self) -> None:
+        """Nothing is in flight any more, and rows begin again."""
+        self._waiting_for = None
+
+    def _found(self) -> Drain | None:
+        """The reason at this moment. MLX writes the arena in place only when nothing else is in flight (`KVArena`)."""
+        running, window, admission = self._running, self._window, self._admission
+        if running.prefilling:
+            return Drain.PROMPT
+        if running.dropping:
+            return Drain.DROP
+        if window.wants_flush:
+            return Drain.FLUSH
+        if admission.somebody_can_begin():
+            return Drain.ADMISSION
+        if window.awaiting_flush and len(admission):
+            return Drain.MEMORY
+        if running.drafted:
+            return Drain.VERIFY
+        if not self._pipeline:
+            return Drain.UNPIPELINED
+        opens = window.column == 0
+        if opens and any(job.needs_history and job.num_planned_outputs > job.generated for job in running.jobs):
+            return Drain.HISTORY
+        return None

@@ -46,6 +46,7 @@ class Job:
     that it took most of were refused memory when it had `refused_at` computed tokens, and `refusals` times since when
     it had no more. `turn` is the number of its first beginning (0: it has none yet). Its client has `paid` tokens for
     it, of which `price` for its prompt.
+    `drafts` are guesses at its next tokens, and `verifying` those that a step in flight verifies.
     """
 
     id: JobId
@@ -77,6 +78,8 @@ class Job:
     turn: int = 0
     price: int = 0
     paid: int = 0
+    drafts: tuple[int, ...] = ()
+    verifying: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     tokens: list[int] = field(init=False)
     dropped: list[int] = field(init=False)
@@ -154,6 +157,7 @@ class Job:
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
         self.num_planned_outputs = self.generated
+        self.drafts = self.verifying = ()
         return self.drop()
 
     def drop(self) -> int:
@@ -193,11 +197,18 @@ class Job:
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
     def take(self, token: int) -> FinishReason | None:
-        """Its next token is known. Returns why it was the last, if it was."""
+        """Its next token is known. Returns why it was the last, if it was. Drafts that it belies are dropped."""
         self.tokens.append(token)
+        self.drafts = self.drafts[1:] if self.drafts[:1] == (token,) else ()
         if token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
+
+    def cut_back(self) -> None:
+        """Its drafts are verified: of what was computed, what is in front of its newest token is right."""
+        self.verifying = ()
+        self.num_computed_tokens = self.state_at = len(self.tokens) - 1
+        self.num_planned_outputs = self.generated
 
     def advance(self, count: int) -> None:
         """A step computes `count` more of its tokens."""

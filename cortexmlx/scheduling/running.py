@@ -212,6 +212,11 @@ class RunningSet:
         """Free the blocks that running jobs have beyond what was promised to them. Returns how many those were."""
         return sum(self.cache.give_back(job.id, job.reserved) for job in self.jobs)
 
+    @property
+    def drafted(self) -> bool:
+        """Some row has drafted tokens to verify, or a step in flight verifies them."""
+        return any(job.verifying or (job.drafts and job.can_decode) for job in self.jobs)
+
     def store(self, job: Job, tokens: int) -> None:
         """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
         job.num_stored_tokens = tokens

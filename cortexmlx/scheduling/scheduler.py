@@ -14,14 +14,14 @@ Who waits and who may begin is up to `Admission`, which jobs run and what blocks
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.decode_window import DecodeWindow
-from cortexmlx.scheduling.gate import Drain, reason_to_drain
+from cortexmlx.scheduling.gate import Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId
 from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
@@ -70,7 +70,6 @@ class Scheduler:
         self.restraint = Restraint(max_rows, prefill_budget)
         self.limits = Limits(context_length, max_request_tokens, keep)
         self.token_target = token_target
-        self.pipeline = pipeline
         self.share_between_clients = share_between_clients
         self.costs = CostModel()
         self.preemptions = self.restarts = 0
@@ -84,8 +83,7 @@ class Scheduler:
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running)
         self._arrivals = 0
-        self.steps_by_reason: Counter[Drain | None] = Counter()
-        self._waiting_for: Drain | None = None
+        self.gate = Gate(self._running, self._window, self._admission, pipeline)
         self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -164,10 +162,15 @@ class Scheduler:
         self._window.forget()
         for job in self._running.in_order:
             self._begin_again(job, trusted=False)
-        self._waiting_for = None
+        self.gate.forget()
         self._builder.forget()
         self._running.take_loads()
         self.cache.drop_cached()
+
+    def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
+        """Guess at the next tokens of a job: see `drafts.draft`. Unknown jobs are ignored."""
+        if job_id in self._jobs:
+            drafts.draft(self._jobs[job_id], tokens, self.cache)
 
     def relieve(self, critical: bool) -> None:
         """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
@@ -252,16 +255,11 @@ class Scheduler:
         self._admission.ask_again()
 
     def _plan(self, in_flight: int) -> StepPlan | None:
-        reason = self._waiting_for
-        if reason is None or not reason.ends_window:
-            found = reason_to_drain(self._running, self._window, self._admission, self.pipeline)
-            reason = found if in_flight else found or reason
-        self._waiting_for = reason if in_flight else None
+        reason = self.gate.reason(in_flight)
         if reason is not None and in_flight:
             return None
-        ends_window = reason is not None and reason.ends_window
-        plan = self._plan_drained() if ends_window else self._plan_decode(flush=None)
-        self.steps_by_reason[reason] += plan is not None
+        plan = self._plan_drained() if reason is not None and reason.ends_window else self._plan_decode(flush=None)
+        self.gate.steps[reason] += plan is not None
         return plan
 
     def _plan_drained(self) -> StepPlan | None:
@@ -275,7 +273,7 @@ class Scheduler:
                 job.come_again(self._clock())
             self._begin_again(job)
         copies = self._admission.admit()
-        plan = self._plan_mixed(flush) if self._running.prefilling else None
+        plan = self._plan_mixed(flush) if self._running.prefilling or self._running.drafted else None
         if plan is None:
             plan = self._plan_decode(flush)
         loads = self._running.take_loads()
@@ -284,10 +282,16 @@ class Scheduler:
         return replace(plan, loads=loads, copies=copies) if plan is not None and (loads or copies) else plan
 
     def _plan_mixed(self, flush: Flush | None) -> StepPlan | None:
-        """One token for every decoding row and prefill pieces within the budget, all written straight to the arena."""
+        """One token for every decoding row, and its drafts, and prefill pieces within the budget, all written straight
+        to the arena.
+        """
         for job in self._running.in_order:
             if job.can_decode:
                 self._reserve(job, job.num_computed_tokens + 1)
+        for job in self._running.jobs:
+            if job.drafts:
+                drafts.fit(job, self.cache)
+                self._reserve(job, job.num_computed_tokens + 1 + len(job.drafts))
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
         counts = share(self._budget(decoding), [len(j.tokens) - j.num_computed_tokens for j in prefilling])
@@ -299,8 +303,8 @@ class Scheduler:
                 pieces.append((job, count))
         decoding = [j for j in decoding if j.running]
         pieces = [(job, count) for job, count in pieces if job.running]
-        singles = [(j, 1) for j in decoding] + [p for p in pieces if p[1] == 1]
-        scheduled = singles + [p for p in pieces if p[1] > 1]
+        several = [(j, 1 + len(j.drafts)) for j in decoding] + pieces
+        scheduled = sorted(several, key=lambda each: each[1] > 1)
         if not scheduled:
             return None
         plan = self._builder.mixed(scheduled, flush, self._running.cuts(scheduled))
@@ -339,7 +343,9 @@ class Scheduler:
                 if job.state is RequestState.PREFILLING:
                     self._admission.release_claim(job)
                 job.state = RequestState.DECODING
-                job.num_planned_outputs += 1
+                if plan.kind is StepKind.MIXED:
+                    job.verifying, job.drafts = job.drafts, ()
+                job.num_planned_outputs += 1 + len(job.verifying)
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -377,14 +383,14 @@ class Scheduler:
                 job.num_scored_tokens = segment.scored.stop
         if self.restraint.relax():
             self._admission.ask_again()
-        committed = []
-        for index, (segment, token) in enumerate(zip(plan.logit_segments, tokens, strict=True)):
-            if not segment.live or (job := self._of(segment)) is None:
-                continue
-            reason = job.take(token)
-            committed.append(Committed(job, token, index, reason))
-            if reason is not None:
-                self.finish(job.id, reason)
+        committed: list[Committed] = []
+        end = 0
+        for segment in plan.logit_segments:
+            first, end = end, end + len(segment.logits)
+            if segment.live and (job := self._of(segment)) is not None:
+                committed += drafts.taken(job, tokens[first:end], first, self._running)
+                if (reason := committed[-1].finish_reason) is not None:
+                    self.finish(job.id, reason)
         return committed
 
     def _of(self, segment: Segment) -> Job | None:

@@ -293,12 +293,17 @@ class EngineCore(EngineParts):
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """End the requests whose logits leave no token to choose, and those whose processors failed."""
-        for index, (segment, token) in enumerate(zip(plan.logit_segments, result.tokens, strict=True)):
-            if not segment.live or (token != NO_TOKEN and index not in result.failures):
+        index = -1
+        for segment in plan.logit_segments:
+            first, index = index + 1, index + len(segment.logits)
+            for drafted in range(first + 1, index + 1):  # it may not be reached
+                if drafted in result.failures:
+                    result.tokens[drafted] = NO_TOKEN
+            if not segment.live or (result.tokens[first] != NO_TOKEN and first not in result.failures):
                 continue
             answer = self._answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
-                self._fail(answer.of_request, result.failures.get(index) or no_token(answer.job))
+                self._fail(answer.of_request, result.failures.get(first) or no_token(answer.job))
 
     def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
         """The log-probabilities of prompts' tokens."""

@@ -31,9 +31,9 @@ class Pipeline:
         add(self.scheduler, number, [number + 1] * prompt, asked)
 
     def step(self) -> None:
-        before, flying = self.scheduler.steps_by_reason.copy(), len(self.in_flight)
+        before, flying = self.scheduler.gate.steps.copy(), len(self.in_flight)
         plan = self.scheduler.plan(flying)
-        counted = self.scheduler.steps_by_reason - before
+        counted = self.scheduler.gate.steps - before
         if plan is not None:
             (reason,) = counted.elements()
             assert not flying or reason is None, "a step ran ahead though there is a reason against it"
@@ -50,7 +50,7 @@ class Pipeline:
     def finish(self) -> list[Drain | None]:
         for _ in range(10_000):
             if self.scheduler.idle and not self.in_flight:
-                assert sum(self.scheduler.steps_by_reason.values()) == self.scheduler.steps == len(self.reasons)
+                assert sum(self.scheduler.gate.steps.values()) == self.scheduler.steps == len(self.reasons)
                 return self.reasons
             self.step()
         raise AssertionError("it never comes to an end")

@@ -24,7 +24,8 @@ from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import placement
 from support.requests import add
-from support.shadow import KeptStory, Shadow, Story
+from support.shadow import Shadow
+from support.stories import KeptStory, Story
 
 VOCAB = 5
 CONTEXT = 150
@@ -236,6 +237,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(job=jobs)
     def cancel(self, job: Job) -> None:
         self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+
+    @rule(job=jobs, count=st.integers(1, 20), wrong=st.one_of(st.none(), st.integers(0, 20)))
+    def guess(self, job: Job, count: int, wrong: int | None) -> None:
+        """The next tokens of an answer, of which one may be wrong."""
+        if not job.can_decode:
+            return
+        story, known = self.shadow.stories[job.id], len(job.tokens)
+        most = count if self.keep is None else min(count, self.keep[0] + 2 * self.keep[1] - known)
+        guessed = [story.token(known + place) for place in range(most)]
+        if wrong is not None and wrong < len(guessed):
+            guessed[wrong] = (guessed[wrong] + 1) % VOCAB
+        self.scheduler.draft(job.id, guessed)
 
     @rule(job=jobs)
     def end_at_a_stop_string(self, job: Job) -> None:

@@ -13,7 +13,8 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
 from support.requests import add
-from support.shadow import Shadow, Story
+from support.shadow import Shadow
+from support.stories import Story
 from support.tiny import tokens_of
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

@@ -8,9 +8,9 @@ once.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,103 +19,17 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, PieceLoad
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from support.shadow_states import ShadowStates
+from support.stories import Story
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""
 ZERO = 0
-_MIX = 2**61 - 1
-
-
-def number_after(before: int | None, token: int) -> int:
-    """The number of a position: that of the one before, and its token."""
-    return ((12345 if before is None else before) * 1_000_003 + token * 7919 + 1) % _MIX or 1
-
-
-@dataclass
-class Story:
-    """What a request must compute: its tokens for as long as anybody asks, and the number of each position."""
-
-    job: Job
-    vocab: int
-    tokens: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for token in self.job.tokens:
-            self._add(token)
-
-    def _add(self, token: int) -> None:
-        self.tokens.append(token)
-        self.numbers.append(number_after(self.numbers[-1] if self.numbers else None, token))
-
-    def up_to(self, length: int) -> None:
-        while len(self.tokens) < length:
-            self._add((self.numbers[-1] + self.job.seed) // 97 % self.vocab)
-
-    def token(self, position: int) -> int:
-        self.up_to(position + 1)
-        return self.tokens[position]
-
-    def number(self, position: int) -> int:
-        self.up_to(position + 1)
-        return self.numbers[position]
-
-    def answer(self) -> list[int]:
-        """The tokens of the whole answer."""
-        self.up_to(self.job.prompt_length + self.job.max_new_tokens)
-        answer = self.tokens[self.job.prompt_length :][: self.job.max_new_tokens]
-        stops = [i for i, t in enumerate(answer) if t in self.job.stop_ids]
-        return answer[: stops[0] + 1] if stops else answer
-
-
-@dataclass
-class KeptStory(Story):
-    """The same of a request that keeps the `first` tokens and the `last` newest. It is one text after the other, each
-    begun with what is left of the one before: `tokens` and `numbers` are those of the text that the job has now.
-    """
-
-    first: int = 0
-    last: int = 1
-
-    def __post_init__(self) -> None:
-        self._texts: list[tuple[list[int], list[int]]] = []
-        self._told: list[int] = []
-        self._begin(list(self.job.request.prompt))
-
-    def _begin(self, text: list[int]) -> None:
-        self.tokens, self.numbers = [], []
-        self._texts.append((self.tokens, self.numbers))
-        for token in text:
-            self._add(token)
-
-    def _tell(self) -> None:
-        """One more token of the answer."""
-        while len(text := self._texts[-1][0]) > self.first + self.last + self.last:
-            self._begin(text[: self.first] + text[self.first + self.last :])
-        self.tokens, self.numbers = self._texts[-1]
-        super().up_to(len(self.tokens) + 1)
-        self._told.append(self.tokens[-1])
-
-    def up_to(self, length: int) -> None:
-        texts = len(self.job.dropped) // self.last + 1
-        while len(self._texts) < texts or len(self._texts[texts - 1][0]) < length:
-            assert len(self._texts) <= texts, f"job {self.job.id} goes on with what it should have dropped"
-            self._tell()
-        self.tokens, self.numbers = self._texts[texts - 1]
-
-    def answer(self) -> list[int]:
-        """The tokens of the answer as far as it goes, and one more."""
-        wanted = min(self.job.max_new_tokens, self.job.generated + 1)
-        while len(self._told) < wanted:
-            self._tell()
-        answer = self._told[:wanted]
-        stops = [i for i, t in enumerate(answer) if t in self.job.stop_ids]
-        return answer[: stops[0] + 1] if stops else answer
+WRONG = -7
+"""The number of a drafted token that is wrong."""
 
 
 class Shadow:
@@ -147,9 +61,12 @@ class Shadow:
     def commit(self) -> None:
         """Hand the oldest results to the scheduler, and check them against the stories."""
         plan, tokens = self.in_flight.popleft()
-        for news in self.scheduler.commit(plan, tokens, 0.001):
+        committed = self.scheduler.commit(plan, tokens, 0.001)
+        left = Counter(news.job.id for news in committed)
+        for news in committed:
             story = self.stories[news.job.id]
-            place = news.job.generated - 1
+            place = news.job.generated - left[news.job.id]
+            left[news.job.id] -= 1
             wanted = story.answer()
             assert place < len(wanted) and news.token == wanted[place], f"job {news.job.id} got a wrong token {place}"
             assert (news.finish_reason is not None) == (place == len(wanted) - 1)
@@ -197,7 +114,7 @@ class Shadow:
             self._prefill(plan, tokens)
         else:
             self._decode(plan, tokens)
-        self._last = self._sample(plan)
+        self._last = self._sample(plan, tokens)
         return self._last
 
     def _inputs(self, plan: StepPlan) -> list[int]:
@@ -212,15 +129,19 @@ class Shadow:
             for position in range(segment.first, segment.first + segment.count):
                 if segment.live:
                     assert plan.positions[flat] == position
-                    wanted = self.stories[segment.job].token(position)
-                    assert tokens[flat] == wanted, f"job {segment.job} is fed a wrong token at {position}"
+                    drafted = position > segment.logits.start
+                    right = position < self._right_end(segment, tokens, flat - position + segment.first)
+                    assert right or drafted, f"job {segment.job} is fed a wrong token at {position}"
                 flat += 1
         return tokens
 
     def _prefill(self, plan: StepPlan, tokens: list[int]) -> None:
-        numbers = np.array(
-            [self.stories[s.job].number(s.first + i) for s in plan.segments for i in range(s.count)], np.int64
-        )
+        numbers, ends = np.full(len(tokens), WRONG, np.int64), {}
+        flat = 0
+        for s in plan.segments:
+            ends[s.job] = end = self._right_end(s, tokens, flat)
+            numbers[flat : flat + end - s.first] = [self.stories[s.job].number(p) for p in range(s.first, end)]
+            flat += s.count
         assert len(plan.writes) == len(self._groups)
         for group, write in enumerate(plan.writes):
             self._write(group, write.slots, numbers, write.zeros)
@@ -240,7 +161,15 @@ class Shadow:
                 if piece.run is not None:
                     slots = self._of_run(piece.run, piece.tokens)
                 assert slots is not None and begin <= oldest
-                self._expect(group, slots[oldest - begin :], segment.job, oldest, end)
+                right = ends[segment.job]
+                self._expect(group, slots[oldest - begin : right - begin], segment.job, oldest, right)
+
+    def _right_end(self, segment: Segment, tokens: list[int], flat: int) -> int:
+        """The position of the first token of a segment that is not its story's: a draft that is wrong."""
+        story, fed = self.stories[segment.job], range(segment.first, segment.first + segment.count)
+        if not segment.live:
+            return fed.stop
+        return next((p for p in fed if tokens[flat + p - fed.start] != story.token(p)), fed.stop)
 
     def _decode(self, plan: StepPlan, tokens: list[int]) -> None:
         if plan.column == 0:
@@ -297,20 +226,28 @@ class Shadow:
         found = self._arena[group][slots].tolist()
         assert found == story.numbers[begin:end], f"job {request} reads slots that are not its own, in group {group}"
 
-    def _sample(self, plan: StepPlan) -> list[int]:
-        assert len(plan.token_index) == len(plan.logit_segments)
-        results = []
-        for segment, place in zip(plan.logit_segments, plan.token_index.tolist(), strict=True):
-            if not segment.live:
-                results.append(0)
-                continue
-            job = self.stories[segment.job].job
-            after = segment.first + segment.count
-            wanted = after + len(job.dropped) - job.prompt_length
-            assert place == wanted, "the token index must not depend on the schedule"
-            if job.needs_history and plan.groups is not None:
-                assert place == job.generated, "the sampler begins without tokens that are in flight"
-            results.append(self.stories[segment.job].token(after))
+    def _sample(self, plan: StepPlan, tokens: list[int]) -> list[int]:
+        assert len(plan.token_index) == len(plan.logit_rows) == sum(len(s.logits) for s in plan.logit_segments)
+        results: list[int] = []
+        places = iter(plan.token_index.tolist())
+        firsts = dict(zip(plan.segments, accumulate((s.count for s in plan.segments), initial=0), strict=False))
+        for segment in plan.logit_segments:
+            right = self._right_end(segment, tokens, firsts[segment])
+            for position in segment.logits:
+                place = next(places)
+                if not segment.live:
+                    results.append(0)
+                    continue
+                job = self.stories[segment.job].job
+                wanted = position + 1 + len(job.dropped) - job.prompt_length
+                assert place == wanted, "the token index must not depend on the schedule"
+                drafted = position - segment.logits.start
+                if job.needs_history and plan.groups is not None:
+                    assert place == job.generated + drafted, "the sampler begins without tokens that are in flight"
+                # Behind a wrong draft anything is chosen, and must not count.
+                results.append(
+                    self.stories[segment.job].token(position + 1) if position < right else position % self.vocab
+                )
         return results
 
     # -- the arena ----------------------------------------------------------------------------------------------------

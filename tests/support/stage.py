@@ -12,7 +12,8 @@ from cortexmlx.request import RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
-from support.shadow import KeptStory, Shadow, Story
+from support.shadow import Shadow
+from support.stories import KeptStory, Story
 
 VOCAB = 11
 

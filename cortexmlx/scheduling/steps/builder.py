@@ -41,14 +41,16 @@ class StepBuilder:
         for job, count in scheduled:
             first = job.num_computed_tokens
             end = first + count
-            logits = range(len(job.tokens) - 1, end)
+            known = len(job.tokens)
+            logits = range(known - 1, end)
+            text = job.tokens if end <= known else [*job.tokens, *job.drafts]
             scored = job.scored_behind(first, end)
             segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored))
-            tokens.append(np.array(job.tokens[first:end], np.int32))
+            tokens.append(np.array(text[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
-            if logits:
-                token_index.append(job.num_planned_outputs)
-                sampling.append(_sampling_row(job))
+            for place in range(len(logits)):
+                token_index.append(job.num_planned_outputs + place)
+                sampling.append(_sampling_row(job, place))
         plan = self._step(
             StepKind.MIXED,
             segments,
@@ -142,7 +144,10 @@ class StepBuilder:
         )
 
     def _remembered(self, plan: StepPlan) -> StepPlan:
-        self._result_of = {(s.job, s.generation): i for i, s in enumerate(plan.logit_segments)}
+        self._result_of, end = {}, 0
+        for segment in plan.logit_segments:
+            end += len(segment.logits)
+            self._result_of[segment.job, segment.generation] = end - 1
         return plan
 
 
@@ -156,5 +161,7 @@ def logit_rows(segments: Sequence[Segment]) -> IntArray:
     return np.array(rows, np.int32)
 
 
-def _sampling_row(job: Job) -> SamplingRow:
-    return SamplingRow(job.params, job.seed, job.request.prompt, job.output)
+def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
+    """How the token after the first `drafted` drafts of a job is chosen."""
+    output = [*job.output, *job.drafts[:drafted]] if drafted else job.output
+    return SamplingRow(job.params, job.seed, job.request.prompt, output)

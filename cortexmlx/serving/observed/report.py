@@ -62,7 +62,7 @@ def engine_stats(core: Reported) -> EngineStats:
         pins=len(core.pins),
         pinned_blocks=core.pins.blocks,
         steps=scheduler.steps,
-        steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.steps_by_reason.items() if n},
+        steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
         prompt_tokens=measured.prompt_tokens,
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,

@@ -24,8 +24,9 @@ from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import StepPlan
 from support.requests import add
-from support.shadow import Shadow, Story, number_after
+from support.shadow import Shadow
 from support.shadow_below import ShadowBelow
+from support.stories import Story, number_after
 
 VOCAB = 5
 ALL = Reach()

@@ -1,0 +1,48 @@
+"""Drafted tokens: guesses at what a row's next tokens are, verified in one step. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.scheduling.job import Committed, Job
+from cortexmlx.scheduling.running import RunningSet
+
+MOST_DRAFTS = TAIL_COLUMNS - 1
+"""Drafted tokens of a row that a step verifies: with the one before them they take as much room as a decode window."""
+
+
+def draft(job: Job, tokens: Sequence[int], cache: KVCache) -> None:
+    """Have the first `MOST_DRAFTS` of `tokens` verified by the job's next step.
+
+    Nothing happens while others are verified, before the job decodes, and where a sequence cannot be cut back: with
+    recurrent layers, and on mlx-lm's own caches.
+    """
+    if job.can_decode and not job.verifying and not cache.needs_ends:
+        job.drafts = tuple(tokens[:MOST_DRAFTS])
+
+
+def fit(job: Job, cache: KVCache) -> None:
+    """Keep the drafts for which there is room: no other row gives up blocks for guesses."""
+    room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens) if job.can_decode else 1
+    job.drafts = job.drafts[: max(room, 1) - 1]
+
+
+def taken(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> list[Committed]:
+    """Take the tokens that a step chose for a job, whose results begin at `first`: one, and one more after each draft
+    that was right. What was computed of wrong ones is cut off.
+    """
+    committed = []
+    for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
+        if token < 0 and index:
+            break  # no token can be chosen there: the next step says so
+        committed.append(Committed(job, token, first + index, job.take(token)))
+        if committed[-1].finish_reason is not None or drafted != token:
+            break
+    if job.verifying:
+        job.cut_back()
+        running.cache.truncate(job.id, job.num_computed_tokens)
+        running.store(job, job.num_computed_tokens)
+    return committed

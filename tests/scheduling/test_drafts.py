@@ -1,0 +1,219 @@
+"""Drafted tokens: verified in one step, taken as far as they are right, and never seen by anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.drafts import MOST_DRAFTS
+from cortexmlx.scheduling.gate import Drain
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.steps.plan import StepKind
+from support.clockwork import LAYER
+from support.core_driver import Driver, assert_nothing_lost
+from support.requests import add
+from support.shadow import Shadow
+from support.stories import Story
+from support.tiny import VOCAB, tokens_of
+
+WORDS = 50
+
+
+def began(answer: int = 40, blocks: int = 64, snapshots: Snapshots | None = None, **options: Any) -> tuple[Shadow, Job]:
+    """A job that decodes, on a shadow arena, with nothing in flight."""
+    cache = KVCache([LAYER], blocks, 4, prefix=PrefixCache(4), snapshots=snapshots)
+    shadow = Shadow(Scheduler(cache, max_rows=4, prefill_budget=64, context_length=1000, **options), WORDS)
+    return shadow, decoding(shadow, 1, [1, 2, 3, 4, 5], answer)
+
+
+def decoding(shadow: Shadow, number: int, prompt: list[int], answer: int) -> Job:
+    job = add(shadow.scheduler, number, prompt, SamplingParams(max_tokens=answer))
+    shadow.stories[job.id] = Story(job, WORDS)
+    while not job.generated:
+        shadow.step()
+    drained(shadow)
+    return job
+
+
+def drained(shadow: Shadow) -> None:
+    while shadow.in_flight:
+        shadow.commit()
+
+
+def drafted(shadow: Shadow, job: Job, count: int, wrong: int | None = None) -> list[int]:
+    """The job's next tokens, one of them wrong, as drafts."""
+    story, known = shadow.stories[job.id], len(job.tokens)
+    tokens = [story.token(known + place) for place in range(count)]
+    if wrong is not None:
+        tokens[wrong] = (tokens[wrong] + 1) % WORDS
+    shadow.scheduler.draft(job.id, tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 3, 6])
+def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> None:
+    shadow, job = began()
+    before = len(job.tokens)
+    drafted(shadow, job, 7, wrong)
+    plan = shadow.plan()
+    assert plan is not None and plan.kind is StepKind.MIXED
+    assert [list(s.logits) for s in plan.segments] == [list(range(before - 1, before + 7))]
+    assert shadow.scheduler.plan(1) is None, "how far the row gets is not known yet"
+    shadow.commit()
+    assert len(job.tokens) - before == (8 if wrong is None else wrong + 1)
+    assert shadow.scheduler.cache.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
+    assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
+    shadow.scheduler.check_invariants()
+    shadow.finish(50)
+
+
+def test_drafts_that_are_all_right_bring_sixteen_tokens_a_step() -> None:
+    shadow, job = began(answer=100)
+    while job.finish_reason is None:
+        before = job.generated
+        drafted(shadow, job, 20)
+        shadow.step()
+        drained(shadow)
+        assert job.generated == min(100, before + MOST_DRAFTS + 1)
+    shadow.finish(50)
+
+
+def test_guesses_that_come_while_others_are_verified_are_ignored() -> None:
+    shadow, job = began()
+    before = len(job.tokens)
+    drafted(shadow, job, 7, wrong=1)
+    assert shadow.plan() is not None
+    drafted(shadow, job, 7)
+    shadow.commit()
+    assert len(job.tokens) == before + 2 and job.drafts == ()
+    shadow.finish(50)
+
+
+def test_an_answer_ends_at_a_drafted_token_and_no_later() -> None:
+    shadow, job = began(answer=9)
+    drafted(shadow, job, 15)
+    shadow.step()
+    drained(shadow)
+    assert job.generated == 9 and job.finish_reason is not None
+    shadow.finish(50)
+
+
+@pytest.mark.parametrize(("wrong", "left"), [(None, 4), (1, 0), (5, 4)])
+def test_tokens_in_flight_shift_drafts_or_belie_them(wrong: int | None, left: int) -> None:
+    shadow, job = began()
+    assert shadow.plan() is not None and shadow.plan() is not None
+    drafted(shadow, job, 6, wrong)
+    drained(shadow)
+    assert len(job.drafts) == left
+    shadow.finish(50)
+
+
+def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
+    shadow, job = began()
+    text = [*job.tokens, *drafted(shadow, job, 12, wrong=1)]
+    shadow.step()
+    drained(shadow)
+    cache = shadow.scheduler.cache
+    match = cache.match(text, cache.prefix.keys(text, None), len(text))
+    assert match.tokens(cache.block_size) <= len(job.tokens) - 1
+    shadow.finish(50)
+
+
+def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
+    shadow, job = began(snapshots=Snapshots(4))
+    drafted(shadow, job, 5)
+    assert job.drafts == () and not shadow.scheduler._running.drafted
+
+
+def test_guesses_take_no_blocks_from_others() -> None:
+    shadow, job = began(answer=20, blocks=8, headroom=0)
+    other = decoding(shadow, 2, [7] * 14, 3)
+    drafted(shadow, job, 15)
+    shadow.step()
+    assert job.preemptions == other.preemptions == 0
+    shadow.finish(50)
+
+
+def test_a_sequence_is_not_cut_back_into_what_is_cached() -> None:
+    shadow, job = began()
+    with pytest.raises(ValueError, match="of which 4 are cached, and cannot be cut back to 3"):
+        shadow.scheduler.cache.truncate(job.id, 3)
+    with pytest.raises(ValueError, match="cannot be cut back to 100"):
+        shadow.scheduler.cache.truncate(job.id, 100)
+
+
+# -- with models -------------------------------------------------------------------------------------------------------
+
+PROMPTS = [tokens_of(n, seed=n) for n in (21, 9, 40)]
+Guess = Callable[[tuple[int, ...], int], list[int]]
+GUESSES: dict[str, Guess] = {
+    "right": lambda answer, at: [*answer[at : at + 5]],
+    "wrong at the third": lambda answer, at: [*answer[at : at + 2], (answer[at] + 1) % VOCAB, 3],
+    "all wrong": lambda answer, at: [(token + 1) % VOCAB for token in answer[at : at + 4]],
+}
+
+
+def answers(driver: Driver, wanted: list[tuple[int, ...]] | None = None, guess: str = "", **params: Any) -> Any:
+    """Completions of all prompts. At two of three steps each row gets drafts of the answer that is wanted of it."""
+    handles = [driver.add(prompt, 30, seed=i, **params) for i, prompt in enumerate(PROMPTS)]
+    core = driver.core
+    for step in range(5_000):
+        if core.idle:
+            break
+        for job in core.scheduler.jobs if wanted is not None and step % 3 else ():
+            core.scheduler.draft(job.id, GUESSES[guess](wanted[job.id], job.generated))
+        core.step()
+        core.check_invariants()
+    return [driver.result(handle) for handle in handles]
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("llama", {}),
+        ("llama", {"temperature": 0.8, "logprobs": 1}),
+        ("llama", {"frequency_penalty": 0.4}),
+        ("windowed llama", {"temperature": 0.8}),
+        ("deepseek_v3", {"repetition_penalty": 1.2}),
+        ("lfm2", {}),
+    ],
+)
+def test_drafts_change_no_token(name: str, guess: str, params: Any, tiny: Any) -> None:
+    plain = answers(Driver(tiny(name)), **params)
+    wanted = [completion.token_ids for completion in plain]
+    driver = Driver(tiny(name))
+    got = answers(driver, wanted, guess, **params)
+    assert [completion.token_ids for completion in got] == wanted
+    for mine, theirs in zip(got, plain, strict=True):
+        if theirs.logprobs is not None:
+            assert [p.logprob for p in mine.logprobs] == pytest.approx([p.logprob for p in theirs.logprobs], abs=1e-3)
+    verified = driver.core.stats().steps_by_reason.get("verify", 0)
+    assert verified == 0 if name == "lfm2" else verified > 2
+    assert_nothing_lost(driver.core.stats())
+
+
+def test_a_processor_that_fails_behind_a_wrong_draft_fails_nobody(tiny: Any) -> None:
+    wanted = answers(Driver(tiny("llama")))[0].token_ids
+
+    def fails_at_a_wrong_token(tokens: Any, logits: Any) -> Any:
+        if tuple(tokens.tolist()[21:]) != wanted[: tokens.size - 21]:
+            failed.append(tokens.size)
+            raise ValueError("no such text")
+        return logits
+
+    failed: list[int] = []
+    driver = Driver(tiny("llama"))
+    handle = driver.add(PROMPTS[0], 30, logits_processors=(fails_at_a_wrong_token,))
+    while not driver.core.idle:
+        for job in driver.core.scheduler.jobs:
+            driver.core.scheduler.draft(job.id, GUESSES["wrong at the third"](wanted, job.generated))
+        driver.core.step()
+    assert driver.result(handle).token_ids == wanted and failed
