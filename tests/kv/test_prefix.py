@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.prefix import PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -32,3 +34,10 @@ def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
     while cache.drop_cached(1):
         seen.append(found())
     assert seen == [[3, 2, 3], [3, 1, 3], [3, 0, 3], [3, 0, 2], [3, 0, 1], [3, 0, 0], [2, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def test_no_salt_has_the_key_of_a_block_for_its_root() -> None:
+    """A client chooses its name, and could choose one that says what a block's hash says."""
+    cache, tokens = PrefixCache(2), (1, 2)
+    name = "twelve bytes" + np.asarray(tokens, np.int32).tobytes().decode()
+    assert cache.root(name).key != chain_hash(b"salttwelve bytes", tokens)
