@@ -115,8 +115,10 @@ class PrefixCache:
         return root
 
     def _root_key(self, salt: str | None) -> Key:
-        name = b"" if salt is None else b"salt" + salt.encode(errors="surrogatepass")
-        return hashlib.blake2b(name, digest_size=16).digest()
+        if salt is None:
+            return hashlib.blake2b(digest_size=16).digest()
+        name = salt.encode(errors="surrogatepass")
+        return hashlib.blake2b(name, digest_size=16, person=b"root").digest()  # no block's key, whatever the name
 
     def keys(self, tokens: Sequence[int], salt: str | None = None) -> list[Key]:
         """The keys of the full blocks of `tokens`, which are shared under `salt`."""

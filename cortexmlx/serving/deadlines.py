@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 
 from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.request import QueuedRequest, RequestId, RequestState
 
 _MOST_SECONDS = 1e9
 
+_FEW = 16
+
 
 class Deadlines:
-    """When requests must have ended, on the performance counter. One that has ended is forgotten when it comes to the
-    top, so this holds no more than what was asked for beside the oldest that runs.
+    """When requests must have ended, on the performance counter. A heap, in which requests that have ended stay until
+    they come to the top or are more than half of it.
     """
 
     def __init__(self) -> None:
@@ -26,8 +28,11 @@ class Deadlines:
         """A request must have ended by then."""
         heapq.heappush(self._next, (deadline, request))
 
-    def passed(self, now: float, running: Container[RequestId]) -> Iterator[RequestId]:
+    def passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
         """Those of `running` that should have ended by `now`, each once."""
+        if len(self._next) > 2 * len(running) + _FEW:
+            self._next = [each for each in self._next if each[1] in running]
+            heapq.heapify(self._next)
         while self._next and (self._next[0][0] <= now or self._next[0][1] not in running):
             _, request = heapq.heappop(self._next)
             if request in running:
