@@ -25,7 +25,7 @@ import numpy as np
 from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.kv.spec import KVSpec, LayerGroup, of_each
+from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, of_each
 from cortexmlx.machine import obtainable
 
 Slab = tuple[mx.array, ...]
@@ -64,17 +64,21 @@ _SPARE = 256 << 20
 
 class KVArena:
     """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out: one number for all layer
-    groups, or one for each.
+    groups, or one for each; None: no memory is asked for, as after `release`.
 
     Raises MemoryRefused if the system does not give that much.
     """
 
-    def __init__(self, groups: Sequence[LayerGroup], blocks: int | Sequence[int], block_size: int) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], blocks: int | Sequence[int] | None, block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks = of_each(groups, blocks)
         self.group_of: dict[int, int] = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._slabs: dict[int, Slab] = {}
+        self.blocks: Counts
+        self.release()
+        if blocks is None:
+            return
+        self.blocks = of_each(groups, blocks)
         size = sum(group.bytes_per_token * self.slots(g) for g, group in enumerate(self.groups))
         if not obtainable(size + min(size, _SPARE)):
             raise _refused(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
@@ -197,8 +201,9 @@ class KVArena:
         """Give all bytes back, with what lies in them, also where a step has failed while it wrote. No block is left
         before `resize` makes some.
         """
-        for layer, slab in self._slabs.items():
-            self._slabs[layer] = tuple(mx.zeros((a.shape[0], 0, a.shape[2]), a.dtype) for a in slab)
+        for layer in self.group_of:
+            arrays, heads = self.spec(layer).slab_arrays, self.spec(layer).kv_heads
+            self._slabs[layer] = tuple(mx.zeros((heads, 0, width), getattr(mx, dtype)) for width, dtype in arrays)
         self.blocks = (0,) * len(self.groups)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -198,6 +199,25 @@ def test_drafts_change_no_token(name: str, guess: str, params: Any, tiny: Any) -
     verified = driver.core.stats().steps_by_reason.get("verify", 0)
     assert verified == 0 if name == "lfm2" else verified > 2
     assert_nothing_lost(driver.core.stats())
+
+
+def test_a_processor_that_fails_behind_right_drafts_fails_its_request_there(tiny: Any) -> None:
+    wanted = answers(Driver(tiny("llama")))[0].token_ids
+
+    def fails_at_a_length(tokens: Any, logits: Any) -> Any:
+        if tokens.size == 21 + 12:
+            raise ValueError("twelve are enough")
+        return logits
+
+    driver = Driver(tiny("llama"))
+    handle = driver.add(PROMPTS[0], 30, logits_processors=(fails_at_a_length,))
+    while not driver.core.idle:
+        for job in driver.core.scheduler.jobs:
+            driver.core.scheduler.draft(job.id, GUESSES["right"](wanted, job.generated))
+        driver.core.step()
+    assert driver.core.stats().steps_by_reason["verify"] > 1
+    with pytest.raises(LogitsProcessorError, match="failed after 33 tokens: ValueError: twelve are enough"):
+        driver.result(handle)
 
 
 def test_a_processor_that_fails_behind_a_wrong_draft_fails_nobody(tiny: Any) -> None:

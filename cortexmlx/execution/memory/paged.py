@@ -23,8 +23,7 @@ class PagedMemory:
     """
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, states: StateStore) -> None:
-        self.arena = KVArena(groups, 0, block_size)
-        self.arena.release()
+        self.arena = KVArena(groups, None, block_size)
         self.states = states
         self.tail: dict[int, Slab] = {}
 
