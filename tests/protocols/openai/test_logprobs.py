@@ -83,8 +83,14 @@ def test_a_token_is_told_when_the_text_has_reached_it_and_only_once() -> None:
 
 
 def test_a_space_that_marks_the_first_token_has_no_place_if_the_text_goes_without() -> None:
-    for text, places in (("one two", [0, 3]), (" one two", [0, 4])):
-        lists = CompletionLogprobs([b" one", b" two"].__getitem__)
+    one, two = [b" one", b" two"], [b" ", b"two"]
+    for pieces, text, places in (
+        (one, "one two", [0, 3]),
+        (one, " one two", [0, 4]),
+        (two, "two", [0, 0]),
+        (two, " two", [0, 1]),
+    ):
+        lists = CompletionLogprobs(pieces.__getitem__)
         lists.add_tokens([0, 1], [None, None])
         taken = lists.take(whole=False)["text_offset"]
         lists.add_text(text)
