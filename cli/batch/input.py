@@ -16,6 +16,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.protocols.batch import (
+    UNSERVED,
     BadLine,
     BatchRequest,
     Identity,
@@ -25,7 +26,7 @@ from cortexmlx.protocols.batch import (
     read_line,
     style_of,
 )
-from cortexmlx.protocols.request import Request, checked_text
+from cortexmlx.protocols.request import Defaults, Request, checked_text
 from cortexmlx.request import SamplingParams
 
 
@@ -71,10 +72,8 @@ class BatchReader:
     ) -> None:
         self.models: set[str] = set()
         self._lines = lines
-        self._defaults = defaults
+        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED)
         self._jsonl = jsonl
-        self._raw = raw
-        self._template_vars = template_vars
         self._ids = ids
 
     def __iter__(self) -> Iterator[BatchRequest | BadLine | None]:
@@ -90,12 +89,13 @@ class BatchReader:
             yield item
 
     def _parse_text(self, number: int, line: bytes) -> BatchRequest | BadLine:
-        variables = NO_VARIABLES if self._raw else self._template_vars
+        usual = self._defaults
+        variables = NO_VARIABLES if usual.raw else usual.template_vars
         try:
             prompt = checked_text(_utf8(line))
         except InvalidRequest as error:
             return BadLine(number, number, Style.SIMPLE, str(error))
-        return BatchRequest(number, number, Style.SIMPLE, Request((prompt,), self._defaults, variables, self._raw))
+        return BatchRequest(number, number, Style.SIMPLE, Request((prompt,), usual.params, variables, usual.raw))
 
     def _parse_json(self, number: int, line: bytes) -> BatchRequest | BadLine:
         identity: Identity | None = None
@@ -104,7 +104,7 @@ class BatchReader:
             data = _object(line)
             style = style_of(data)
             identity = identity_of(data, number)
-            request = read_line(data, style, self._defaults, self._template_vars, raw=self._raw)
+            request = read_line(data, style, self._defaults)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
         except RecursionError:  # JSON within JSON, as the arguments of a tool call are

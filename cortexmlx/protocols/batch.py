@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.fields import Unserved, check_fields
 from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.reply import Body, ReplyInfo, TokenBytes
-from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.request import Completion
 
 Identity = str | int
 """An id as a user gives it."""
@@ -46,13 +45,7 @@ class Style(str, Enum):
 class Protocol(typing.Protocol):
     """What the module of a protocol has."""
 
-    def read(
-        self,
-        body: Mapping[str, Any],
-        defaults: SamplingParams,
-        template_vars: TemplateVars = ...,
-        unserved: Mapping[str, Unserved] = ...,
-    ) -> Request:
+    def read(self, body: Mapping[str, Any], defaults: Defaults) -> Request:
         """The request of a body. Raises InvalidRequest."""
 
     def write(self, request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -117,14 +110,12 @@ def style_of(data: Mapping[str, Any]) -> Style:
     return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
 
 
-def read_line(
-    data: Mapping[str, Any], style: Style, defaults: SamplingParams, template_vars: TemplateVars, *, raw: bool
-) -> Request:
-    """The request of a line. `raw` is for texts of simple lines. Raises InvalidRequest."""
-    if style is Style.SIMPLE:
-        return simple.read(data, defaults, template_vars, UNSERVED, raw=raw)
-    _check_envelope(data)
-    return PROTOCOLS[style].read(data["body"], defaults, template_vars, UNSERVED)
+def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults) -> Request:
+    """The request of a line. Raises InvalidRequest."""
+    if style is not Style.SIMPLE:
+        _check_envelope(data)
+        data = data["body"]
+    return PROTOCOLS[style].read(data, defaults)
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:

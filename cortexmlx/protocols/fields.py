@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
@@ -31,9 +30,6 @@ class Unserved:
             raise InvalidRequest(f"{name!r} is not served: {self.why}", field=name)
 
 
-NOTHING_MORE: Mapping[str, Unserved] = MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class Fields:
     """The fields that one kind of body has."""
@@ -44,26 +40,27 @@ class Fields:
     no_effect: frozenset[str]
     unserved: Mapping[str, Unserved]
 
-    def given(self, body: Mapping[str, Any], unserved: Mapping[str, Unserved] = NOTHING_MORE) -> dict[str, Any]:
-        """The served fields of a body, without those that are null: null means what a missing field means.
+    def without(self, unserved: Mapping[str, Unserved]) -> Fields:
+        """These fields where some of them are not served, either."""
+        return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
-        The caller does not serve the `unserved` fields, either. Raises InvalidRequest for the first unserved field, and
-        for all unknown ones together.
+    def given(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The served fields of a body, without those that are null: null means what a missing field means. Raises
+        InvalidRequest for the first unserved field, and for all unknown ones together.
         """
-        return self.known(self.accepted(body, unserved), unserved)
+        return self.known(self.accepted(body))
 
-    def accepted(self, body: Mapping[str, Any], unserved: Mapping[str, Unserved] = NOTHING_MORE) -> dict[str, Any]:
+    def accepted(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a body that are not null. Raises InvalidRequest for the first that is not served."""
         said = {name: value for name, value in body.items() if value is not None}
-        refused = {**self.unserved, **unserved}
-        for name in sorted(said.keys() & refused.keys()):
-            refused[name].check(name, said.pop(name))
+        for name in sorted(said.keys() & self.unserved.keys()):
+            self.unserved[name].check(name, said.pop(name))
         return said
 
-    def known(self, said: Mapping[str, Any], unserved: Mapping[str, Unserved] = NOTHING_MORE) -> dict[str, Any]:
+    def known(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the accepted fields that have an effect. Raises InvalidRequest for fields that nobody knows."""
         effective = {name: value for name, value in said.items() if name not in self.no_effect}
-        check_fields(effective, self.served - unserved.keys(), self.what)
+        check_fields(effective, self.served, self.what)
         return effective
 
 

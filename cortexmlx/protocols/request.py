@@ -8,6 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_TEXT, TemplateVars, is_text
+from cortexmlx.protocols.fields import Unserved
 from cortexmlx.request import Message, SamplingParams
 
 Asked = str | list[int] | list[Message]
@@ -32,6 +33,20 @@ class Request:
     """A stream ends with the usage."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """What was read. Some replies repeat parts of it."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What whoever reads a body sets for all of them."""
+
+    params: SamplingParams
+    """The parameters that a body does not set."""
+    template_vars: TemplateVars = field(default_factory=dict)
+    """The variables of the chat template that a body does not set."""
+    raw: bool = False
+    """Texts of our own JSON do not go through the chat template."""
+    unserved: Mapping[str, Unserved] = field(default_factory=dict)
+    """Fields that the protocol has, and that are not served here."""
 
 
 def checked_text(text: str) -> str:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, inside
+from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.chat_completions import thoughts
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Request, read_prompt
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.protocols.request import Asked, Defaults, Request, read_prompt
+from cortexmlx.request import Completion
 
 FIELDS = Fields(
     "a request",
@@ -24,21 +23,14 @@ FIELDS = Fields(
 )
 
 
-def read(
-    body: Mapping[str, Any],
-    defaults: SamplingParams,
-    template_vars: TemplateVars = NO_VARIABLES,
-    unserved: Mapping[str, Unserved] = NOTHING_MORE,
-    *,
-    raw: bool = False,
-) -> Request:
-    """The request of an object: see `chat_completions.read`. A `raw` text does not go through the chat template."""
-    said = FIELDS.given(body, unserved)
-    params = parameters.sampling_params(defaults, parameters.sampling_values(said), said)
+def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
+    """The request of an object. Raises InvalidRequest."""
+    said = FIELDS.without(defaults.unserved).given(body)
+    params = parameters.sampling_params(defaults.params, parameters.sampling_values(said), said)
     prompt = _prompt(said)
-    templated = not raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
-    variables = parameters.template_variables(said, template_vars, templated=templated)
-    return Request((prompt,), params, variables, raw, body=body)
+    templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
+    variables = parameters.template_variables(said, defaults.template_vars, templated=templated)
+    return Request((prompt,), params, variables, defaults.raw, body=body)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:

@@ -21,7 +21,7 @@ from cortexmlx import ChatPrompt, CortexError, Engine, InvalidRequest, RequestHa
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.errors import error_body, is_refusal
 from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Defaults, Request
 
 MOST_BYTES = 1 << 20
 """Of a request's body."""
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
             protocol = PROTOCOLS.get(self.path)
             if protocol is None:
                 raise InvalidRequest(f"{self.path} is not served, only {' and '.join(PROTOCOLS)}")
-            request: Request = protocol.read(self.body(), SamplingParams())
+            request: Request = protocol.read(self.body(), Defaults(SamplingParams()))
             self.submit(request, handles, events)
             info = ReplyInfo(uuid.uuid4().hex, self.engine.info.name, int(time.time()), self.engine.token_bytes)
             if request.stream:
@@ -82,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
             def listener(event: TokenEvent, number: int = number) -> None:
                 events.put((number, event))
 
-            prompt: Any = asked if request.raw else ChatPrompt(asked, request.template_vars)  # type: ignore[arg-type]
+            prompt: Any = asked
+            if not request.raw:
+                prompt = ChatPrompt(prompt, request.template_vars)
             handles.append(self.engine.submit(prompt, request.params, listener=listener))
 
     def stream(self, events: Events, chunks: Any, prompts: int) -> None:

@@ -31,7 +31,7 @@ FIELDS: dict[Style, Fields] = {
 
 
 def given(body: dict[str, Any], style: Style) -> dict[str, Any]:
-    return FIELDS[style].given(body, UNSERVED)
+    return FIELDS[style].without(UNSERVED).given(body)
 
 
 @pytest.mark.parametrize("style", list(THEIRS))

@@ -8,13 +8,14 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import PROTOCOLS, Style
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.request import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 
 
 def prompts_of(said: dict[str, Any], style: Style) -> Any:
-    return PROTOCOLS[style].read(said, SamplingParams()).prompts
+    return PROTOCOLS[style].read(said, Defaults(SamplingParams())).prompts
 
 
 def thoughts(**others: Any) -> dict[str, Any]:

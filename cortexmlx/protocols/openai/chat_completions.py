@@ -7,14 +7,13 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import TokenLogprob
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved
+from cortexmlx.protocols.fields import Fields
 from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.request import Completion, FinishReason
 
 URL = "/v1/chat/completions"
 FIELDS = Fields(
@@ -25,28 +24,21 @@ FIELDS = Fields(
 )
 
 
-def read(
-    body: Mapping[str, Any],
-    defaults: SamplingParams,
-    template_vars: TemplateVars = NO_VARIABLES,
-    unserved: Mapping[str, Unserved] = NOTHING_MORE,
-) -> Request:
-    """The request of a body. `defaults` and `template_vars` hold for what it does not say; the `unserved` fields are
-    refused as well. Raises InvalidRequest.
-    """
-    said = FIELDS.given(body, unserved)
+def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
+    """The request of a body. Raises InvalidRequest."""
+    said = FIELDS.without(defaults.unserved).given(body)
     values = parameters.sampling_values(said)
     asked = said.get("logprobs", False)
     if not isinstance(asked, bool):
         message = f"logprobs is {asked!r}, but must be true or false: the number is `top_logprobs`"
         raise InvalidRequest(message, field="logprobs")
-    values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.logprobs)
-    params = parameters.sampling_params(defaults, values, said)
+    values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
+    params = parameters.sampling_params(defaults.params, values, said)
     stream = parameters.stream_of(said, params)
     if "messages" not in said:
         raise InvalidRequest("`messages` is missing", field="messages")
     messages = read_messages(said["messages"])
-    variables = parameters.template_variables(said, template_vars)
+    variables = parameters.template_variables(said, defaults.template_vars)
     return Request((messages,), params, variables, body=body, **stream)
 
 

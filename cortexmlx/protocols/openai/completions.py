@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, inside
+from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Request, is_tokens, read_prompt
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.protocols.request import Asked, Defaults, Request, is_tokens, read_prompt
+from cortexmlx.request import Completion, FinishReason
 
 URL = "/v1/completions"
 FIELDS = Fields(
@@ -27,22 +26,17 @@ KIND = "text_completion"
 _MOST_PROMPTS = 2048
 
 
-def read(
-    body: Mapping[str, Any],
-    defaults: SamplingParams,
-    template_vars: TemplateVars = NO_VARIABLES,
-    unserved: Mapping[str, Unserved] = NOTHING_MORE,
-) -> Request:
-    """The request of a body: see `chat_completions.read`. Its prompts are taken as they are."""
-    said = FIELDS.given(body, unserved)
+def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
+    """The request of a body: its prompts are taken as they are."""
+    said = FIELDS.without(defaults.unserved).given(body)
     echo = parameters.flag(said, "echo")
     values = parameters.sampling_values(said)
     if echo and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
-    params = parameters.sampling_params(defaults, values, said)
+    params = parameters.sampling_params(defaults.params, values, said)
     stream = parameters.stream_of(said, params)
     prompts = _prompts(said.get("prompt"))
-    variables = parameters.template_variables(said, template_vars, templated=False)
+    variables = parameters.template_variables(said, defaults.template_vars, templated=False)
     return Request(prompts, params, variables, raw=True, echo=echo, body=body, **stream)
 
 

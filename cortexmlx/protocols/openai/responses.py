@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.protocols.fields import NOTHING_MORE, Fields, Unserved, check_fields, inside
+from cortexmlx.protocols.fields import Fields, Unserved, check_fields, inside
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Request, checked_text
-from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.protocols.request import Defaults, Request, checked_text
+from cortexmlx.request import Completion, FinishReason, Message
 
 URL = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"
@@ -49,24 +48,22 @@ FIELDS = Fields(
 _ITEM = ("type", "role", "content", "id", "status", "phase")
 
 
-def read(
-    body: Mapping[str, Any],
-    defaults: SamplingParams,
-    template_vars: TemplateVars = NO_VARIABLES,
-    unserved: Mapping[str, Unserved] = NOTHING_MORE,
-) -> Request:
-    """The request of a body: see `chat_completions.read`."""
-    accepted = FIELDS.accepted(body, unserved)
+def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
+    """The request of a body. Raises InvalidRequest."""
+    own = FIELDS.without(defaults.unserved)
+    accepted = own.accepted(body)
     if "metadata" in accepted:
         _check_metadata(accepted["metadata"])
-    said = FIELDS.known(accepted, unserved)
+    said = own.known(accepted)
     values = parameters.sampling_values(said)
-    values["logprobs"] = parameters.alternatives(said, _included(said), f'"include": ["{LOGPROBS}"]', defaults.logprobs)
+    values["logprobs"] = parameters.alternatives(
+        said, _included(said), f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
+    )
     if "max_output_tokens" in said:
         values["max_tokens"] = said["max_output_tokens"]
-    params = parameters.sampling_params(defaults, values, said)
+    params = parameters.sampling_params(defaults.params, values, said)
     messages = _input(said)
-    variables = parameters.template_variables(said, template_vars, effort=_effort(said))
+    variables = parameters.template_variables(said, defaults.template_vars, effort=_effort(said))
     return Request((messages,), params, variables, body=body)
 
 

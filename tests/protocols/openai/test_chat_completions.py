@@ -9,14 +9,15 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import EFFORT
 from cortexmlx.protocols.openai.chat_completions import read
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.request import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
-DEFAULTS = SamplingParams(max_tokens=99)
+DEFAULTS = Defaults(SamplingParams(max_tokens=99), {"a": 1})
 
 
 def asked(**body: Any) -> Any:
-    return read({"messages": [USER], **body}, DEFAULTS, {"a": 1})
+    return read({"messages": [USER], **body}, DEFAULTS)
 
 
 def test_a_body_becomes_a_request_with_the_defaults_of_who_serves_it() -> None:

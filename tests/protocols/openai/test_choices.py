@@ -130,6 +130,7 @@ def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert [choice["finish_reason"] is None for choice in own] == [True] * (len(own) - 1) + [False]
         assert own[-1]["delta"] == {} and all("role" not in choice["delta"] for choice in own[1:])
+        assert all(choice["delta"] for choice in own[1:-1])
         assert all(any(choice["delta"].values()) or choice["logprobs"] for choice in own[1:-1]), "none says nothing"
 
 

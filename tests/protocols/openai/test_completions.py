@@ -9,6 +9,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.completions import Chunks, read
 from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.request import SamplingParams, TokenEvent
 
 
@@ -23,7 +24,7 @@ from cortexmlx.request import SamplingParams, TokenEvent
     ],
 )
 def test_a_prompt_may_be_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
-    request = read({"prompt": prompt}, SamplingParams(), {"a": 1})
+    request = read({"prompt": prompt}, Defaults(SamplingParams(), {"a": 1}))
     assert (request.prompts, request.raw, request.template_vars) == (prompts, True, {})
 
 
@@ -41,12 +42,12 @@ def test_a_prompt_may_be_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
 )
 def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read(body, SamplingParams())
+        read(body, Defaults(SamplingParams()))
     assert refused.value.field == path
 
 
 def test_the_prompt_is_the_first_chunk_of_an_echo() -> None:
-    request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, SamplingParams())
+    request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, Defaults(SamplingParams()))
     writer = Chunks(request, ReplyInfo("7", "m", 0, [b"y", b"z"].__getitem__))
     chunks = writer.of(TokenEvent("a", 0, index=1), prompt=1)
     said = [(choice["index"], choice["text"]) for chunk in chunks for choice in chunk["choices"]]

@@ -10,6 +10,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import PROTOCOLS, Style
 from cortexmlx.protocols.openai.parameters import body_variables
 from cortexmlx.protocols.openai.responses import LOGPROBS
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.request import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
@@ -22,7 +23,7 @@ ASKED: dict[Style, dict[str, Any]] = {
 
 
 def params_of(said: dict[str, Any], style: Style) -> SamplingParams:
-    return PROTOCOLS[style].read({**ASKED[style], **said}, DEFAULTS).params
+    return PROTOCOLS[style].read({**ASKED[style], **said}, Defaults(DEFAULTS)).params
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai import responses
 from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
 
 ASKED = Request(
@@ -63,7 +63,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def prompts_of(said: dict[str, Any]) -> Any:
-    return responses.read(said, SamplingParams()).prompts
+    return responses.read(said, Defaults(SamplingParams())).prompts
 
 
 @pytest.mark.parametrize("input_", ["hi", [USER], [{"type": "message", **USER, "id": "m", "status": "completed"}]])
@@ -99,7 +99,7 @@ def test_what_a_response_wrote_is_the_beginning_of_the_next_input() -> None:
 )
 def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        responses.read(body, SamplingParams())
+        responses.read(body, Defaults(SamplingParams()))
     assert refused.value.field == path
 
 
