@@ -178,6 +178,7 @@ class ModelRunner:
         """The choice of tokens as a graph. Returns what is to be computed of it. The step is in flight from now on."""
         sampled = self.build_choice(mask)
         self._in_flight.append(Pending(sampled, self._started, self._scores_later))
+        self._scores_later = None  # it holds arrays as large as a prompt
         return [] if sampled is None else sampled.arrays()
 
     def build_choice(self, mask: TokenMask | None = None) -> Sampled | None:

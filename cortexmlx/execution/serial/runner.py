@@ -175,7 +175,7 @@ class SerialRunner:
         if logits is not None:
             assert self._sampler is not None
             sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
-        self._newest, self._logits = sampled, None
+        self._newest, self._logits, self._scores = sampled, None, None
         pending = Pending(sampled, self._started, None if scores is None else lambda: scores)
         self._in_flight.append((plan, pending))
         return [] if sampled is None else sampled.arrays()
