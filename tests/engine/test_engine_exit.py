@@ -67,7 +67,8 @@ print("ended")
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     output, errors = ended(process)
-    assert (process.returncode, output, errors) == (0, "5\nended\n", "")
+    # One more token may have begun before the signal arrived. Those after it are held.
+    assert (process.returncode, output.removeprefix("begun\n"), errors) == (0, "5\nended\n", "")
 
 
 def test_two_engines_at_once_do_not_disturb_each_other(tiny: Any, theirs: Any) -> None:
