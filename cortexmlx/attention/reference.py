@@ -11,8 +11,8 @@ Prefill pieces read a view of the row's run, or one gather of its slots when it 
 that the layer shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
 queries that skip what lies in the future of all of them.
 
-Softmax is taken in powers of two (`softmax.py`). Below float32 a CPU computes every row by MLX's own attention instead,
-so that a row's roundings are the same alone, in company and in mlx-lm.
+Softmax is taken in powers of two (`softmax.py`), and of a lone row's few scores by MLX. Below float32 a CPU computes
+every row by MLX's own attention instead, so that a row's roundings are the same alone, in company and in mlx-lm.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from cortexmlx.kv.arena import PARTS, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import Piece
 
+FEW_SCORES = 8192
+"""Scores of a row up to which the number of operations matters more than what they compute."""
+
 STRETCH = 64
 """Queries of a prefill piece that are computed together on a CPU: fewer would make small matrix products, more would
 compute more scores of the future."""
@@ -44,7 +47,9 @@ def attend(
     slopes: mx.array | None = None,
 ) -> mx.array:
     """See `paged_attention`."""
-    parts = [attend_rows(queries, kv, scale, sinks, softcap, slopes)] if kv.step.rows else []
+    if not kv.step.pieces:
+        return attend_rows(queries, kv, scale, sinks, softcap, slopes)
+    parts = [attend_rows(queries, kv, scale, sinks, softcap, slopes)] if len(kv.step.lengths) else []
     parts += attend_pieces(queries, kv, scale, sinks, softcap, slopes)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -60,16 +65,19 @@ def attend_rows(
     """Attention of the step's single-token queries alone, `[rows, query_heads, 1, value_dim]`. `queries` are those of
     the whole step. Used by every backend.
     """
-    rows, ones = kv.step.rows, ReferenceStep.of(kv).ones
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ones, slopes=slopes)
-    if rounds_coarsely(queries, kv) and not softmax.of_no_model:
+    lengths, coarse = kv.step.lengths, rounds_coarsely(queries, kv)
+    rows = len(lengths)
+    run = kv.step.runs[0] if rows == 1 and kv.quantization is None else None
+    plain = not coarse and sinks is None and softcap is None and slopes is None
+    if run is not None and plain and queries.shape[1] * (int(lengths[0]) + kv.tail_tokens) <= FEW_SCORES:
+        return _attend_run(queries[:1], kv, run, scale, None)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
+    if coarse and not softmax.of_no_model:
         return _attend_rows_as_mlx(queries[:rows], kv, softmax)
     if kv.quantization is not None and multiplies_codes():
         return _attend_codes(queries[:rows], kv, kv.quantization, softmax)
-    if kv.quantization is None and rows == 1 and kv.step.runs[0] is not None:
-        count = queries.shape[1] * (int(kv.step.lengths[0]) + kv.tail_tokens)
-        few = Softmax(scale, sinks, softcap, queries.dtype, ones, count, slopes)
-        return _attend_run(queries[:1], kv, kv.step.runs[0], few)
+    if run is not None:
+        return _attend_run(queries[:1], kv, run, scale, softmax)
     return _attend_rows(queries[:rows], kv, softmax)
 
 
@@ -85,7 +93,7 @@ def attend_pieces(
 
     `queries` are those of the whole step. Used by every backend.
     """
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes=slopes)
+    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
@@ -256,39 +264,45 @@ def _block_products(
     return left[which_left] @ blocks[which_block]
 
 
-def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, softmax: Softmax) -> mx.array:
-    """A lone row whose tokens are one run: a view of the arena instead of gathered blocks."""
+def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
+    """A lone row whose tokens are one run: a view of the arena instead of gathered blocks. Without a `softmax` it is
+    MLX's own, of nothing but scaled products.
+    """
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    first = kv.step.reach.oldest(length + tail - 1)
+    first = 0 if kv.step.reach.tokens is None else kv.step.reach.oldest(length + tail - 1)
     begin = min(first, length)
     view = kv.arena.view(kv.layer, run, length)
-    keys, values = view[0], view[-1]
     if begin:
-        keys, values = keys[:, begin:], values[:, begin:]
+        view = tuple([a[:, begin:] for a in view])
+    keys, values = view[0], view[-1]
     heads, span = keys.shape[0], length - begin
     _, query_heads, _, dim = queries.shape
-    q = softmax.scaled(queries).reshape(heads, query_heads // heads, dim)
+    q = (queries * scale if softmax is None else softmax.scaled(queries)).reshape(heads, query_heads // heads, dim)
     scores = q @ keys.swapaxes(-1, -2)
     if kv.tail is not None:
-        columns = tuple(t[0, :, first - begin : tail] for t in kv.tail)
-        tail_keys, tail_values = columns[0], columns[-1]
+        tail_keys, tail_values = kv.tail[0][0, :, first - begin : tail], kv.tail[-1][0, :, first - begin : tail]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    shape, newest = (heads, query_heads // heads, 1), length + tail - 1
-    distance = partial(ReferenceStep.distance, newest, newest + 1, first)
-    scores = softmax.biased(softmax.capped(scores), shape, distance)
-    weights, total = softmax.weights(scores, shape)
+    total = None
+    if softmax is None:
+        weights = mx.softmax(scores, axis=-1, precise=True)
+    else:
+        shape, newest = (heads, query_heads // heads, 1), length + tail - 1
+        distance = partial(ReferenceStep.distance, newest, newest + 1, first)
+        weights, total = softmax.weights(softmax.biased(softmax.capped(scores), shape, distance), shape)
     if kv.tail is None:
         out = weights @ values
     else:
         out = mx.addmm(weights[..., span:] @ tail_values, weights[..., :span], values)
-    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
+    out = _cut(out, kv) if keys is values else out
+    return (out if total is None else out / total).astype(queries.dtype).reshape(1, query_heads, 1, -1)
 
 
 def _cut(sums: mx.array, kv: PagedKV) -> mx.array:
     """Weighted sums of values. Where these lie in their keys, the sums are of whole keys: to cut those would have
     copied them.
     """
-    return sums if kv.value_in_key is None or kv.expand is not None else sums[..., : kv.value_in_key]
+    width = kv.value_in_key
+    return sums if width is None or kv.expand is not None else sums[..., :width]
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:

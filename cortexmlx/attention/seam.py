@@ -2,7 +2,7 @@
 
 A model asks its cache for `offset` and a mask, hands new keys and values to `update_and_fetch`, and calls its module's
 `scaled_dot_product_attention`. Our cache objects return `PagedKV` handles, and the module-level function is replaced
-by one that recognises a handle and calls `paged_attention`, and calls the original for everything else.
+by one that recognises a handle and calls its backend, and calls the original for everything else.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         sinks: mx.array | None = None,
         **others: Any,
     ) -> mx.array:
+        if type(keys) is PagedKV and mask is None and not others:  # almost always; `paged_attention` without slopes
+            return keys.attend(queries, keys, scale=scale, sinks=sinks)
         if isinstance(keys, OwnHandle) and values is keys and sinks is None and not others:
             return keys.attend(queries, scale, mask)
         if isinstance(keys, PagedKV | ProbeKV | OwnHandle):

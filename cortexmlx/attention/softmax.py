@@ -16,16 +16,12 @@ import mlx.core as mx
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
-_FEW = 8192
-"""Scores up to which the number of operations matters more than what they compute."""
-
 
 class Softmax:
     """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap, ALiBi's `slopes`
     `[query_heads]`, `dtype` of the queries.
 
-    `ones` keeps columns of ones, by their length, for a whole step. With `scores` so few that operations cost more than
-    arithmetic, and nothing but a scale, it is MLX's own softmax.
+    `ones` keeps columns of ones, by their length, for a whole step.
     """
 
     def __init__(
@@ -35,10 +31,8 @@ class Softmax:
         softcap: float | None,
         dtype: mx.Dtype,
         ones: dict[int, mx.array],
-        scores: int | None = None,
         slopes: mx.array | None = None,
     ) -> None:
-        self._natural = scores is not None and scores <= _FEW and sinks is None and softcap is None and slopes is None
         self.scale = scale
         self.sinks = sinks
         self.softcap = softcap
@@ -54,14 +48,12 @@ class Softmax:
 
     def scaled(self, queries: mx.array) -> mx.array:
         """The queries, to be multiplied with keys."""
-        plain = self._natural or self._coarse or self.softcap is not None
+        plain = self._coarse or self.softcap is not None
         return queries * (self.scale if plain else self.scale * LOG2_E)
 
     def capped(self, products: mx.array) -> mx.array:
         """Scores, in powers of two, of the products of scaled queries and keys. What may not be seen is masked after
         this."""
-        if self._natural:
-            return products
         if self._coarse:
             products = products.astype(mx.float32)
         if self.softcap is not None:
@@ -83,8 +75,6 @@ class Softmax:
         the sinks' `[query_heads]` belong in `[..., 1]`. The weights have the queries' dtype; below float32 they are
         divided already, and there is nothing left to divide by.
         """
-        if self._natural:
-            return mx.softmax(scores, axis=-1, precise=True), None
         largest = mx.max(scores, axis=-1, keepdims=True)
         sinks = None
         if self.sinks is not None:

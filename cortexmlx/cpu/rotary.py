@@ -11,43 +11,43 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+Kind = tuple[int, bool, float, float]
+"""What the angles of a layer depend on besides positions: `dims`, `traditional`, `base` and `scale` of its `RoPE`."""
+
 
 class StepAngles:
     """The positions of the current step and the tables that layers have asked for so far."""
 
     def __init__(self) -> None:
-        self._positions: mx.array | None = None
-        self._tables: dict[tuple[int, bool, float, float], tuple[mx.array, mx.array]] = {}
+        self.positions: mx.array | None = None
+        self.tables: dict[Kind, tuple[mx.array, mx.array]] = {}
+        """What `turned` has returned in this step."""
 
     def begin(self, positions: mx.array) -> None:
         """A step begins, whose flat tokens are at `positions` `[T]`: models get this very array as their offset."""
-        self._positions = positions
-        self._tables = {}
+        self.positions = positions
+        self.tables = {}
 
     def end(self) -> None:
         """Keep nothing of the last step."""
-        self._positions = None
-        self._tables = {}
+        self.positions = None
+        self.tables = {}
 
-    def are_of(self, offset: mx.array | int) -> bool:
-        """Whether an offset is the step's positions."""
-        return offset is self._positions
-
-    def tables(self, rope: nn.RoPE) -> tuple[mx.array, mx.array]:
-        """Cosines and signed sines `[T, 1, 1, dims]` for `rope`, from its rotation of the unit vectors (1, 0)."""
-        key = (rope.dims, rope.traditional, rope.base, rope.scale)
-        if key not in self._tables:
-            assert self._positions is not None
-            tokens, axis = self._positions.shape[0], _pair_axis(rope)
-            ones = mx.ones((tokens, 1, 1, *((rope.dims // 2, 1) if rope.traditional else (1, rope.dims // 2))))
-            unit = mx.concatenate([ones, mx.zeros_like(ones)], axis=axis).reshape(tokens, 1, 1, rope.dims)
-            turned = nn.RoPE.__call__(rope, unit, offset=self._positions)
-            cosines, sines = mx.split(_paired(turned, rope), 2, axis=axis)
-            self._tables[key] = (
-                mx.concatenate([cosines, cosines], axis=axis).reshape(unit.shape),
-                mx.concatenate([-sines, sines], axis=axis).reshape(unit.shape),
-            )
-        return self._tables[key]
+    def turned(self, rope: nn.RoPE, kind: Kind) -> tuple[mx.array, mx.array]:
+        """Compute cosines and signed sines `[T, 1, 1, dims]` for `rope`, from its rotation of the unit vectors (1, 0),
+        and keep them for the layers of its `kind`.
+        """
+        assert self.positions is not None
+        tokens, axis = self.positions.shape[0], -1 if rope.traditional else -2
+        ones = mx.ones((tokens, 1, 1, *((rope.dims // 2, 1) if rope.traditional else (1, rope.dims // 2))))
+        unit = mx.concatenate([ones, mx.zeros_like(ones)], axis=axis).reshape(tokens, 1, 1, rope.dims)
+        turned = nn.RoPE.__call__(rope, unit, offset=self.positions)
+        cosines, sines = mx.split(_paired(turned, rope), 2, axis=axis)
+        self.tables[kind] = (
+            mx.concatenate([cosines, cosines], axis=axis).reshape(unit.shape),
+            mx.concatenate([-sines, sines], axis=axis).reshape(unit.shape),
+        )
+        return self.tables[kind]
 
 
 class SharedRoPE(nn.RoPE):  # type: ignore[misc]
@@ -59,11 +59,14 @@ class SharedRoPE(nn.RoPE):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
         """Rotate `[T, heads, 1, dims]`; see `nn.RoPE`."""
-        if not self._angles.are_of(offset) or x.dtype != mx.float32 or x.shape[-1] != self.dims:
+        angles = self._angles
+        if offset is not angles.positions or x.dtype != mx.float32 or x.shape[-1] != self.dims:
             plain: mx.array = super().__call__(x, offset=offset)
             return plain
-        cosines, sines = self._angles.tables(self)
-        swapped = _paired(x, self)[..., ::-1] if self.traditional else _paired(x, self)[..., ::-1, :]
+        kind = (self.dims, self.traditional, self.base, self.scale)
+        cosines, sines = angles.tables.get(kind) or angles.turned(self, kind)
+        pairs = _paired(x, self)
+        swapped = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
         return x * cosines + swapped.reshape(x.shape) * sines
 
 
@@ -78,11 +81,7 @@ def share_angles(model: nn.Module) -> StepAngles:
     return angles
 
 
-def _pair_axis(rope: nn.RoPE) -> int:
-    return -1 if rope.traditional else -2
-
-
 def _paired(x: mx.array, rope: nn.RoPE) -> mx.array:
-    """`[..., dims]` with the two numbers that are rotated together along `_pair_axis`."""
+    """`[..., dims]` with the two numbers that are rotated together along an axis: the last, or the one before it."""
     half = rope.dims // 2
     return x.reshape(*x.shape[:-1], *((half, 2) if rope.traditional else (2, half)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,7 +63,7 @@ class LogitRows:
     ) -> tuple[mx.array, mx.array]:
         everything = len(rows) in (0, tokens.shape[0])
         picked = None if everything else mx.array(rows)
-        if self._pick is None:
+        if self._pick is None or (picked is None and kept is None):
             logits: mx.array = self._model(tokens, cache=caches)[:, 0]
             return logits if picked is None else logits[picked], logits if kept is None else logits[kept]
         self._pick.pick(picked, kept)
@@ -70,7 +71,7 @@ class LogitRows:
             logits = self._model(tokens, cache=caches)[:, 0]
             return logits, logits if kept is None else self._pick.kept
         finally:
-            self._pick.pick(None)
+            self._pick.pick(None)  # it keeps no array of the pass
 
 
 class _Wrapped(nn.Module):  # type: ignore[misc]
@@ -84,60 +85,69 @@ class _Wrapped(nn.Module):  # type: ignore[misc]
         return self[name] if name in self else getattr(self["norm"], name)
 
 
+@dataclass
+class _Picking:
+    """What becomes of the rows of one pass. It is no module, so that its arrays are no parameters."""
+
+    calls_left: int
+    """Calls of the norm until the one at which rows are picked."""
+    rows: mx.array | None = None
+    """The rows that are handed on; None: all are."""
+    wanted: mx.array | None = None
+    """The rows to keep."""
+    kept: mx.array | None = None
+    given: mx.array | None = None
+    """What is handed on in the place of whatever arrives."""
+
+    def handed_on(self, x: mx.array) -> mx.array:
+        if self.given is not None:
+            return self.given
+        if self.wanted is not None:
+            self.kept = x[self.wanted]
+        return x if self.rows is None else x[self.rows]
+
+
 class _PickRows(_Wrapped):
     """A norm that, at the last of its `calls` in a pass, first drops the rows nobody asked for."""
 
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)
         self._calls = calls
-        self._left = 0
-        self._picked: list[mx.array] = []  # in a list, which is no parameter
-        self._wanted: list[mx.array] = []
-        self._kept: list[mx.array] = []
-        self._given: list[mx.array] = []
+        self._picking = _Picking(calls)
 
     def pick(self, rows: mx.array | None, wanted: mx.array | None = None) -> None:
         """Hand on only `rows` in the next pass; None hands on all. What `wanted` rows are then is `kept`."""
-        self._left = self._calls
-        self._picked[:] = [] if rows is None else [rows]
-        self._wanted[:] = [] if wanted is None else [wanted]
-        self._kept.clear()
+        self._picking = _Picking(self._calls, rows, wanted)
 
     @property
     def kept(self) -> mx.array:
         """The rows that were wanted of the last pass."""
-        return self._kept[0]
+        assert self._picking.kept is not None
+        return self._picking.kept
 
     @contextmanager
     def given(self, kept: mx.array) -> Iterator[None]:
         """In a pass, `kept` goes on in the place of whatever arrives."""
-        self._left = self._calls
-        self._given[:] = [kept]
+        self._picking = _Picking(self._calls, given=kept)
         try:
             yield
         finally:
-            self._given.clear()
+            self._picking = _Picking(self._calls)
 
     def __call__(self, x: mx.array) -> mx.array:
-        self._left -= 1
-        if self._left == 0:
-            x = self._handed_on(x)
-        out: mx.array = self.norm(x)
+        picking = self._picking
+        picking.calls_left -= 1
+        if picking.calls_left == 0:
+            x = picking.handed_on(x)
+        out: mx.array = self["norm"](x)
         return out
-
-    def _handed_on(self, x: mx.array) -> mx.array:
-        if self._given:
-            return self._given[0]
-        if self._wanted:
-            self._kept[:] = [x[self._wanted[0]]]
-        return x[self._picked[0]] if self._picked else x
 
 
 class _PickOutput(_PickRows):
     """A part of the model whose output drops the rows nobody asked for."""
 
     def __call__(self, *inputs: Any, **others: Any) -> Any:
-        return self._handed_on(self.norm(*inputs, **others))
+        return self._picking.handed_on(self["norm"](*inputs, **others))
 
 
 class _Noted(_Wrapped):

@@ -136,7 +136,7 @@ class KVArena:
         if not 0 <= tokens <= run.count * self.block_size:
             raise ValueError(f"a run of {run.count} blocks of {self.block_size} has no {tokens} tokens")
         start = run.start * self.block_size
-        return tuple(a[:, start : start + tokens] for a in self._slabs[layer])
+        return tuple([a[:, start : start + tokens] for a in self._slabs[layer]])
 
     def blocks_of(self, layer: int) -> Slab:
         """The slab as matrices for `gather_mm`: `[kv_heads * all blocks, block_size, dim]`, head h block b at `h *

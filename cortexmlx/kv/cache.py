@@ -354,9 +354,11 @@ class KVCache(SequenceTables):
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
     def _reserve(self, sequence: SequenceBlocks, tokens: int) -> None:
-        place = self.blocks_for(tokens)
-        if any(table.end < place for table in sequence.tables):
-            self._grow(sequence, need := [place] * len(self.groups), need)
+        place = -(-tokens // self.block_size)
+        for table in sequence.tables:
+            if table.first + len(table.blocks) < place:  # `table.end`: this is asked of each row in each step
+                self._grow(sequence, need := [place] * len(self.groups), need)
+                return
 
     def _grow(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
         """Bring every table to its first `need` places, or to `want` if one run holds them; all groups or none."""

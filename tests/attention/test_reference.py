@@ -15,6 +15,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
+from cortexmlx.attention.softmax import Softmax
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
@@ -191,6 +192,27 @@ def test_any_step_as_a_gpu_computes_it(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "rounds_coarsely", lambda queries, kv: False)
         Case(data.draw).run()
+
+
+def test_few_scores_take_mlxs_own_softmax_unless_something_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where operations cost more than arithmetic, one operation. A sink, a cap or slopes are no part of that one."""
+    made: list[float] = []
+    monkeypatch.setattr(reference, "Softmax", lambda *args: made.append(args[0]) or Softmax(*args))
+    monkeypatch.setattr(reference, "FEW_SCORES", 2 * 20)
+    arena = KVArena([LayerGroup(KVSpec(1, 8, 8, "float32"), (0,))], 4, 16)
+    for length, sinks, cap, slopes, powers in [
+        (20, None, None, None, 0),
+        (21, None, None, None, 1),
+        (20, mx.zeros(2), None, None, 1),
+        (20, None, 2.0, None, 1),
+        (20, None, None, mx.zeros(2), 1),
+    ]:
+        made.clear()
+        run = KVHandle(0, 2)
+        step = GroupStep(np.array([[0, 1]], np.int32), np.array([length], np.int32), (run,), (), Reach())
+        kv = PagedKV(arena, 0, step, None, 0, mx.float32, attend)
+        paged_attention(mx.zeros((1, 2, 1, 8)), kv, scale=1.0, sinks=sinks, softcap=cap, slopes=slopes)
+        assert len(made) == powers
 
 
 @pytest.mark.parametrize("length", [200, 3000])

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention import softmax as softmax_module
 from cortexmlx.attention.softmax import Softmax, divided
 
 HEADS, GROUP, COLUMNS, DIM = 2, 3, 40, 8
@@ -16,7 +15,7 @@ TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
 """Of results of order 1. Below float32 the queries' products with the keys are rounded, and the weights once more."""
 
 
-def both_ways(dtype: str, sinks: bool, cap: float | None, scores: int | None, size: float) -> tuple[Any, Any]:
+def both_ways(dtype: str, sinks: bool, cap: float | None, size: float) -> tuple[Any, Any]:
     """The weighted sum `[HEADS, GROUP, DIM]` by the class and by its definition in float64."""
     random = np.random.default_rng(int(size * 10))
     kind = getattr(mx, dtype)
@@ -26,7 +25,7 @@ def both_ways(dtype: str, sinks: bool, cap: float | None, scores: int | None, si
     seen = random.random((HEADS, GROUP, COLUMNS)) < 0.7
     seen[..., 0] = True
 
-    softmax = Softmax(0.25, extra, cap, kind, {}, scores)
+    softmax = Softmax(0.25, extra, cap, kind, {})
     products = softmax.capped(softmax.scaled(q) @ keys.swapaxes(-1, -2))
     masked = mx.where(mx.array(seen), products, mx.array(-mx.inf, products.dtype))
     weights, total = softmax.weights(masked, (HEADS, GROUP, 1))
@@ -46,12 +45,11 @@ def both_ways(dtype: str, sinks: bool, cap: float | None, scores: int | None, si
 
 
 @pytest.mark.parametrize("size", [1.0, 6.0])
-@pytest.mark.parametrize("scores", [None, 10])
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_it_is_the_softmax(dtype: str, sinks: bool, cap: float | None, scores: int | None, size: float) -> None:
-    found, wanted = both_ways(dtype, sinks, cap, scores, size)
+def test_it_is_the_softmax(dtype: str, sinks: bool, cap: float | None, size: float) -> None:
+    found, wanted = both_ways(dtype, sinks, cap, size)
     assert np.abs(found - wanted).max() < TOLERANCE[dtype] * size
 
 
@@ -70,24 +68,6 @@ def test_columns_of_ones_are_made_once_for_a_step() -> None:
     for columns in (3, 5, 3):
         Softmax(1.0, None, None, mx.float32, ones).weights(mx.zeros((1, 1, columns)), (1, 1, 1))
     assert sorted(ones) == [3, 5] and ones[3].shape == (3, 1)
-
-
-def test_few_scores_are_mlxs_own_softmax_unless_something_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where operations cost more than arithmetic, one operation; a sink, a cap or slopes are no part of that one."""
-    calls: list[int] = []
-    monkeypatch.setattr(softmax_module, "exp2", lambda x: calls.append(x.size) or mx.power(2.0, x))
-    few, scores = softmax_module._FEW, mx.zeros((1, 1, 4))
-    for sinks, cap, slopes, count, powers in [
-        (None, None, None, few, 0),
-        (None, None, None, few + 1, 1),
-        (None, None, None, None, 1),
-        (mx.zeros(1), None, None, few, 2),
-        (None, 2.0, None, few, 1),
-        (None, None, mx.zeros(1), few, 1),
-    ]:
-        calls.clear()
-        Softmax(1.0, sinks, cap, mx.float32, {}, count, slopes).weights(scores, (1, 1, 1))
-        assert len(calls) == powers
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

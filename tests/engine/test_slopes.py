@@ -1,6 +1,6 @@
 """A whole engine whose layers have ALiBi's slopes: prefill, decode windows, tails and batches, on both backends.
 
-No model of mlx-lm has slopes, so a tiny one gets them at the seam. The judge is that model under mlx-lm, with the
+No model of mlx-lm has slopes, so a tiny one's runner adds them. The judge is that model under mlx-lm, with the
 slopes as a mask over all tokens in one pass.
 """
 
@@ -16,7 +16,6 @@ import mlx_lm.models.llama
 import numpy as np
 import pytest
 
-from cortexmlx.attention import seam
 from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.metal import sim
 from support.core_driver import Driver
@@ -39,9 +38,10 @@ def with_slopes(queries: mx.array, keys: mx.array, values: mx.array, *_: Any, sc
 def test_its_tokens_are_those_of_the_model_with_biases_for_a_mask(
     backend: str, tiny: Callable[[str], Path], judged: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seam, "paged_attention", partial(seam.paged_attention, slopes=SLOPES))
     with sim.options(checked=False):
         driver = Driver(tiny("llama"), attention=backend)
+        runner: Any = driver.core.runner
+        runner._attend = partial(runner._attend, slopes=SLOPES)
         answers = driver.answers(PROMPTS, 20)
     assert driver.core.backend.notes() == ()
     monkeypatch.setattr(mlx_lm.models.llama, "scaled_dot_product_attention", with_slopes)
