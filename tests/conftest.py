@@ -154,4 +154,4 @@ def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
         probe(model)
         raise NotPaged("tiny: a test wants it so")
 
-    monkeypatch.setattr("cortexmlx.execution.way.probe", refuse)
+    monkeypatch.setattr("cortexmlx.execution.mode.probe", refuse)

@@ -13,7 +13,7 @@ from cortexmlx.kv import sizing
 from cortexmlx.kv.spec import Counts, LayerGroup, paged
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.way import Way
+    from cortexmlx.execution.mode import Way
     from cortexmlx.serving.config import EngineConfig
 
 
@@ -52,7 +52,7 @@ def plan_runs(
     """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
     model that is not paged, or if a cache of the default size has no room.
     """
-    from cortexmlx.execution.way import Paged, way_of
+    from cortexmlx.execution.mode import Paged, way_of
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()

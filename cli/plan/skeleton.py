@@ -18,7 +18,7 @@ from cortexmlx.models.context import UNSTATED_CONTEXT, of_language, stated_conte
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.way import Way
+    from cortexmlx.execution.mode import Way
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
 
 def _way(model: Any) -> tuple[Way | None, str | None]:
     """How the engine runs the model, or why it does not."""
-    from cortexmlx.execution.way import way_of
+    from cortexmlx.execution.mode import way_of
 
     try:
         return way_of(model), None

@@ -15,7 +15,7 @@ from typing import Any
 
 from cortexmlx.execution.boundary import Refused, Runner, Shapes
 from cortexmlx.execution.fingerprint import described, fingerprint
-from cortexmlx.execution.way import Way
+from cortexmlx.execution.mode import Way
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish
 from cortexmlx.kv.prefix import Entry, Key

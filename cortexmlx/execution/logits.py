@@ -1,4 +1,4 @@
-"""Row-wise functions on logits: the likeliest tokens, the nucleus, and a draw.
+"""Row-wise functions on logits: the likeliest tokens, the nucleus, a draw, and the mask of allowed tokens.
 
 Every function is lazy (it builds operations and never waits for one) and treats its rows independently: a row gets the
 same result alone, permuted, or beside any others. Widths: `R` rows, `V` tokens of the vocabulary.
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
+from cortexmlx.execution.boundary import TokenMask
 
 NO_TOKEN = -1
 """Stands for the token of a row of which no token can be chosen."""
@@ -157,3 +158,15 @@ def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
     reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
     index = mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)
     return index, mx.take_along_axis(reached, index, axis=-1)
+
+
+def masked(logits: mx.array, mask: TokenMask) -> mx.array:
+    """`logits [R, V]` with -inf for the tokens that a row of the mask may not choose. Other rows stay bit by bit."""
+    rows, vocab = logits.shape
+    bits = mx.array(mask.allowed)[:, :, None] >> mx.arange(32, dtype=mx.uint32)
+    allowed = (bits & 1).reshape(len(mask.rows), -1)[:, :vocab].astype(mx.bool_)
+    if len(mask.rows) == rows and (mask.rows == np.arange(rows)).all():
+        return mx.where(allowed, logits, -mx.inf)
+    changed, where = logits[:], mx.array(mask.rows)
+    changed[where] = mx.where(allowed, logits[where], -mx.inf)
+    return changed

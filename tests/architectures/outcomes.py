@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.execution.way import Way, way_of
+from cortexmlx.execution.mode import Way, way_of
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
 from support.core_driver import Driver

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.execution import way
+from cortexmlx.execution import mode
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model
 from cortexmlx.request import Completion, QueuedRequest, SamplingParams
@@ -25,7 +25,7 @@ class Driver:
 
     def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
         """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
-        per_token, per_row, alone = _sizes(str(model), config.get("kv_bits"), config.get("kv_group_size"), way.probe)
+        per_token, per_row, alone = _sizes(str(model), config.get("kv_bits"), config.get("kv_group_size"), mode.probe)
         memory = (tokens * per_token or snapshots * per_row) + (per_row if alone else 0)
         # How much a step computes does not depend on how long the last ones took, unless a test wants that.
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32, "token_target": None} | config
@@ -104,7 +104,7 @@ def _sizes(
     model: str, kv_bits: int | None, kv_group_size: int | None, probe: Callable[[Any], Any]
 ) -> tuple[int, int, bool]:
     """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
-    chosen = way.way_of(load_model(model).model, kv_bits, kv_group_size)
+    chosen = mode.way_of(load_model(model).model, kv_bits, kv_group_size)
     return bytes_per_token(chosen.groups), row_bytes(chosen.groups), chosen.most_rows is not None
 
 

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.execution.footprint import steps
 from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
-from cortexmlx.execution.way import way_of
+from cortexmlx.execution.mode import way_of
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.steps.builder import scoring_of
 from cortexmlx.scheduling.steps.plan import Segment
-from cortexmlx.scheduling.steps.scoring import scoring_of
 from support.requests import job_of
 
 

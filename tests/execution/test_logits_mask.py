@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.logits import NO_TOKEN
+from cortexmlx.execution.logits import NO_TOKEN, masked
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.execution.token_mask import masked
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from support.core_driver import Driver
 from support.sampling_tools import row
@@ -59,10 +60,11 @@ def test_only_what_is_not_allowed_changes(data: st.DataObject, rows: int, vocab:
 def test_a_masked_row_chooses_an_allowed_token_and_its_neighbours_what_they_would(params: SamplingParams) -> None:
     random = np.random.default_rng(4)
     logits = mx.array(random.normal(size=(4, 97)).astype(np.float32))
-    rows = [row(params, seed, prompt=[1, 2], output=[3]) for seed in range(4)]
-    free = BatchSampler(rows, 97)(logits, np.full(4, 1))
+    rows = [replace(row(params, seed, prompt=[1, 2], output=[3]), processed_for=JobId(seed)) for seed in range(4)]
+    functions = {JobId(seed): params.logits_processors for seed in range(4)}
+    free = BatchSampler(rows, 97, functions)(logits, np.full(4, 1))
     allowed = random.random((2, 97)) < 0.1
-    sampled = BatchSampler(rows, 97)(logits, np.full(4, 1), mask=mask_of([1, 3], allowed))
+    sampled = BatchSampler(rows, 97, functions)(logits, np.full(4, 1), mask=mask_of([1, 3], allowed))
     tokens = np.array(sampled.tokens)
     assert allowed[0, tokens[1]] and allowed[1, tokens[3]]
     assert tokens[[0, 2]].tolist() == np.array(free.tokens)[[0, 2]].tolist()
