@@ -4,7 +4,7 @@ another process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from traceback import clear_frames
@@ -19,6 +19,8 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.machine import is_refusal
+from cortexmlx.request import LogitsProcessor
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepPlan
 
 Arrays = tuple[np.ndarray, ...]
@@ -99,6 +101,8 @@ class Runner(Protocol):
     `begin`, `resize`, `copy`, `copy_out` and `release` need that nothing is in flight.
     """
 
+    processors: MutableMapping[JobId, Sequence[LogitsProcessor]]
+    """The callers' own functions, by job. They stay on the runner's side: a plan only names the job."""
     build_seconds: float
     wait_seconds: float
     computes_at_dispatch: bool

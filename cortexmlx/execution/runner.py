@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,8 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.request import LogitsProcessor
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare
 
@@ -72,6 +74,7 @@ class ModelRunner:
         self.computes_at_dispatch = mx.default_device() == mx.cpu
         self.build_seconds = 0.0
         self.wait_seconds = 0.0
+        self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = {}
         self._vocab_size = vocab_size
         self._attend = attend
         own = own_caches(model)
@@ -79,6 +82,8 @@ class ModelRunner:
         self._feed = Feed()
         self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)}, self._feed)
         self.memory = PagedMemory(groups, block_size, self.states)
+        arena = self.memory.arena
+        self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
@@ -141,6 +146,8 @@ class ModelRunner:
     def _pass(self, plan: StepPlan) -> list[mx.array]:
         """The memory that a step needs, and its forward pass as a graph. Returns what is to be computed of it."""
         self._started = time.perf_counter()
+        if plan.kind is StepKind.DECODE and plan.groups is None:  # within a window the arena stays as it is
+            return self.build_pass(plan)
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
         prepare(plan, self.memory)
@@ -157,19 +164,21 @@ class ModelRunner:
             self._check(plan.groups)
             self._groups = plan.groups
             self._derived = tuple(Derived() for _ in plan.groups)
-            self._writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(plan.writes)]
+            arena = self.memory.arena
+            self._writes = [LazyWrite(write, arena, group) for group, write in enumerate(plan.writes)]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches.values():
             cache.begin(positions)
         self._angles.begin(positions)
-        self.states.begin(plan)
+        if self.states.leaves:
+            self.states.begin(plan)
         logits, kept = self._forward(plan)
         self._logits = logits if len(plan.logit_rows) else None
         self._scores_later = None
         if kept is not None and plan.scoring is not None:
             self._scores_later = partial(self._scores, kept, plan.scoring)
-        results = self.states.end()
+        results = self.states.end() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
         return results
@@ -189,7 +198,7 @@ class ModelRunner:
         if logits is None:
             return None
         if plan.sampling is not None:
-            self._sampler = BatchSampler(plan.sampling, self._vocab_size)
+            self._sampler = BatchSampler(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
         live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
         self._newest = self._sampler(logits, plan.token_index, live, mask)
@@ -255,21 +264,21 @@ class ModelRunner:
         finds all. No values: they lie in the keys. What is quantized is so here, once, and moves as codes from then on.
         """
         new: Slab = (keys,) if values is None else (keys, values)
-        form = self.arena.quantization(layer)
+        form = self._forms[layer]
         if form is not None:
             new = form.quantize(*new)
-        plan = self._plan
+        plan, arena = self._plan, self.memory.arena
         assert plan is not None
         self._feed(*new)
-        group = self.arena.group_of[layer]
+        group = arena.group_of[layer]
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]
-            self.arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
+            arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
         else:
             tail = self.memory.write_tail(layer, plan.column, new)
         step, derived = self._groups[group], self._derived[group]
-        return PagedKV(self.arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
+        return PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
 
     def _check(self, groups: Sequence[GroupStep]) -> None:
         """Raise KVBlockError if a step would read outside the arena."""

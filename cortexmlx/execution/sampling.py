@@ -24,6 +24,7 @@ from cortexmlx.execution.logits import (
     bits_below_max,
     draw,
     log_total,
+    masked,
     nucleus_threshold,
     row_sum,
     top_tokens,
@@ -31,8 +32,8 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty
 from cortexmlx.execution.processors import LogitsProcessors
-from cortexmlx.execution.token_mask import masked
-from cortexmlx.request import SamplingParams
+from cortexmlx.request import LogitsProcessor, SamplingParams
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import SamplingRow
 
 TokenIndex = npt.NDArray[np.integer[Any]]
@@ -71,15 +72,20 @@ class BatchSampler:
     draw at the row's temperature.
     """
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
-        """Prepare what all steps share. There is at least one row, and the parameters are valid for `vocab_size`."""
+    def __init__(
+        self, rows: Sequence[SamplingRow], vocab_size: int, processors: Mapping[JobId, Sequence[LogitsProcessor]] = {}
+    ) -> None:
+        """Prepare what all steps share. There is at least one row, and the parameters are valid for `vocab_size`.
+        `processors` are the functions of the jobs that rows name as `processed_for`.
+        """
         params = [row.params for row in rows]
         self._bias = _bias(rows)
         self._histories = [history for make in (_repetition, _counts) if (history := make(rows)) is not None]
         self._processors: LogitsProcessors | None = None
-        if any(p.logits_processors for p in params):
-            tokens = [[*row.prompt, *row.output] if row.params.logits_processors else () for row in rows]
-            self._processors = LogitsProcessors([p.logits_processors for p in params], tokens)
+        functions = [() if row.processed_for is None else processors[row.processed_for] for row in rows]
+        if any(functions):
+            tokens = [[*row.prompt, *row.output] if own else () for row, own in zip(rows, functions, strict=True)]
+            self._processors = LogitsProcessors(functions, tokens)
         self._groups = _groups(rows, vocab_size)
         order = np.concatenate([group.rows for group in self._groups])
         self._original_order = mx.array(np.argsort(order).astype(np.int32))

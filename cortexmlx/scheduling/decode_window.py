@@ -42,7 +42,12 @@ class DecodeWindow:
     @property
     def todo(self) -> dict[int, Job]:
         """The jobs that get a token in the next step, by lane."""
-        return {i: lane.job for i, lane in enumerate(self.lanes) if lane.live and lane.job.can_decode}
+        todo = {}
+        for i, lane in enumerate(self.lanes):
+            job = lane.job
+            if job.generation == lane.generation and job.can_decode:
+                todo[i] = job
+        return todo
 
     @property
     def wants_flush(self) -> bool:
@@ -52,7 +57,7 @@ class DecodeWindow:
         costs about one step of all lanes.
         """
         left = self.columns - self.column
-        dead = sum(not lane.live for lane in self.lanes)
+        dead = sum([lane.job.generation != lane.generation for lane in self.lanes])
         return not left or bool(dead and dead * left >= len(self.lanes))
 
     def open(self, make_room: Callable[[Job, int], None]) -> None:

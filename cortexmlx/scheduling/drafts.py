@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.scheduling.job import Committed, Job
+from cortexmlx.scheduling.job import Committed, Job, Reader
 from cortexmlx.scheduling.running import RunningSet
 
 MOST_DRAFTS = TAIL_COLUMNS - 1
@@ -30,19 +30,20 @@ def fit(job: Job, cache: KVCache) -> None:
     job.drafts = job.drafts[: max(room, 1) - 1]
 
 
-def taken(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> list[Committed]:
-    """Take the tokens that a step chose for a job, whose results begin at `first`: one, and one more after each draft
-    that was right. What was computed of wrong ones is cut off.
+def taken(
+    job: Job, tokens: Sequence[int], first: int, running: RunningSet, read: Reader | None = None
+) -> list[Committed]:
+    """Take the tokens that a verifying step chose for a job, whose results begin at `first`: one, and one more after
+    each draft that is right. What was computed of wrong drafts is cut off. `read`: see `Job.take`.
     """
     committed = []
     for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
         if token < 0 and index:
             break  # no token can be chosen there: the next step says so
-        committed.append(Committed(job, token, first + index, job.take(token)))
+        committed.append(Committed(job, token, first + index, job.take(token, first + index, read)))
         if committed[-1].finish_reason is not None or drafted != token:
             break
-    if job.verifying:
-        job.cut_back()
-        running.cache.truncate(job.id, job.num_computed_tokens)
-        running.store(job, job.num_computed_tokens)
+    job.cut_back()
+    running.cache.truncate(job.id, job.num_computed_tokens)
+    running.store(job, job.num_computed_tokens)
     return committed

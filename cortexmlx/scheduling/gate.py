@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
+from cortexmlx.request import RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.waiting.admission import Admission
@@ -67,22 +68,27 @@ class Gate:
 
     def _found(self) -> Drain | None:
         """The reason at this moment. MLX writes the arena in place only when nothing else is in flight (`KVArena`)."""
-        running, window, admission = self._running, self._window, self._admission
-        if running.prefilling:
+        jobs, window, admission = self._running.jobs, self._window, self._admission
+        prefills = drops = verifies = False
+        for job in jobs:
+            prefills = prefills or job.state is RequestState.PREFILLING
+            drops = drops or (job.keep is not None and job.must_drop)
+            verifies = verifies or job.verifying != () or (job.drafts != () and job.can_decode)
+        if prefills:
             return Drain.PROMPT
-        if running.dropping:
+        if drops:
             return Drain.DROP
         if window.wants_flush:
             return Drain.FLUSH
-        if admission.somebody_can_begin():
+        if admission.count and admission.somebody_can_begin():
             return Drain.ADMISSION
-        if window.awaiting_flush and len(admission):
+        if admission.count and window.awaiting_flush:
             return Drain.MEMORY
-        if running.drafted:
+        if verifies:
             return Drain.VERIFY
         if not self._pipeline:
             return Drain.UNPIPELINED
         opens = window.column == 0
-        if opens and any(job.needs_history and job.num_planned_outputs > job.generated for job in running.jobs):
+        if opens and any(job.needs_history and job.num_planned_outputs > job.generated for job in jobs):
             return Drain.HISTORY
         return None

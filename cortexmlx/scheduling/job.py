@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -14,8 +16,8 @@ JobId = NewType("JobId", int)
 """Names a job, and its sequence of blocks in the cache."""
 
 SECONDS_PER_PRIORITY = 30.0
-"""How much earlier a request counts as having come for each step of priority: high priority overtakes, but nobody
-waits for ever.
+"""How much earlier a request counts as having come for each step of priority. High priority overtakes, but nobody waits
+for ever.
 """
 
 BACKGROUND_DELAY = 60.0
@@ -31,58 +33,75 @@ begins last would go on alone while the other rows are empty.
 
 @dataclass(eq=False)
 class Job:
-    """What the scheduler knows of a sequence: one answer of a request.
-
-    `tokens` is the prompt and every committed token, but for those that `keep` has let go: `dropped`, in their order,
-    `drops` times since the job was made. Of the rest and those on their way, `num_computed_tokens` have their
-    keys and values planned, and `num_stored_tokens` of them in the arena. `num_planned_outputs` tokens of the answer
-    are planned in all, of at most `max_new_tokens`. `keys` name the full blocks of `tokens` in the prefix cache, as far
-    as they are known, and `salt` is what they are shared under; `cached` tokens of the prompt were found there. A job
-    with `fork_of` begins as a copy of that one's prompt. Of the text that is to be scored, `num_scored_tokens` have
-    their log-probabilities, or need none, as the first. `arrival` is on the scheduler's clock, `number` counts jobs.
-    `generation` changes when the job loses its row: results of an older one are dropped. Where there are recurrent
-    states, the job's is that of `row`, `state_at` says after how many tokens it is (0: no step has computed one),
-    `cuts` after how many it is to be kept, and `waited` that it has waited for one of another's. Steps
-    that it took most of were refused memory when it had `refused_at` computed tokens, and `refusals` times since when
-    it had no more. `turn` is the number of its first beginning (0: it has none yet). Its client has `paid` tokens for
-    it, of which `price` for its prompt.
-    `drafts` are guesses at its next tokens, and `verifying` those that a step in flight verifies.
-    """
+    """What the scheduler knows of a sequence: one answer of a request."""
 
     id: JobId
     request: QueuedRequest
     stop_ids: frozenset[int]
+    """Tokens that end the answer."""
     max_new_tokens: int
+    """Tokens that the answer may have."""
     arrival: float
+    """When it came, on the scheduler's clock."""
     number: int
+    """Jobs are counted."""
     keys: list[Key]
+    """Names of the full blocks of `tokens` in the prefix cache, as far as they are known."""
     fork_of: Job | None = None
+    """It begins as a copy of this job's prompt."""
     keep: KeepPolicy | None = None
+    """Which tokens stay when the text outgrows the context; None: all."""
     salt: str | None = None
+    """Blocks are shared with jobs of the same salt."""
     state: RequestState = RequestState.WAITING
     generation: int = 0
+    """Changes when the job loses its row. Results for an older generation are dropped."""
     num_computed_tokens: int = 0
+    """Tokens with keys and values, those of planned steps included."""
     num_stored_tokens: int = 0
+    """Tokens of them in the arena."""
     num_planned_outputs: int = 0
+    """Tokens of the answer that are planned or committed."""
     num_scored_tokens: int = 1
+    """Tokens of `request.scored` that have their log-probabilities. The first needs none."""
     reserved: int = 0
+    """Tokens for which it was promised room."""
     cached: int = 0
+    """Tokens of the prompt that were found in the prefix cache."""
     preemptions: int = 0
     row: Row = (-1, -1)
+    """Names its recurrent state."""
     state_at: int = 0
+    """The recurrent state is that after so many tokens; 0: no step has computed one."""
     cuts: set[int] = field(default_factory=set)
+    """After how many tokens a recurrent state is to be kept."""
     waited: bool = False
+    """It has waited for another job's recurrent state."""
     refused_at: int = 0
+    """Computed tokens when a step was refused memory, most of which it took."""
     refusals: int = 0
+    """Such refusals since it had more computed tokens than before."""
     drops: int = 0
+    """How often it has let tokens go since it was made."""
     turn: int = 0
+    """The number of its first beginning; 0: it has not begun."""
     price: int = 0
+    """Tokens that its client has paid for its prompt."""
     paid: int = 0
+    """Tokens that its client has paid in all."""
     drafts: tuple[int, ...] = ()
+    """Guesses at its next tokens."""
     verifying: tuple[int, ...] = ()
+    """The guesses that a step in flight verifies."""
     finish_reason: FinishReason | None = None
+    params: SamplingParams = field(init=False)
+    """How its tokens are chosen, without the caller's functions: plain data, which goes into plans."""
+    processed: bool = field(init=False)
+    """The caller's functions change its logits. Whoever chooses tokens has them, under the job's id."""
     tokens: list[int] = field(init=False)
+    """The prompt and the committed tokens, without those in `dropped`."""
     dropped: list[int] = field(init=False)
+    """Tokens that `keep` has let go, in order."""
     prompt_length: int = field(init=False)
     order: tuple[float, int] = field(init=False)
     """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by what is
@@ -91,16 +110,15 @@ class Job:
 
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
+        self.params, self.processed = request.params, bool(request.params.logits_processors)
+        if self.processed:
+            self.params = copy(request.params)  # `replace` would check all values again
+            object.__setattr__(self.params, "logits_processors", ())
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
-
-    @property
-    def params(self) -> SamplingParams:
-        """How its tokens are chosen."""
-        return self.request.params
 
     @property
     def seed(self) -> int:
@@ -196,11 +214,19 @@ class Job:
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
-    def take(self, token: int) -> FinishReason | None:
-        """Its next token is known. Returns why it was the last, if it was. Drafts that it belies are dropped."""
+    def take(self, token: int, index: int = 0, read: Reader | None = None) -> FinishReason | None:
+        """Take the job's next token, which is at `index` in the step's result. Return why it is the last, or None.
+
+        This alone decides whether a token ends its answer: a stop token, a stop string that `read` finds complete, or
+        as many tokens as the answer may have. Drafts that the token contradicts are dropped.
+        """
         self.tokens.append(token)
-        self.drafts = self.drafts[1:] if self.drafts[:1] == (token,) else ()
-        if token in self.stop_ids:
+        if self.drafts:
+            self.drafts = self.drafts[1:] if self.drafts[0] == token else ()
+        stops = token in self.stop_ids
+        if read is not None and read(self, token, index, stops):
+            stops = True
+        if stops:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
 
@@ -209,11 +235,6 @@ class Job:
         self.verifying = ()
         self.num_computed_tokens = self.state_at = len(self.tokens) - 1
         self.num_planned_outputs = self.generated
-
-    def advance(self, count: int) -> None:
-        """A step computes `count` more of its tokens."""
-        self.num_computed_tokens += count
-        self.state_at = self.num_computed_tokens
 
     def note_refusal(self) -> None:
         """Memory was refused to a step, most of which it took."""
@@ -229,15 +250,17 @@ class Job:
 
     @property
     def can_decode(self) -> bool:
-        """It decodes, and not all of its tokens are planned."""
-        return self.state is RequestState.DECODING and self.plannable > 0
+        """It decodes, and another token can be planned: see `plannable`. Each step asks this of each row."""
+        if self.state is not RequestState.DECODING or self.num_planned_outputs >= self.max_new_tokens:
+            return False
+        return self.keep is None or self.num_computed_tokens < self.keep.most
 
     @property
     def needs_history(self) -> bool:
         """Its sampling looks at the tokens so far."""
         p = self.params
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-        return penalised or bool(p.logits_processors)
+        return penalised or self.processed
 
     def check_invariants(self, length: int) -> None:
         """Raise AssertionError if what a running job counts does not fit its `length` in the cache."""
@@ -249,16 +272,22 @@ class Job:
         )
 
 
+Reader = Callable[[Job, int, int, bool], bool]
+"""`read(job, token, index, stop_token)` gets each token of a step and its index in the step's result, in order. It
+returns whether the answer's text ends with this token, as a stop string is complete.
+"""
+
+
 @dataclass(frozen=True)
 class Committed:
-    """One token that a step brought to a job; `result_index` is its place in the step's result, `finish_reason` set
-    if it was the last one.
-    """
+    """One token that a step brought to a job."""
 
     job: Job
     token: int
     result_index: int
+    """The token's place in the step's result."""
     finish_reason: FinishReason | None
+    """Why the token is the answer's last; None: it is not."""
 
 
 @dataclass(frozen=True)

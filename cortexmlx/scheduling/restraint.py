@@ -18,21 +18,19 @@ class Restraint:
     def __init__(self, most_rows: int, most_tokens: int) -> None:
         self.most_rows = self.rows = most_rows
         self.most_tokens = self.tokens = most_tokens
+        self.holds_back = False
+        """Whether a step could have more rows, or more tokens."""
         self._good = 0
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether there could be more."""
-        return (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
 
     def tighten(self, rows: int) -> None:
         """Memory was refused: at most `rows` rows from now on, or one, and half of the tokens."""
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
         self._good = 0
+        self._compare()
 
     def relax(self) -> bool:
-        """A step went well. True if the next ones may have more."""
+        """Note that a step went well. Return whether the next ones may have more."""
         if not self.holds_back:
             return False
         self._good += 1
@@ -41,4 +39,8 @@ class Restraint:
         self._good = 0
         self.rows = min(self.most_rows, 2 * self.rows)
         self.tokens = min(self.most_tokens, 2 * self.tokens)
+        self._compare()
         return True
+
+    def _compare(self) -> None:
+        self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)

@@ -1,14 +1,13 @@
 """The scheduler: what the next step computes, and what becomes of its result. Pure Python; it never sees mlx.
 
-Life of a job: waiting -> prefilling -> decoding -> finished; one that loses its blocks is preempted and waits again.
+Life of a job: waiting -> prefilling -> decoding -> finished. A job that loses its blocks is preempted and waits again.
 Jobs join and leave between steps.
 
 A step is planned before the one in flight is known, so a job counts what is *planned* and what is *committed*. Decode
-steps run in a `DecodeWindow`. Everything that writes the arena (prefill, the flush at a window's end) happens drained:
-`plan` returns None until the engine has collected and committed what is in flight.
+steps run in a `DecodeWindow`. Whatever writes the arena (prefill, the flush at a window's end) runs drained: `plan`
+returns None until the engine has collected and committed what is in flight.
 
-Who waits and who may begin is up to `Admission`, which jobs run and what blocks they hold is in the `RunningSet`, and
-`StepBuilder` puts a step into arrays.
+`Admission` decides who may begin, the `RunningSet` has the rows and their blocks, the `StepBuilder` makes arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cortexmlx.request import FinishReason, QueuedRequest, RequestState, Samplin
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
-from cortexmlx.scheduling.job import Committed, Job, JobId
+from cortexmlx.scheduling.job import Committed, Job, JobId, Reader
 from cortexmlx.scheduling.keep import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.restraint import Restraint
@@ -72,8 +71,7 @@ class Scheduler:
         self.token_target = token_target
         self.share_between_clients = share_between_clients
         self.costs = CostModel()
-        self.preemptions = self.restarts = 0
-        self.dropped_tokens = 0
+        self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
         self._running = RunningSet(cache, self.restraint, headroom, share_prefixes)
@@ -120,10 +118,8 @@ class Scheduler:
         return job
 
     def finish(self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
-        """End a job, whatever it is doing; unknown ones are ignored.
-
-        Its row is free at once. Its blocks are given up, too: what is stored of it stays cached, the rest is free. Only
-        a job whose newest tokens are worth it keeps them until those have gone from the tail to the arena.
+        """End a job, whatever it is doing; unknown ones are ignored. Its row is free at once. So are its blocks, except
+        cached ones. A job keeps all of them until the flush if its newest tokens are worth caching.
         """
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -173,9 +169,7 @@ class Scheduler:
             drafts.draft(self._jobs[job_id], tokens, self.cache)
 
     def relieve(self, critical: bool) -> None:
-        """Make room in memory: forget half of what is cached and unused, or (critical) all of it and, at the next
-        drain, the free end of the arena.
-        """
+        """Forget half of the unused cached blocks, or (critical) all, and at the next drain the arena's free end."""
         unused = self.cache.unused_entries
         self.cache.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
@@ -221,7 +215,7 @@ class Scheduler:
     @property
     def rows_waiting(self) -> int:
         """Requests that wait for one."""
-        return len(self._admission)
+        return self._admission.count
 
     @property
     def steps(self) -> int:
@@ -273,9 +267,8 @@ class Scheduler:
                 job.come_again(self._clock())
             self._begin_again(job)
         copies = self._admission.admit()
-        plan = self._plan_mixed(flush) if self._running.prefilling or self._running.drafted else None
-        if plan is None:
-            plan = self._plan_decode(flush)
+        mixed = self._running.prefilling or self._running.drafted
+        plan = (self._plan_mixed(flush) if mixed else None) or self._plan_decode(flush)
         loads = self._running.take_loads()
         if plan is None and (flush is not None or loads or copies):
             plan = self._builder.flush(flush)
@@ -294,7 +287,9 @@ class Scheduler:
                 self._reserve(job, job.num_computed_tokens + 1 + len(job.drafts))
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
-        counts = share(self._budget(decoding), [len(j.tokens) - j.num_computed_tokens for j in prefilling])
+        target = self.token_target if any(not job.request.background for job in decoding) else None
+        budget = self.costs.budget(target, self.restraint.tokens, len(decoding))
+        counts = share(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         pieces = []
         for job, count in zip(prefilling, counts, strict=True):
             if count and job.running:
@@ -311,11 +306,6 @@ class Scheduler:
         self._planned(plan, scheduled)
         return plan
 
-    def _budget(self, decoding: Sequence[Job]) -> int:
-        """Prompt tokens of the next step: fewer while somebody watches their tokens come."""
-        watched = any(not job.request.background for job in decoding)
-        return self.costs.budget(self.token_target if watched else None, self.restraint.tokens, len(decoding))
-
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""
         window = self._window
@@ -324,7 +314,8 @@ class Scheduler:
         todo = window.todo
         if not todo:
             return None
-        committed = all(job.num_planned_outputs == job.generated for job in todo.values())
+        first = next(iter(todo.values()))  # all rows get their tokens in the same steps
+        committed = first.num_planned_outputs == first.generated
         plan = self._builder.decode(window.lanes, window.column, todo, committed, flush)
         self._planned(plan, [(job, 1) for job in todo.values()])
         window.column += 1
@@ -333,7 +324,8 @@ class Scheduler:
     def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
         """Advance the jobs of a step by what it computes."""
         for job, count in scheduled:
-            job.advance(count)
+            job.num_computed_tokens += count
+            job.state_at = job.num_computed_tokens
             self.cache.append(job.id, count)
             if plan.kind is StepKind.MIXED:
                 self._running.store(job, job.num_computed_tokens)
@@ -374,23 +366,31 @@ class Scheduler:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[Committed]:
-        """Take a step's tokens; `seconds` is what it took. Those of a job that has lost its row since are dropped."""
+    def commit(
+        self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None, read: Reader | None = None
+    ) -> list[Committed]:
+        """Take a step's tokens, and end the jobs for which one is the last: see `Job.take`. `seconds` is what the step
+        took. Tokens of a job that has lost its row since are dropped.
+        """
         if seconds is not None and plan.kind is StepKind.MIXED and not plan.loads:
             self.costs.observe(len(plan.positions), seconds)
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._of(segment)):
                 job.num_scored_tokens = segment.scored.stop
-        if self.restraint.relax():
+        if self.restraint.holds_back and self.restraint.relax():
             self._admission.ask_again()
         committed: list[Committed] = []
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
-            if segment.live and (job := self._of(segment)) is not None:
-                committed += drafts.taken(job, tokens[first:end], first, self._running)
-                if (reason := committed[-1].finish_reason) is not None:
-                    self.finish(job.id, reason)
+            if not segment.live or (job := self._of(segment)) is None:
+                continue
+            if job.verifying:
+                committed += drafts.taken(job, tokens[first:end], first, self._running, read)
+            else:
+                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, read)))
+            if (reason := committed[-1].finish_reason) is not None:
+                self.finish(job.id, reason)
         return committed
 
     def _of(self, segment: Segment) -> Job | None:

@@ -24,7 +24,7 @@ from cortexmlx.request import (
     TokenEvent,
     Usage,
 )
-from cortexmlx.scheduling.job import Committed, Job
+from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stream import Piece, TextStream
 
@@ -110,9 +110,13 @@ class RequestAnswers:
 
 
 class Answer:
-    """One answer: what the engine remembers of it while it grows."""
+    """One answer of a request, while it grows."""
 
     def __init__(self, answers: RequestAnswers, job: Job, index: int, text: TextStream) -> None:
+        self.of_request = answers
+        """It and the other answers of its request."""
+        self.request = answers.request
+        self.only_scores = answers.request.params.only_scores
         self.job = job
         self.index = index
         self.started: float | None = None
@@ -121,25 +125,9 @@ class Answer:
         self._dropped = 0
         self._reading_from: int | None = None
         self._told = -math.inf
-        self._answers = answers
         self._text = text
         self._logprobs: list[TokenLogprob] = []
         answers.open.append(self)
-
-    @property
-    def of_request(self) -> RequestAnswers:
-        """It and the other answers of its request."""
-        return self._answers
-
-    @property
-    def request(self) -> QueuedRequest:
-        """The request that it answers."""
-        return self._answers.request
-
-    @property
-    def stopped(self) -> bool:
-        """A stop string was completed."""
-        return self._text.stopped
 
     def begin_step(self, segment: Segment, now: float) -> None:
         """A step was planned that computes `segment` of its text. If that is one of several pieces, it is told which
@@ -149,7 +137,7 @@ class Answer:
         more, beginning = first + segment.count < total, self.started is None
         if not (beginning or more or self._reading_from is not None):
             return
-        handle, begun = self._answers.handle, first if self._reading_from is None else self._reading_from
+        handle, begun = self.of_request.handle, first if self._reading_from is None else self._reading_from
         progress = Progress("prefilling", first, total, cached=begun)
         if beginning:
             self.started = now
@@ -162,27 +150,30 @@ class Answer:
         handle.progress = progress
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            self._answers.tell(TokenEvent("", index=self.index, progress=progress))
+            self.of_request.tell(TokenEvent("", index=self.index, progress=progress))
 
     def take_scores(self, where: range, scores: TokenScores) -> None:
         """The log-probabilities of the prompt's tokens at the positions `where`."""
-        assert self._answers.scores is not None
-        self._answers.scores.take(where, scores)
+        assert self.of_request.scores is not None
+        self.of_request.scores.take(where, scores)
 
-    def take(self, new: Committed, logprob: TokenLogprob | None) -> float:
-        """One more token. Returns when it came, on the performance counter."""
-        self.last = time.perf_counter()
+    def take(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
+        """Take the next token, which came `now` on the performance counter. A `stop_token` has no text. Return whether
+        a stop string is complete.
+        """
+        self.last = now
         if self.first is None:
-            self.first = self.last
-            self._answers.decode()
+            self.first = now
+            self.of_request.decode()
         if logprob is not None:
             self._logprobs.append(logprob)
-        piece = Piece() if new.finish_reason is FinishReason.STOP else self._text.push(new.token)
+        text = self._text
+        piece = Piece() if stop_token else text.push(token)
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
-        told = TokenEvent(piece.text, new.token, shown, index=self.index, dropped=dropped, thinking=piece.thinking)
-        self._answers.tell(told)
-        return self.last
+        told = TokenEvent(piece.text, token, shown, index=self.index, dropped=dropped, thinking=piece.thinking)
+        self.of_request.tell(told)
+        return text.stopped
 
     def finish(self, reason: FinishReason) -> None:
         """It is complete."""
@@ -206,7 +197,7 @@ class Answer:
             thinking=self._text.thinking,
             raw_text=self._text.raw_text,
         )
-        self._answers.end(self, rest, completion)
+        self.of_request.end(self, rest, completion)
 
     def _timings(self) -> Timings:
         now = time.perf_counter()
@@ -222,21 +213,20 @@ class Answer:
         )
 
 
-def logprob_of(new: Committed, result: StepResult) -> TokenLogprob | None:
-    """The log-probability of a new token and of the likeliest at its place, if they were asked for."""
-    asked = new.job.params.logprobs
-    if asked is None or result.logprobs is None:
+def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
+    """The log-probability of the token at `index` in a step's result, beside the `likeliest` tokens at its place."""
+    if result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
-    if asked and result.top_ids is not None and result.top_logprobs is not None:
-        top = tuple(zip(result.top_ids[new.result_index], result.top_logprobs[new.result_index], strict=True))[:asked]
-    return TokenLogprob(new.token, result.logprobs[new.result_index], top)
+    if likeliest and result.top_ids is not None and result.top_logprobs is not None:
+        top = tuple(zip(result.top_ids[index], result.top_logprobs[index], strict=True))[:likeliest]
+    return TokenLogprob(token, result.logprobs[index], top)
 
 
 def no_token(job: Job) -> CortexError:
     """Why a request fails whose logits leave no token to choose."""
     where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
-    if job.params.logits_processors:
+    if job.processed:
         return LogitsProcessorError(
             f"the logits processors left no token to choose {where}: what they return is NaN or all -inf. Leave at "
             "least one finite logit"

@@ -1,4 +1,4 @@
-"""Requests that are given so much time: which of them have had it."""
+"""Deadlines of requests: which of them have passed."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ _FEW = 16
 
 
 class Deadlines:
-    """When requests must have ended, on the performance counter. A heap, in which requests that have ended stay until
-    they come to the top or are more than half of it.
+    """When requests must have ended, on the performance counter. `pending` is a heap. Requests that have ended stay in
+    it until they come to the top or are more than half of it.
     """
 
     def __init__(self) -> None:
-        self._next: list[tuple[float, RequestId]] = []
-
-    def __len__(self) -> int:
-        return len(self._next)
+        self.pending: list[tuple[float, RequestId]] = []
 
     def add(self, request: RequestId, deadline: float) -> None:
         """A request must have ended by then."""
-        heapq.heappush(self._next, (deadline, request))
+        heapq.heappush(self.pending, (deadline, request))
 
     def passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
         """Those of `running` that should have ended by `now`, each once."""
-        if len(self._next) > 2 * len(running) + _FEW:
-            self._next = [each for each in self._next if each[1] in running]
-            heapq.heapify(self._next)
-        while self._next and (self._next[0][0] <= now or self._next[0][1] not in running):
-            _, request = heapq.heappop(self._next)
+        if len(self.pending) > 2 * len(running) + _FEW:
+            self.pending = [each for each in self.pending if each[1] in running]
+            heapq.heapify(self.pending)
+        while self.pending and (self.pending[0][0] <= now or self.pending[0][1] not in running):
+            _, request = heapq.heappop(self.pending)
             if request in running:
                 yield request
 

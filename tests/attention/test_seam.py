@@ -29,7 +29,7 @@ def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged
     driver = Driver(tiny(name), prefill_budget=13, max_rows=2)
     handle = driver.add(prompt, 40)
     driver.step(26)
-    job = next(iter(driver.core._answers.values())).job
+    job = next(iter(driver.core.requests.answers.values())).job
     stored = job.num_stored_tokens
     assert stored > len(prompt), "a window must have been flushed"
     tokens = job.tokens[:stored]

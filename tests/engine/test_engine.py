@@ -271,7 +271,7 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
 
         def watched(request: Any, handle: Any, stops: Any) -> None:
             add(request, handle, stops)
-            most.append(len(engine._worker.core._requests))
+            most.append(len(engine._worker.core.requests.by_id))
 
         engine._worker.core.add = watched  # type: ignore[method-assign]
         answers = engine.generate_batch(prompts, params)

@@ -18,7 +18,7 @@ def test_after_prefill_the_length_is_that_of_the_prompt(tiny: Any, theirs: Any) 
     prompt = tokens_of(16, seed=1)
     driver = Driver(tiny("llama"), pipeline=False)
     handle = driver.add(prompt, 10)
-    job = next(iter(driver.core._answers.values())).job
+    job = next(iter(driver.core.requests.answers.values())).job
     commit, lengths = driver.core.scheduler.commit, []
 
     def committed(*result: Any) -> Any:

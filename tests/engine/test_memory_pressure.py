@@ -26,7 +26,7 @@ def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 
     from cortexmlx.serving.handle import RequestHandle
     from cortexmlx.serving.text.stops import Stops
 
-    handle = RequestHandle(1000 + len(driver.core._requests), driver.core.cancel)
+    handle = RequestHandle(1000 + len(driver.core.requests.by_id), driver.core.cancel)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     driver.core.add(QueuedRequest(tuple(prompt), params, 0, time.perf_counter(), client), handle, Stops())
     return handle

@@ -259,7 +259,7 @@ def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
     for place in range(40):
         driver.step()
         driver.core.drain()
-        job = next((a.job for a in driver.core._answers.values()), None)
+        job = next((a.job for a in driver.core.requests.answers.values()), None)
         if place % 3 == 2 and job is not None and job.running and job.preemptions < 4:
             driver.core.scheduler._preempt(job)
             driver.core.check_invariants()
@@ -278,7 +278,7 @@ def test_a_row_preempted_while_its_scores_are_in_flight_has_them_computed_again(
     plan = driver.core._plan()
     assert plan is not None
     driver.core._dispatch(plan)
-    (answer,) = driver.core._answers.values()
+    (answer,) = driver.core.requests.answers.values()
     assert answer.job.num_scored_tokens == 1
     driver.core.scheduler._preempt(answer.job)
     driver.core.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import weakref
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import KVBlockError, MemoryRefused
+from cortexmlx.errors import KVBlockError, LogitsProcessorError, MemoryRefused
 from cortexmlx.execution.boundary import Refused, granted, refusable
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from support.asked import PROMPT
+from support.core_driver import Driver
 from support.refusals import SAID
 
 
@@ -62,6 +66,48 @@ def test_a_refusal_keeps_nothing_of_what_was_there_when_it_came() -> None:
 
     work()
     assert kept[0]() is None, "the frames of the error hold it"
+
+
+def test_plans_and_results_cross_as_bytes_though_functions_choose_the_tokens(tiny: Any) -> None:
+    """The runner gets copies that were bytes on the way, of every plan, and so does the core of every result. The
+    functions can be no bytes: they stay on the runner's side.
+    """
+
+    def least_likely(tokens: Any, logits: Any) -> Any:
+        return -logits
+
+    def broken(tokens: Any, logits: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(AttributeError):
+        pickle.dumps(least_likely)
+
+    def answers(crossed: bool) -> list[tuple[int, ...]]:
+        driver, kinds = Driver(tiny("llama"), tokens=1024), set()
+        runner = driver.core.runner
+        if crossed:
+            dispatch, collect = runner.dispatch, runner.collect
+
+            def dispatch_copy(plan: StepPlan) -> Any:
+                kinds.add((plan.kind, any(row.processed_for is not None for row in plan.sampling or ())))
+                return dispatch(pickle.loads(pickle.dumps(plan)))
+
+            runner.dispatch = dispatch_copy  # type: ignore[method-assign]
+            runner.collect = lambda: pickle.loads(pickle.dumps(collect()))  # type: ignore[method-assign]
+        handles = [
+            driver.add(PROMPT, 20, logits_processors=[least_likely], n=2),
+            driver.add(PROMPT[3:], 20, logprobs=2, prompt_logprobs=1, temperature=1.0),
+            driver.add(PROMPT[5:], 20, logits_processors=[broken]),
+        ]
+        driver.finish()
+        assert not crossed or kinds >= {(StepKind.MIXED, True), (StepKind.DECODE, True)}
+        assert not runner.processors, "they go with their answers"
+        with pytest.raises(LogitsProcessorError, match="ZeroDivisionError"):
+            handles[2].result(0)
+        results = [handle.result(0) for handle in handles[:2]]
+        return [c.token_ids for r in results for c in (r, *r.others)]
+
+    assert answers(crossed=True) == answers(crossed=False)
 
 
 def test_the_boundary_needs_no_mlx() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.progress import Progress
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams, TokenEvent, TokenLogprob
-from cortexmlx.scheduling.job import Committed, JobId
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment
 from cortexmlx.serving import answers as answers_module
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
@@ -54,12 +54,15 @@ class Growing:
         texts = [TextStream(Letters(), Stops.of(asked)) for _ in self.jobs]
         self.answers = [Answer(self.all, job, i, texts[i]) for i, job in enumerate(self.jobs)]
 
-    def say(self, text: str, index: int = 0, logprob: float | None = None, last: FinishReason | None = None) -> None:
+    def say(self, text: str, index: int = 0, logprob: float | None = None, stop_token: bool = False) -> bool:
+        """Return whether a stop string is complete."""
+        stopped = False
         for character in text:
             job, token = self.jobs[index], ord(character)
             job.tokens.append(token)
             known = None if logprob is None else TokenLogprob(token, logprob, ())
-            self.answers[index].take(Committed(job, token, 0, last), known)
+            stopped = self.answers[index].take(token, answers_module.time.perf_counter(), known, stop_token)
+        return stopped
 
     def told(self, index: int = 0) -> str:
         return "".join(e.text for e in self.events if e.index == index)
@@ -69,8 +72,7 @@ class Growing:
 def test_the_text_ends_before_the_stop_string_and_all_that_was_told_is_the_text(stop: str) -> None:
     growing, whole = Growing(stop=(stop, "never")), "hello world"
     for character in whole:
-        growing.say(character)
-        if growing.answers[0].stopped:
+        if growing.say(character):
             break
     growing.answers[0].finish(FinishReason.STOP)
     result = growing.handle.result(0)
@@ -90,7 +92,7 @@ def test_what_might_have_become_a_stop_string_comes_with_the_end() -> None:
 def test_a_stop_token_is_a_token_but_no_text() -> None:
     growing = Growing()
     growing.say("ab")
-    growing.say("!", last=FinishReason.STOP)
+    growing.say("!", stop_token=True)
     growing.answers[0].finish(FinishReason.STOP)
     result = growing.handle.result(0)
     assert (result.text, len(result.token_ids), growing.told()) == ("ab", 3, "ab")
@@ -165,14 +167,12 @@ def test_an_answer_without_a_token_has_no_rates(monkeypatch: pytest.MonkeyPatch)
     assert result.timings.prefill_tokens_per_second == 0.0 and result.cumulative_logprob is None
 
 
-def test_log_probabilities_are_shown_only_if_they_were_asked_for() -> None:
-    asked, plain = Growing(logprobs=2), Growing()
+def test_log_probabilities_are_those_at_the_tokens_place_in_the_result() -> None:
     result: Any = SimpleNamespace(logprobs=[-9.0, -1.0], top_ids=[[], [5, 6, 7]], top_logprobs=[[], [-1.0, -2.0, -3.0]])
-    new = [Committed(growing.jobs[0], 5, 1, None) for growing in (asked, plain)]
-    assert logprob_of(new[0], result) == TokenLogprob(5, -1.0, ((5, -1.0), (6, -2.0)))
-    assert logprob_of(new[1], result) is None
+    assert logprob_of(5, 1, 2, result) == TokenLogprob(5, -1.0, ((5, -1.0), (6, -2.0)))
+    assert logprob_of(5, 1, 0, result) == TokenLogprob(5, -1.0, ())
     result.logprobs = None
-    assert logprob_of(new[0], result) is None
+    assert logprob_of(5, 1, 2, result) is None
 
 
 def test_choosing_the_best_takes_log_probabilities_and_changes_nothing_else() -> None:

@@ -19,7 +19,7 @@ def hold_long_answers(engine: Any, tokens: int = 20) -> Callable[[], None]:
         step = core.step
 
         def held() -> None:
-            jobs = [answer.job for answer in core._answers.values()]
+            jobs = [answer.job for answer in core.requests.answers.values()]
             rows = [job for job in jobs if job.state is not RequestState.WAITING]
             nobody_begins = len(rows) in (len(jobs), core.scheduler.max_rows)
             if rows and nobody_begins and all(job.generated >= tokens for job in rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -20,6 +20,8 @@ from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.ops import StateOps
 from cortexmlx.kv.step import BlockCopy
+from cortexmlx.request import LogitsProcessor
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 P = ParamSpec("P")
@@ -55,6 +57,7 @@ class SerialRunner:
         self.computes_at_dispatch = mx.default_device() == mx.cpu
         self.build_seconds = 0.0
         self.wait_seconds = 0.0
+        self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = {}
         self._vocab_size = vocab_size
         self._sampler: BatchSampler | None = None
         self._started = 0.0
@@ -171,7 +174,7 @@ class SerialRunner:
         assert plan is not None
         sampled = None
         if plan.sampling:
-            self._sampler = BatchSampler(plan.sampling, self._vocab_size)
+            self._sampler = BatchSampler(plan.sampling, self._vocab_size, self.processors)
         if logits is not None:
             assert self._sampler is not None
             sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)

@@ -8,12 +8,11 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.state.ops import Save
+from cortexmlx.kv.state.ops import NOTHING, Save
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, SamplingRow, Scoring, Segment, StepKind, StepPlan
-from cortexmlx.scheduling.steps.scoring import scoring_of
 
 
 class StepBuilder:
@@ -72,30 +71,35 @@ class StepBuilder:
         """A step that computes one token for every lane of a window, its `column`, for the lanes in `todo` in earnest.
         Unless everything is `committed`, its input is the result of the step before.
         """
-        tokens, positions, token_index, source = (np.zeros(len(lanes), np.int32) for _ in range(4))
+        tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
         for i, lane in enumerate(lanes):
-            if i in todo:
-                positions[i], token_index[i] = lane.job.num_computed_tokens, lane.job.num_planned_outputs
-                tokens[i] = lane.job.tokens[lane.job.num_computed_tokens] if committed else 0
-            at = int(positions[i])
-            segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=i in todo))
-            source[i] = self._result_of.get((lane.job.id, lane.generation), 0)
-        in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
-        each = [(lane.job, 1) for lane in lanes]
+            job, at = todo.get(i), 0
+            if job is not None:
+                at = job.num_computed_tokens
+                positions[i], token_index[i] = at, job.num_planned_outputs
+                tokens[i] = job.tokens[at] if committed else 0
+            segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=job is not None))
+        opens = column == 0
         plan = self._step(
             StepKind.DECODE,
             segments,
             tokens=tokens if committed else None,
-            source=None if committed or in_place else source,
+            source=self._source(lanes) if opens and not committed else None,
             positions=positions,
             token_index=token_index,
-            sampling=tuple(_sampling_row(lane.job) for lane in lanes) if column == 0 else None,
-            groups=group_steps(self.cache, each, written=False) if column == 0 else None,
+            sampling=tuple(_sampling_row(lane.job) for lane in lanes) if opens else None,
+            groups=group_steps(self.cache, [(lane.job, 1) for lane in lanes], written=False) if opens else None,
             column=column,
             flush=flush,
         )
-        return self._remembered(plan)
+        return self._remembered(plan) if opens else plan  # the lanes stay as they are until the window ends
+
+    def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
+        """Where in the newest result each lane's token is; None: the lanes are that result's rows, in their order."""
+        source = np.array([self._result_of.get((lane.job.id, lane.generation), 0) for lane in lanes], np.int32)
+        in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
+        return None if in_place else source
 
     def flush(self, flush: Flush | None) -> StepPlan:
         """A step that computes nothing."""
@@ -131,7 +135,7 @@ class StepBuilder:
             source=source,
             positions=positions,
             logit_rows=logit_rows(segments),
-            logit_segments=tuple(segment for segment in segments if segment.logits),
+            logit_segments=tuple([segment for segment in segments if segment.logits]),
             token_index=token_index,
             sampling=sampling,
             groups=groups,
@@ -139,7 +143,7 @@ class StepBuilder:
             column=column,
             blocks=self.cache.blocks,
             flush=flush,
-            states=self.cache.states.take(cuts),
+            states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
             scoring=scoring,
         )
 
@@ -164,4 +168,17 @@ def logit_rows(segments: Sequence[Segment]) -> IntArray:
 def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
     """How the token after the first `drafted` drafts of a job is chosen."""
     output = [*job.output, *job.drafts[:drafted]] if drafted else job.output
-    return SamplingRow(job.params, job.seed, job.request.prompt, output)
+    return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.processed else None)
+
+
+def scoring_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
+    """The log-probabilities of prompts that the `segments` of a step compute; None if there are none."""
+    rows, tokens, top, flat = [], [], 0, 0
+    for (job, count), segment in zip(scheduled, segments, strict=True):
+        where = segment.scored
+        if where:
+            rows.append(np.arange(where.start, where.stop, dtype=np.int32) - 1 - segment.first + flat)
+            tokens.append(np.array(job.request.scored[where.start : where.stop], np.int32))
+            top = max(top, job.params.prompt_logprobs or 0)
+        flat += count
+    return Scoring(np.concatenate(rows), np.concatenate(tokens), top) if rows else None

@@ -50,14 +50,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """How tokens are chosen for one row of logits: the parameters, the seed, and the tokens that are known when the row
-    is planned.
-    """
+    """How a token is chosen for one row of logits. All of it is plain data."""
 
     params: SamplingParams
+    """Without logits processors: these are functions, and stay with whoever chooses."""
     seed: int
     prompt: TokenList
     output: TokenList
+    """The answer's tokens that are known when the row is planned."""
+    processed_for: JobId | None = None
+    """The job whose logits processors change the row; None: nobody's do."""
 
 
 @dataclass(frozen=True)
@@ -98,35 +100,43 @@ class Flush:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward pass over flat tokens, single-token segments first.
-
-    `tokens` `[T]` holds the input ids, or is None when they are the lazy result of the step before, picked by
-    `source` `[T]` (None: as they are). `positions` `[T]`. `logit_rows` `[n]` are the flat indices of the tokens that
-    need logits, and `logit_segments` the segments that have any, in the same order. `token_index` `[n]` says how many
-    tokens of its answer come before the token that is chosen after each. `sampling` `[n]` says how it is chosen; None:
-    as in the step before. `groups` says where each layer group's keys and values lie. It is None within
-    a decode window after its first step: the arena part is unchanged. `writes` says where each group's tokens go in a
-    MIXED step, `column` is the tail column of a DECODE step. `step_memory.prepare` carries out `flush`, the arena's
-    size (`blocks` of each group), `loads` and `copies` before the pass. `states` says what becomes of the states of
-    recurrent layers. `scoring` says which log-probabilities are to be computed besides; only a MIXED step has any.
+    """One forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens, `[n]` those of them
+    that need logits.
     """
 
     number: int
     kind: StepKind
     segments: tuple[Segment, ...]
     tokens: IntArray | None
+    """`[T]` input ids; None: they are the lazy result of the step before, picked by `source`."""
     source: IntArray | None
+    """`[T]` places in that result; None: all of it, in order."""
     positions: IntArray
+    """`[T]`."""
     logit_rows: IntArray
+    """`[n]` flat indices of the tokens that need logits."""
     logit_segments: tuple[Segment, ...]
+    """The segments that have such tokens, in the same order."""
     token_index: IntArray
+    """`[n]`: how many tokens of its answer come before the token that is chosen after each."""
     sampling: tuple[SamplingRow, ...] | None
+    """`[n]`: how each token is chosen; None: as in the step before."""
     groups: tuple[GroupStep, ...] | None
+    """Where each layer group's keys and values lie; None within a decode window after its first step, as the arena part
+    is unchanged.
+    """
     writes: tuple[ArenaWrite, ...]
+    """Where each group's tokens go in a MIXED step."""
     column: int
+    """The tail column of a DECODE step."""
     blocks: tuple[int, ...]
+    """The arena's size in blocks of each group. `step_memory.prepare` brings it there, and carries out `flush`, `loads`
+    and `copies`, before the pass.
+    """
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
     states: StateOps = NOTHING
+    """What becomes of the states of recurrent layers."""
     scoring: Scoring | None = None
+    """Log-probabilities that are to be computed besides; only a MIXED step has any."""
     loads: tuple[PieceLoad, ...] = ()

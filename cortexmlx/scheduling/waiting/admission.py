@@ -67,12 +67,9 @@ class Admission:
         self._readings = Readings(running.cache.lower)
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
-        self._count = 0
-        self._nobody_at = _NEVER
-
-    def __len__(self) -> int:
+        self.count = 0
         """How many wait."""
-        return self._count
+        self._nobody_at = _NEVER
 
     @property
     def waiting(self) -> list[Job]:
@@ -81,7 +78,7 @@ class Admission:
 
     def enqueue(self, job: Job) -> None:
         """Into the queue, behind what its client wants before."""
-        self._count += 1
+        self.count += 1
         self._turns.arrive(job)
         self._lines.move(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
@@ -92,7 +89,7 @@ class Admission:
 
     def remove(self, job: Job) -> None:
         """Out of the queue, because it has ended: nobody waits for it any more."""
-        self._count -= 1
+        self.count -= 1
         gate = self._gates.pop(job, None)
         if gate is None:
             self._lines.remove(job)
@@ -116,7 +113,7 @@ class Admission:
     @property
     def stalled(self) -> bool:
         """All who wait are held: if nobody runs, until something has been read."""
-        return self._count > 0 and self._lines.first is None
+        return self.count > 0 and self._lines.first is None
 
     def ask_again(self) -> None:
         """Answers have become shorter: who could not begin may be able to."""
@@ -140,12 +137,12 @@ class Admission:
         self._readings.clear()
         self._gates.clear()
         self._held.clear()
-        self._count = 0
+        self.count = 0
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
         """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
-        assert len(self) == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
+        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
         assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
         self._turns.check_invariants()
         first = min(self._lines, key=lambda j: (self._turns.place(j.client), j.order), default=None)
@@ -186,7 +183,7 @@ class Admission:
                 self._nobody_at = self._running.changes
                 break
             self._lines.remove(job)
-            self._count -= 1
+            self.count -= 1
             self._turns.begin(job)
             self._lines.move(job.client)
             self._release_reading(job)
@@ -201,7 +198,7 @@ class Admission:
     def _next(self) -> tuple[Job, Match | None] | None:
         """Who can begin now and comes first, and what of its tokens is cached; None if nobody can."""
         running = self._running
-        if not self._count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
+        if not self.count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
             return None
         try:
             return self._look()

@@ -40,19 +40,16 @@ class TextStream:
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops, thoughts: Thoughts | None = None) -> None:
+        self.stopped = False
+        """A stop string is complete. Tokens that are pushed after that are ignored."""
         self._detokenizer = detokenizer
-        self._everywhere = StopStrings(stops.everywhere)
-        self._in_answer = StopStrings(stops.in_answer)
+        self._everywhere = StopStrings(stops.everywhere) if stops.everywhere else None
+        self._in_answer = StopStrings(stops.in_answer) if stops.in_answer else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
         self._thought_tokens = ThoughtTokens()
         self._text = _Text()
         self._thinking = _Text()
         self._before = _Text()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was completed. Tokens pushed after that are ignored."""
-        return self._everywhere.stopped or self._in_answer.stopped
 
     @property
     def text(self) -> str:
@@ -82,27 +79,36 @@ class TextStream:
         new = self._detokenizer.last_segment
         if self._splitter is not None and not self._splitter.over:
             self._thought_tokens.add_token(new)
-        return self._take(self._everywhere.feed(new))
+        return self._take(new)
 
     def finish(self) -> Piece:
         """There are no more tokens: returns the rest of the text, held back until now."""
-        if self._in_answer.stopped:
+        if self._in_answer is not None and self._in_answer.stopped:
             return Piece()
         new = ""
-        if not self._everywhere.stopped:
+        if not self.stopped:
             self._detokenizer.finalize()
-            new = self._everywhere.feed(self._detokenizer.last_segment) + self._everywhere.rest()
+            new = self._detokenizer.last_segment
         return self._take(new, final=True)
 
     def _take(self, new: str, final: bool = False) -> Piece:
-        answer, thinking = new, ""
+        if self._everywhere is not None:
+            new = self._up_to_stop(self._everywhere, new, final)
+        thinking = ""
         if self._splitter is not None and not self._splitter.over:
-            answer, thinking = self._parted(self._splitter, new, final)
-        text = self._in_answer.feed(answer)
+            new, thinking = self._parted(self._splitter, new, final)
+        if self._in_answer is not None:
+            new = self._up_to_stop(self._in_answer, new, final)
+        self._text.add(new)
+        return Piece(new, thinking)
+
+    def _up_to_stop(self, strings: StopStrings, new: str, final: bool) -> str:
+        """What of a text comes before the first stop string."""
+        text = strings.feed(new)
         if final:
-            text += self._in_answer.rest()
-        self._text.add(text)
-        return Piece(text, thinking)
+            text += strings.rest()
+        self.stopped = self.stopped or strings.stopped
+        return text
 
     def _parted(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
         """What the answer and the thoughts have of a new text."""

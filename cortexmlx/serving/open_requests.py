@@ -1,0 +1,191 @@
+"""OpenRequests: the requests that have not ended, their answers, and how each ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
+
+from cortexmlx.errors import CortexError
+from cortexmlx.execution.boundary import StepResult, TokenScores
+from cortexmlx.execution.logits import NO_TOKEN
+from cortexmlx.request import FinishReason, LogitsProcessor, QueuedRequest, RequestId, RequestState
+from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.shortage import cache_full
+from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of, no_token
+from cortexmlx.serving.deadlines import Deadlines, timed_out
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.observed.meter import Measurements
+from cortexmlx.serving.text.stops import Stops
+from cortexmlx.serving.text.stream import Detokenizer, TextStream
+
+
+class OpenRequests:
+    """The requests of a scheduler that have not ended. Everything that ends one goes through `_finish` or `fail`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        measured: Measurements,
+        processors: MutableMapping[JobId, Sequence[LogitsProcessor]],
+        detokenizer: Callable[[], Detokenizer],
+        job_numbers: Iterator[int],
+    ) -> None:
+        """`processors` are the runner's, `detokenizer` makes one for an answer, `job_numbers` are of jobs to come."""
+        self.answers: dict[JobId, Answer] = {}
+        self.by_id: dict[RequestId, RequestAnswers] = {}
+        self._deadlines = Deadlines()
+        self._scheduler = scheduler
+        self._measured = measured
+        self._processors = processors
+        self._detokenizer = detokenizer
+        self._job_numbers = job_numbers
+
+    # -- requests come ------------------------------------------------------------------------------------------------
+
+    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
+        """Queue a request that can run. Its answers end at `stops`."""
+        params = request.params
+        answers = RequestAnswers(request, handle)
+        stop_ids = frozenset() if params.only_scores else stops.token_ids
+        first: Job | None = None
+        for index in range(params.best_of or params.n):
+            number = JobId(next(self._job_numbers))
+            job = self._scheduler.add(number, asked(request, index), stop_ids, fork_of=first)
+            first = first or job
+            if job.processed:
+                self._processors[job.id] = job.request.params.logits_processors
+            text = TextStream(self._detokenizer(), stops, request.thoughts)
+            self.answers[job.id] = Answer(answers, job, index, text)
+        self.by_id[handle.id] = answers
+        if request.timeout is not None:
+            self._deadlines.add(handle.id, request.submitted + request.timeout)
+        self._measured.prompt_tokens += len(request.prompt)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, plan: StepPlan, now: float) -> None:
+        """Tell the answers which of their tokens a step computes."""
+        for segment in plan.segments:
+            answer = self.answers.get(segment.job)
+            if answer is not None:
+                answer.begin_step(segment, now)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Take the tokens of a step, and finish the answers that end with one."""
+        if result.scores is not None:
+            self._take_scores(plan, result.scores)
+        self._fail_rows(plan, result)
+        read = partial(self._read, result)
+        for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
+            if new.finish_reason is not None:
+                self._finish(self.answers[new.job.id], new.finish_reason)
+
+    def _read(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
+        """Take one new token into its answer. Return whether the answer's text ends with it."""
+        answer = self.answers[job.id]
+        if answer.only_scores:
+            return False
+        now, before = time.perf_counter(), answer.last
+        logprob = None if job.params.logprobs is None else logprob_of(token, index, job.params.logprobs, result)
+        stopped = answer.take(token, now, logprob, stop_token)
+        self._measured.token(now, before, answer.started, answer.request.submitted)
+        return stopped
+
+    def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
+        """Take the log-probabilities of prompts' tokens."""
+        begin = 0
+        for segment in plan.segments:
+            end = begin + len(segment.scored)
+            answer = self.answers.get(segment.job)
+            if begin < end and answer is not None and answer.job.generation == segment.generation:
+                answer.take_scores(segment.scored, scores[begin:end])
+            begin = end
+
+    # -- requests end -------------------------------------------------------------------------------------------------
+
+    def cancel(self, request: RequestId) -> None:
+        """End a request with the text it has; nothing happens if it has ended."""
+        answers = self.by_id.get(request)
+        for answer in list(answers.open) if answers is not None else ():
+            self._scheduler.finish(answer.job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+            self._finish(answer, FinishReason.CANCELLED)
+
+    def cancel_asked(self, plan: StepPlan) -> None:
+        """Cancel the requests of a step whose callers asked for it meanwhile."""
+        for segment in plan.segments:
+            answer = self.answers.get(segment.job)
+            if answer is not None and answer.of_request.handle.cancelling:
+                self.cancel(answer.of_request.handle.id)
+
+    def expire(self, now: float) -> None:
+        """Fail the requests whose time is over."""
+        if not self._deadlines.pending:
+            return
+        for late in self._deadlines.passed(now, self.by_id):
+            answers = self.by_id[late]
+            self.fail(answers, timed_out(answers.request, answers.handle.state, answers.generated))
+
+    def end_without_memory(self) -> None:
+        """End the answers whose jobs the scheduler has ended, because the system refuses memory: one that has tokens
+        finishes with them, and a request whose prompt does not fit fails.
+        """
+        while self._scheduler.ended:
+            job = self._scheduler.ended.pop()
+            answer = self.answers.get(job.id)
+            if answer is None:
+                continue  # it failed with another answer
+            if job.finish_reason is FinishReason.LENGTH:
+                self._finish(answer, FinishReason.LENGTH)
+            else:
+                self.fail(answer.of_request, cache_full(job, self._scheduler.cache.capacity_tokens))
+
+    def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
+        """Fail the requests whose logits leave no token to choose, and those whose processors failed."""
+        index = -1
+        for segment in plan.logit_segments:
+            first, index = index + 1, index + len(segment.logits)
+            for drafted in range(first + 1, index + 1):  # it may not be reached
+                if drafted in result.failures:
+                    result.tokens[drafted] = NO_TOKEN
+            if not segment.live or (result.tokens[first] != NO_TOKEN and first not in result.failures):
+                continue
+            answer = self.answers.get(segment.job)
+            if answer is not None and answer.job.generation == segment.generation:
+                self.fail(answer.of_request, result.failures.get(first) or no_token(answer.job))
+
+    def _finish(self, answer: Answer, reason: FinishReason) -> None:
+        """Complete an answer whose job has ended."""
+        self._forget(answer)
+        answer.finish(reason)
+        if not answer.of_request.open:
+            del self.by_id[answer.of_request.handle.id]
+            self._measured.requests_finished += 1
+
+    def fail(self, answers: RequestAnswers, error: CortexError) -> None:
+        """End one request with an error."""
+        for answer in answers.open:
+            self._scheduler.finish(answer.job.id, FinishReason.ERROR, RequestState.FAILED)
+            self._forget(answer)
+        del self.by_id[answers.handle.id]
+        answers.handle.fail(error)
+
+    def _forget(self, answer: Answer) -> None:
+        del self.answers[answer.job.id]
+        if answer.job.processed:
+            del self._processors[answer.job.id]
+
+    def fail_all(self, error: CortexError) -> None:
+        """End every request with an error. The scheduler has forgotten them all."""
+        self.answers.clear()
+        self._processors.clear()
+        while self.by_id:
+            self.by_id.popitem()[1].handle.fail(error)
+
+    def forget(self) -> None:
+        """Forget every request. The handles are the caller's to fail."""
+        self.answers.clear()
+        self.by_id.clear()
+        self._processors.clear()
