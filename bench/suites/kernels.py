@@ -16,12 +16,14 @@ import numpy as np
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import CortexError
+from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.machine import metal_device
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
+from cortexmlx.metal.rules import Variant
 
 OURS, THEIRS = "cortexmlx", "MLX"
 _COLUMNS = 1_024
@@ -161,11 +163,11 @@ class Modelled:
 
 
 def cost_sheet(chips: Sequence[str], on_run: Callable[[str], None]) -> list[Modelled]:
-    """The kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, counted in the simulator."""
-    from cortexmlx.metal.cost.cycles import cycles
-    from cortexmlx.metal.cost.kernels import beside
-    from cortexmlx.metal.rules import Variant
-
+    """The kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, counted in the simulator. Raises
+    CortexError where the simulator is not installed or finds no compiler.
+    """
+    cycles = developer_part("cortexmlx.metal.cost.cycles", "the cost sheet").cycles
+    beside = developer_part("cortexmlx.metal.cost.kernels", "the cost sheet").beside
     found = []
     for shape in dict.fromkeys((s.dim, s.group) for s in SHAPES):
         dim, group = shape

@@ -11,6 +11,7 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.machine import matrix_units, metal_device
 
 
@@ -53,8 +54,8 @@ def automatic() -> str:
 
 
 def choose_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" picks for this machine. Raises InvalidRequest for a name that is none, and for
-    "metal" where there is no Metal device.
+    """The backend called `name`; "auto" picks for this machine. Raises InvalidRequest for a name that is none, for
+    "metal" where there is no Metal device, and for "sim" where the simulator is not installed.
     """
     if name == "auto":
         name = automatic()
@@ -66,8 +67,7 @@ def choose_backend(name: str) -> Backend:
         attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
         return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
     if name == "sim":
-        from cortexmlx.metal import sim
-
-        attention = MetalAttention(sim.metal_kernel, check=False)
+        simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
+        attention = MetalAttention(simulator.metal_kernel, check=False)
         return Backend("sim", attention.attend, attention.notes, attention.reconsider, attention.kernels)
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

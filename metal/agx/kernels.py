@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from cortexmlx.kv.spec import ITEMSIZE
+from cortexmlx.metal.agx.kernel_files import kernel_texts
 from cortexmlx.metal.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.mlx_decode import HELD
-from cortexmlx.metal.msl import KERNEL_FOLDER
+from cortexmlx.metal.compare.mlx_decode import HELD
+from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sim.source import KernelText, type_name
 from cortexmlx.metal.sim.toolchain import mlx_headers
-from cortexmlx.metal.texts import kernel_texts
 from cortexmlx.metal.vector import lane_numbers
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal.msl import FUNCTION_CONSTANT, PARAMETER, blank_comments, closing, split
+from cortexmlx.metal.legal.msl import FUNCTION_CONSTANT, PARAMETER, blank_comments, closing, split
 
 _KERNEL = re.compile(
     r"(?:template\s*<(?P<template>[^{};]*?)>\s*)?\[\[kernel[^\]]*\]\]\s*void\s+(?P<name>\w+)\s*\(", re.S

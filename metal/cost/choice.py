@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
 from cortexmlx.metal.cost.cycles import cycles
 from cortexmlx.metal.cost.kernels import candidates, paged
 from cortexmlx.metal.rules import Variant

@@ -19,8 +19,8 @@ from typing import Any
 from cortexmlx.errors import CortexError
 from cortexmlx.metal.cost.cycles import Kind
 from cortexmlx.metal.kernels import kernel_text
+from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.matrix import MatrixGeometry
-from cortexmlx.metal.msl import KERNEL_FOLDER
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.vector import VectorGeometry
 from cortexmlx.metal.wide import WideGeometry

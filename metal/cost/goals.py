@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
+from cortexmlx.metal.compare.traffic import measure
 from cortexmlx.metal.cost.compiled import CompiledKernel, kept_record
 from cortexmlx.metal.cost.cycles import cycles
 from cortexmlx.metal.cost.kernels import paged
 from cortexmlx.metal.cost.sheet import SHOWN
 from cortexmlx.metal.rules import THREADS, VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.metal.traffic import measure
 
 SERVED = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64, 128) for group in (4, 8))
 """What most models are."""

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from cortexmlx.kv.spec import ITEMSIZE
-from cortexmlx.metal import mlx_decode, sim
+from cortexmlx.metal import sim
+from cortexmlx.metal.compare import mlx_decode
+from cortexmlx.metal.compare.mlx_decode import HELD, Shape
+from cortexmlx.metal.compare.traffic import launches
 from cortexmlx.metal.cost import arithmetic
 from cortexmlx.metal.cost.compiled import MATRIX, OURS, WIDE, kept_record, work
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, together
-from cortexmlx.metal.mlx_decode import HELD, Shape
 from cortexmlx.metal.rules import GEOMETRIES, Variant, refusal
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
-from cortexmlx.metal.traffic import launches
 
 BLOCK_TOKENS = 128
 """Tokens of a block of MLX's two passes: what its host code gives to one at 32,768 tokens on a Pro or Max."""

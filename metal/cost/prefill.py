@@ -20,10 +20,10 @@ from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.kv.step import Piece
 from cortexmlx.metal import sim
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
+from cortexmlx.metal.compare.mlx_prefill import key_rows, steel_attention
 from cortexmlx.metal.cost.counts import Counted, count
 from cortexmlx.metal.cost.cycles import Kind, Work, cycles, together
-from cortexmlx.metal.mlx_prefill import key_rows, steel_attention
 from cortexmlx.metal.prefill import FUSED, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import SMALL, prefill_list
 

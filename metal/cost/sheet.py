@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
+from cortexmlx.metal.compare.mlx_decode import HELD, has_two_pass_gqa
 from cortexmlx.metal.cost.compiled import RECORD_AGAIN, kept_record
 from cortexmlx.metal.cost.cycles import Kind, Work, cycles, cycles_beside
 from cortexmlx.metal.cost.kernels import Cost, beside, mlx
 from cortexmlx.metal.cost.published import MEASURED, SHARED, Measured
-from cortexmlx.metal.mlx_decode import HELD, has_two_pass_gqa
 from cortexmlx.metal.rules import Variant
 
 SHAPES = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64, 128) for group in (1, 2, 4, 8))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
-from cortexmlx.metal.msl import PREAMBLE
+from cortexmlx.metal.legal.msl import PREAMBLE
 
 from . import swizzles
 from .diagnostics import verdict

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from cortexmlx.metal.msl import PREAMBLE
+from cortexmlx.metal.legal.msl import PREAMBLE
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
 from .frontend import Complaint, parse

@@ -7,7 +7,7 @@ the thread's, as its declaration says.
 
 import re
 
-from cortexmlx.metal.msl import closing
+from cortexmlx.metal.legal.msl import closing
 
 _HEADER = re.compile(
     r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\("

@@ -9,7 +9,7 @@
 
 import re
 
-from cortexmlx.metal.msl import blank, blank_comments, split
+from cortexmlx.metal.legal.msl import blank, blank_comments, split
 
 from .members import in_thread_memory
 

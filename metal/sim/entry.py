@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from cortexmlx.metal.msl import PREAMBLE
+from cortexmlx.metal.legal.msl import PREAMBLE
 
 from .rewrite import to_cpp
 from .source import KernelText, Role

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal.msl import (
+from cortexmlx.metal.legal.msl import (
     FUNCTION_CONSTANT,
     INCLUDE,
     KERNEL_FOLDER,

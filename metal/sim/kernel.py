@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.arrays import dtype_name
-from cortexmlx.metal.msl import PREAMBLE
+from cortexmlx.metal.legal.msl import PREAMBLE
 
 from . import settings
 from .buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of

@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.metal import legal, msl
+from cortexmlx.metal import legal
+from cortexmlx.metal.legal import msl
 
 from .built import cache_folder, content_key
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from cortexmlx.metal.msl import at_top, blank_comments, split
+from cortexmlx.metal.legal.msl import at_top, blank_comments, split
 
 from .paths import mark_paths
 

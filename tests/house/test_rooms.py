@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx.host.developer_parts import DEVELOPER_PARTS
+
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "arrays",
@@ -142,11 +144,22 @@ def test_no_folder_is_crowded() -> None:
     assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
 
 
-def test_every_folder_is_installed() -> None:
-    """The packages are listed by name: an editable install finds the others, too, but a wheel leaves them out."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+def for_developers(module: str) -> bool:
+    return any(module == part or module.startswith(f"{part}.") for part in DEVELOPER_PARTS)
+
+
+def test_a_wheel_has_every_folder_but_the_developers_parts() -> None:
+    """The packages of a wheel are listed by name. An editable install finds the others, too."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packages = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in MODULES.items()}
-    assert packages - set(listed) == set()
+    assert set(setuptools["packages"]) == {package for package in packages if not for_developers(package)}
+    assert [p for p in (*setuptools["package-dir"], *setuptools["package-data"]) if for_developers(p)] == []
+    assert [part for part in DEVELOPER_PARTS if part not in packages] == []
+
+
+def test_what_a_wheel_has_imports_no_developers_part() -> None:
+    shipped = [module for module in MODULES if not for_developers(module)]
+    assert [f"{m}:{line} imports {i}" for m in shipped for line, i in imports(m) if for_developers(i)] == []
 
 
 @pytest.mark.parametrize("folder", ["protocols", "scheduling"])

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
-from cortexmlx.metal.cuda import cuda_factory
+from cortexmlx.metal.cuda.dialect import cuda_factory
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from support.paged_problem import GPU_TOLERANCE, TOLERANCE
 

@@ -7,7 +7,7 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal import sim
-from cortexmlx.metal.msl import PREAMBLE
+from cortexmlx.metal.legal.msl import PREAMBLE
 from cortexmlx.metal.sim import built
 from cortexmlx.metal.sim.toolchain import SHIM
 from support.sim_tools import launch

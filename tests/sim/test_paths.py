@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal import sim
-from cortexmlx.metal.msl import blank_comments
+from cortexmlx.metal.legal.msl import blank_comments
 from cortexmlx.metal.sim.host import flatten
 from cortexmlx.metal.sim.paths import mark_paths
 from support.sim_tools import launch

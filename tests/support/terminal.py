@@ -146,6 +146,7 @@ class Terminal:
             if condition():
                 return
             if not self._read(POLL_SECONDS):
+                what += f" when the program ended with {self._reap(0)}"
                 break
         assert condition(), f"no sign of {what}:\n{self}"
 

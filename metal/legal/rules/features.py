@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from cortexmlx.metal.msl import blank
+from cortexmlx.metal.legal.msl import blank
 
 from ..frontend import Complaint, Parsed
 from ..language import Language

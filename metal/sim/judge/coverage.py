@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cortexmlx.metal.msl import KERNEL_FOLDER
+from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 
 from ..built import load
 from ..lines import Row, rows_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cortexmlx.metal.compare.mlx_decode import has_two_pass_gqa
 from cortexmlx.metal.cost.cycles import Kind, cycles
 from cortexmlx.metal.cost.kernels import beside, mlx, paged
-from cortexmlx.metal.mlx_decode import has_two_pass_gqa
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import VectorGeometry

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
 from cortexmlx.metal.cost.published import MEASURED, SHARED, TWO_PASS
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from cortexmlx.metal.compare.mlx_decode import has_two_pass_gqa
 from cortexmlx.metal.cost import sheet as sheet_module
 from cortexmlx.metal.cost.compiled import kept_record
 from cortexmlx.metal.cost.cycles import cycles
@@ -24,7 +25,6 @@ from cortexmlx.metal.cost.sheet import (
     ranking,
     sheet,
 )
-from cortexmlx.metal.mlx_decode import has_two_pass_gqa
 
 README = (files("cortexmlx.metal") / "README.md").read_text().splitlines()
 OTHER_MLX = pytest.mark.skipif(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from cortexmlx.metal.msl import KERNEL_FOLDER
+from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 
 from ...toolchain import mlx_headers
 from ..cases import Skipped

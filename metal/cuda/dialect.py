@@ -1,6 +1,6 @@
-"""The kernels of this folder on an NVIDIA GPU: the same bodies in `mx.fast.cuda_kernel`.
+"""The kernels on an NVIDIA GPU: the same bodies in `mx.fast.cuda_kernel`.
 
-`cuda_dialect.h` says Metal's words in CUDA. What a header cannot do happens here: address spaces and Metal's headers
+`dialect.h` says Metal's words in CUDA. What a header cannot do happens here: address spaces and Metal's headers
 go, arrays in threadgroup memory become `__shared__`, functions of constants are the device's, too, and Metal's thread
 attributes become local variables.
 """
@@ -31,7 +31,7 @@ def cuda_body(entry: str) -> str:
 
 def cuda_header(text: str) -> str:
     """The text of a kernel source behind the dialect."""
-    dialect = (files("cortexmlx.metal") / "cuda_dialect.h").read_text()
+    dialect = (files("cortexmlx.metal.cuda") / "dialect.h").read_text()
     text = _FUNCTION_OF_CONSTANTS.sub("__device__ constexpr ", _METAL_HEADER.sub("", text))
     return dialect + _ADDRESS_SPACE.sub("", text)
 

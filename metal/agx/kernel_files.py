@@ -1,4 +1,4 @@
-"""The kernels as files for Apple's compiler: `python -m cortexmlx.metal.texts FOLDER`.
+"""The kernels as files for Apple's compiler: `python -m cortexmlx.metal.agx.kernel_files FOLDER`.
 
 MLX compiles its own headers, the kernel's text and a generated signature as one text, at run time. Here each kernel of
 each variant is that text in a file of its own, which `xcrun metal -c` compiles anywhere; no GPU is needed to write it.
@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.msl import INCLUDE, UTILS
+from cortexmlx.metal.legal.msl import INCLUDE, UTILS
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
@@ -128,7 +128,7 @@ def metal_file(kernel: KernelText) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write every kernel of `CHECKED` once into the folder that is named."""
     if len(arguments) != 1:
-        print("usage: python -m cortexmlx.metal.texts FOLDER", file=sys.stderr)
+        print("usage: python -m cortexmlx.metal.agx.kernel_files FOLDER", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.mlx_decode import Shape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
+from cortexmlx.metal.compare.mlx_decode import Shape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
 from cortexmlx.metal.sim.report import LaunchReport
 
 

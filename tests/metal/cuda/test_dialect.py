@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.selfcheck.problem import make_problem
-from cortexmlx.metal import cuda, sim
+from cortexmlx.metal import sim
+from cortexmlx.metal.cuda import dialect as cuda
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant

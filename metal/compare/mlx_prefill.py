@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortexmlx.metal.mlx_decode import Buffer
+from cortexmlx.metal.compare.mlx_decode import Buffer
 from cortexmlx.metal.sim.host import HostKernel, Output
 from cortexmlx.metal.sim.judge.steel import HEADERS, MASK_PARAMS, PARAMS
 from cortexmlx.metal.sim.report import LaunchReport

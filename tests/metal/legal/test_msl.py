@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal.msl import FUNCTION_CONSTANT, INCLUDE, PARAMETER, UTILS, blank, blank_comments, closing, split
+from cortexmlx.metal.legal.msl import (
+    FUNCTION_CONSTANT,
+    INCLUDE,
+    PARAMETER,
+    UTILS,
+    blank,
+    blank_comments,
+    closing,
+    split,
+)
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cortexmlx.metal.compare.traffic import measure
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import SIMDGROUP, Kernel
-from cortexmlx.metal.traffic import measure
 from cortexmlx.metal.vector import lane_numbers
 
 LIMIT = 1.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.mlx_prefill import QUERY_ROWS, key_rows, steel_attention
+from cortexmlx.metal.compare.mlx_prefill import QUERY_ROWS, key_rows, steel_attention
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,4 +1,4 @@
-"""What decode attention reads, counted by the simulator: `python -m cortexmlx.metal.traffic` prints the table.
+"""What decode attention reads, counted by the simulator: `python -m cortexmlx.metal.compare.traffic` prints the table.
 
 Every figure is a number of bytes over the bytes that must be read: each live key and value once per KV head.
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from cortexmlx.kv.reach import Reach
 from cortexmlx.metal import sim
+from cortexmlx.metal.compare.mlx_decode import Shape, one_pass
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
-from cortexmlx.metal.mlx_decode import Shape, one_pass
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sim.report import LaunchReport
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS

@@ -12,10 +12,10 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention.selfcheck.check import check_variant
+from cortexmlx.metal.agx.kernel_files import CHECKED, file_name, kernel_texts, main, metal_file, preamble
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sim.toolchain import find_compiler, mlx_headers
-from cortexmlx.metal.texts import CHECKED, file_name, kernel_texts, main, metal_file, preamble
 
 SINKS = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, sinks=True)
 WIDE = Variant("float32", "float16", 192, 128, 8, 1, softcap=True)
@@ -88,7 +88,7 @@ def test_the_preamble_is_what_the_preprocessor_makes_of_mlx_headers(version: int
 
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     """Where no GPU is: nothing is evaluated."""
-    command = [sys.executable, "-m", "cortexmlx.metal.texts", str(tmp_path)]
+    command = [sys.executable, "-m", "cortexmlx.metal.agx.kernel_files", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and any(tmp_path.iterdir()), done.stderr
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from cortexmlx.metal.cost.chips import CHIPS
+from cortexmlx.metal.chips import CHIPS
 
 KV_BYTES = 2 * 128 * 2
 

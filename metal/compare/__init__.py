@@ -1,0 +1,1 @@
+"""Our kernels beside MLX's own, both in the simulator."""
