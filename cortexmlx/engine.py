@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -20,111 +16,61 @@ from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
-from cortexmlx.request import Completion, Message, QueuedRequest, SamplingParams, TokenEvent
-from cortexmlx.serving.app.alone import Alone
-from cortexmlx.serving.app.arguments import checked_client, checked_function, checked_text
-from cortexmlx.serving.app.asynchronous import AsyncCalls
+from cortexmlx.request import Completion, Message, SamplingParams, TokenEvent
+from cortexmlx.serving.app.arguments import (
+    checked_client,
+    checked_function,
+    checked_pressure,
+    checked_text,
+    checked_token,
+    checked_tokens,
+)
 from cortexmlx.serving.app.callbacks import Tellers, tell_progress
-from cortexmlx.serving.app.interruptible import read_within
+from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, checked_params, with_keywords, with_keywords_each
-from cortexmlx.serving.app.looking import Looks
-from cortexmlx.serving.app.opening import opens
-from cortexmlx.serving.app.texts import Texts
+from cortexmlx.serving.app.not_copyable import NotCopyable
+from cortexmlx.serving.app.options import takes_options_of
+from cortexmlx.serving.app.submitter import Submitter
 from cortexmlx.serving.completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import ChatTokens, Prompt, is_quick, tokenize
-from cortexmlx.serving.streams import TokenStream
-from cortexmlx.serving.text.stops import Stops
+from cortexmlx.serving.prompt import Prompt, tokenize
+from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, ended
 from cortexmlx.serving.threads import require_mlx_threads
-from cortexmlx.serving.worker import Submission, Worker
+from cortexmlx.serving.worker import Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning
-from cortexmlx.stats import ModelInfo
+from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.core import EngineCore
+
+T = TypeVar("T")
 
 _AHEAD_PER_ROW = 4
-"""Requests of a batch that are queued per row: enough to choose from and to keep every row busy."""
+"""Requests of a batch that are queued per row."""
 
 
-class Engine(Looks, Texts, AsyncCalls, Alone):
+class Engine(NotCopyable):
     """Loads a model and answers requests, many at once, in this process.
 
-    `model` is a folder, a hub id, a `.gguf` file or "smollm2", `adapter` the folder of a LoRA or DoRA adapter for it or
-    of fine-tuned layers. `kv_memory` bounds the KV cache (bytes, or a text like "4GB"; None: a modest share of the
-    machine). `kv_bits` 8 or 4 quantizes what it holds, with a scale and a bias for every `kv_group_size` numbers (64 or
-    32; None: 64 where that divides every head), so that about twice or more fits. `block_size` tokens per block: 8, 16,
-    32, 64 or 128. `max_rows` requests run at once. `attention`: "auto", "metal", "reference" or "sim". `prefill_budget`
-    tokens of prompts are computed per step at most, and while others decode only as many as take `token_target` seconds
-    (None: no target). With `keep_last`, texts may be longer than the model's context and the KV cache: one that has
-    grown to `keep_first` (None: 4) + 2 x `keep_last` tokens goes on with the first `keep_first` and the newest
-    `keep_last` of them. `max_request_tokens` bounds the prompt and answer of one request, `client_tokens` those of all
-    running requests of one client. `prefix_cache` False computes every prompt anew. Prompts of a named client share
-    their beginnings only with each other, for whoever shares can tell what others asked from `cached_tokens` and from
-    the time it takes; `share_prefixes_between_clients` True shares them among all, for clients that trust each other.
-    `pipeline` builds each decode step before the last one is read. `dequantize`: see `load_model`. `kv_store` is a
-    folder that keeps at most `kv_store_bytes` of what was computed, for after it has left memory, and for the next
-    engine; several may share it. `on_progress` is told how far downloading and loading are.
+    The options are those of `serving.config.EngineConfig`, which says what each means. The constructor returns when
+    the model is loaded. Use the engine as a context manager, or call `close`. An engine that is dropped goes on until
+    its last request has ended.
 
-    The constructor returns when the model is loaded. Raises CortexError: ModelNotFound, ModelCorrupt,
-    ModelUnsupported, InvalidRequest, ForkedProcess. Use it as a context manager, or call `close`. An engine that is
-    dropped goes on until its last request has ended.
+    Raises ModelNotFound, ModelCorrupt, ModelUnsupported, InvalidRequest or ForkedProcess.
     """
 
     info: ModelInfo
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        adapter: str | Path | None = None,
-        kv_memory: int | str | None = None,
-        kv_bits: int | None = None,
-        kv_group_size: int | None = None,
-        block_size: int = EngineConfig.block_size,
-        max_rows: int = EngineConfig.max_rows,
-        attention: str = EngineConfig.attention,
-        prefill_budget: int = EngineConfig.prefill_budget,
-        max_request_tokens: int | None = None,
-        client_tokens: int | None = None,
-        token_target: float | None = EngineConfig.token_target,
-        keep_first: int | None = None,
-        keep_last: int | None = None,
-        prefix_cache: bool = True,
-        share_prefixes_between_clients: bool = False,
-        pipeline: bool = True,
-        dequantize: bool | None = None,
-        kv_store: str | Path | None = None,
-        kv_store_bytes: int | str = EngineConfig.kv_store_bytes,
-        on_progress: OnProgress | None = None,
-    ) -> None:
+    @takes_options_of(EngineConfig)
+    def __init__(self, *model: Any, **options: Any) -> None:
         require_mlx_threads()
-        config = EngineConfig(
-            model,
-            adapter=adapter,
-            kv_memory=kv_memory,
-            kv_bits=kv_bits,
-            kv_group_size=kv_group_size,
-            block_size=block_size,
-            max_rows=max_rows,
-            attention=attention,
-            prefill_budget=prefill_budget,
-            max_request_tokens=max_request_tokens,
-            client_tokens=client_tokens,
-            token_target=token_target,
-            keep_first=keep_first,
-            keep_last=keep_last,
-            prefix_cache=prefix_cache,
-            share_prefixes_between_clients=share_prefixes_between_clients,
-            pipeline=pipeline,
-            dequantize=dequantize,
-            kv_store=kv_store,
-            kv_store_bytes=kv_store_bytes,
-            on_progress=on_progress,
-        )
+        config = EngineConfig(*model, **options)
         blas.preload()
         enter_mlx_lm()
-        self._max_rows = max_rows
+        self._max_rows = config.max_rows
         self._tellers = Tellers()
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)
@@ -133,14 +79,13 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
             self._worker.start()
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
+            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.end()
             raise
 
     open = classmethod(opens(__init__))
     """The constructor for asyncio: `engine = await Engine.open(...)`, or `async with Engine.open(...) as engine`."""
-
-    # -- asking -------------------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -169,7 +114,9 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         """
         params = with_keywords(params, **sampling)
         checked_function("on_event", on_event)
-        handle = self._submit(self._checked(prompt, params, listener, client, background, cache, timeout))
+        handle = self._submitter.submit(
+            self, prompt, params, listener, client=client, background=background, cache=cache, timeout=timeout
+        )
         if on_event is not None:
             try:
                 self._tellers.tell(handle, on_event)
@@ -192,7 +139,8 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         is told on this thread how far a prompt is that takes several steps. The rest as for `submit`.
         """
         checked_function("on_progress", on_progress)
-        handle = self._submit(self._checked(prompt, with_keywords(params, **sampling), cache=cache, timeout=timeout))
+        asked = with_keywords(params, **sampling)
+        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout)
         try:
             for event in handle if on_progress is not None else ():
                 tell_progress(on_progress, event)
@@ -238,13 +186,13 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         `cache` and `timeout`, which is each prompt's own, as for `submit`.
         """
         check_timeout(timeout)
-        counted = window is None or (isinstance(window, int) and window >= 1)
-        _require(counted, f"window is {window!r}, but must be at least 1 prompt or None")
+        if window is not None and not (isinstance(window, int) and window >= 1):
+            raise InvalidRequest(f"window is {window!r}, but must be at least 1 prompt or None")
         if sampling:
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            partial(self._checked, background=True, cache=cache, timeout=timeout),
+            partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -264,7 +212,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         cancels the request. The rest as for `submit`.
         """
         asked = with_keywords(params, **sampling)
-        return TokenStream(self._submit(self._checked(prompt, asked, cache=cache, timeout=timeout)))
+        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout))
 
     def perplexity(
         self,
@@ -274,7 +222,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         stride: int | None = None,
         on_window: Callable[[Perplexity], None] | None = None,
     ) -> Perplexity:
-        """How well the model foretells a text or a list of token ids, in windows of `context` tokens (None: 2048, or
+        """How well the model predicts a text or a list of token ids, in windows of `context` tokens (None: 2048, or
         what fits), several at a time. Each token is scored once: those of the first window, then in each the next
         `stride` (None: half of `context`) behind the tokens before them. Every window begins with the
         beginning-of-text token where the tokenizer writes one; else the text's first token is not scored. `on_window`
@@ -315,7 +263,7 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
         raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        client = self._checked(tokens, params, client=client).request.client
+        client = self._submitter.read(self, tokens, params, client=client).request.client
         number, count = self._worker.ask(lambda core: core.pin(tokens, client))
         pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
         try:
@@ -326,7 +274,112 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
             raise
         return pin
 
-    # -- ending ------------------------------------------------------------------------------------------------------
+    # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> AsyncTokenStream:
+        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
+        asked = with_keywords(params, **sampling)
+        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout))
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache: bool = True,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Completion:
+        """`generate` for asyncio. A cancelled task cancels the request; `on_progress` is told in it."""
+        params = with_keywords(params, **sampling)
+        checked_function("on_progress", on_progress)
+        if on_progress is None:
+            return await ended(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
+        done: Completion | None = None
+        async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
+            async for event in events:
+                done = event.completion
+                tell_progress(on_progress, event)
+        assert done is not None  # the last event has it
+        return done
+
+    async def aclose(self) -> None:
+        """`close` for asyncio. A cancelled task does not wait for the end, which comes all the same."""
+        await on_a_thread(self.close)
+
+    # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
+        self._worker.check_process()
+        return list(tokenize(self._tokenizer, prompt))
+
+    def count_tokens(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has: what `usage.prompt_tokens` of its answer will say. Raises InvalidRequest."""
+        return len(self.encode(prompt))
+
+    def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
+        """The text of token ids. What the tokenizer calls special, such as the beginnings and ends of turns, is left
+        out unless `special_tokens`. Raises InvalidRequest for what is no token of the model.
+        """
+        self._worker.check_process()
+        ids = checked_tokens(tokens, self.info.vocab_size)
+        return self._tokenizer.decode(ids, special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for by itself, as UTF-8, which may be a part of a character; none for what is no token of
+        the model. Raises InvalidRequest for what is no integer.
+        """
+        self._worker.check_process()
+        return self._tokenizer.token_bytes(checked_token(token))
+
+    # -- looking inside: on the engine's thread, between two steps -----------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment. Raises EngineClosed."""
+        return self._worker.ask(lambda core: core.stats())
+
+    def blocks(self) -> BlockMap:
+        """The owner of every block of the KV arena. Cheap enough to ask a few times a second. Raises EngineClosed."""
+        return self._worker.ask(lambda core: core.cache.block_map())
+
+    def inspect(self, look: Callable[[EngineCore], T]) -> T:
+        """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.
+        Requests that are submitted meanwhile begin together. What is in the core may change with every version.
+        Raises what `look` raises, and EngineClosed.
+        """
+        return self._worker.ask(look, any_error=True)
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory. With
+        `keep_last`, whose rows go on beyond context and memory, as many as can be counted or `max_request_tokens`.
+        """
+        scheduler = self._worker.core.scheduler
+        return scheduler.limits.room(0, scheduler.cache.capacity_tokens)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.
+        Takes a time that grows with the arena. Raises EngineClosed.
+        """
+        self._worker.ask(lambda core: core.check_invariants())
+
+    def on_memory_pressure(self, level: MemoryPressure | str) -> None:
+        """Give memory back before the system takes it: "warning" drops half of the unused prefix cache, "critical"
+        all of it, the arena's free end and MLX's own buffers. Running requests go on. Raises InvalidRequest or
+        EngineClosed.
+        """
+        asked = checked_pressure(level)
+        self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
 
     def close(self) -> None:
         """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""
@@ -344,50 +397,3 @@ class Engine(Looks, Texts, AsyncCalls, Alone):
     def __repr__(self) -> str:
         known = f" {self.info.name}" if hasattr(self, "info") else ""
         return f"<{type(self).__name__}{known}{'' if known and not self._worker.closed else ', closed'}>"
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _checked(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        listener: Callable[[TokenEvent], None] | None = None,
-        client: str | None = None,
-        background: bool = False,
-        cache: bool = True,
-        timeout: float | None = None,
-    ) -> Submission:
-        """A request that can run; raises what is wrong with it."""
-        params = checked_params(params)
-        params.validate(self.info.vocab_size)
-        client = checked_client(client)
-        checked_function("listener", listener)
-        check_timeout(timeout)
-        submitted = time.perf_counter()
-        self._worker.check_process()
-        scheduler = self._worker.core.scheduler
-        fits = partial(scheduler.check_prompt, params=params)
-        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True))
-        tokens = read() if is_quick(prompt) else read_within(timeout, read)
-        _require(bool(tokens), "the prompt is empty: give it at least one token")
-        fits(len(tokens))
-        bad = next((t for t in tokens if not 0 <= t < self.info.vocab_size), None)
-        _require(bad is None, f"token id {bad} is outside the vocabulary of {self.info.vocab_size} tokens")
-        seed = secrets.randbits(62) if params.seed is None else params.seed
-        request = QueuedRequest(
-            tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
-        )
-        if isinstance(tokens, ChatTokens):
-            request = replace(request, thoughts=tokens.thoughts)
-        stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
-        return Submission(request, stops, listener, owner=self)
-
-    def _submit(self, checked: Submission) -> RequestHandle:
-        handles: list[RequestHandle] = []
-        self._worker.submit([checked], handles)
-        return handles[0]
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InvalidRequest(message)

@@ -11,9 +11,9 @@ from enum import Enum
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
-from cortexmlx.serving.app.alone import Alone
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.app.keywords import checked_params
+from cortexmlx.serving.app.not_copyable import NotCopyable
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt
 from cortexmlx.serving.threads import forked
@@ -31,7 +31,7 @@ class NotYet(Enum):
     NOT_YET = "not yet"
 
 
-class AsCompleted(Alone, Iterator[Result]):
+class AsCompleted(NotCopyable, Iterator[Result]):
     """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
 
     Prompts are read by whoever iterates: as many that at most `ahead` are read and not handed out, and none that lies

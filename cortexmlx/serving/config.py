@@ -1,9 +1,9 @@
-"""How to open an engine: every option with its default and its limits, once."""
+"""The options of an engine, each written once: its type, default, meaning and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -18,29 +18,76 @@ from cortexmlx.serving.app.arguments import checked_function
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options of an engine; `Engine` says what they mean. Raises InvalidRequest if one is out of its range."""
+    """The options of an engine. `Engine(...)` takes the same ones. Raises InvalidRequest if one is out of its range."""
 
     model: str | Path
+    """A folder, a hub id, a `.gguf` file or "smollm2"."""
+
+    _: KW_ONLY
+
     adapter: str | Path | None = None
+    """The folder of a LoRA or DoRA adapter for the model, or of fine-tuned layers."""
+
     kv_memory: int | str | None = None
+    """Bound of the KV cache: bytes, or a text like "4GB". None: a modest share of the machine."""
+
     kv_bits: int | None = None
+    """8 or 4 quantizes keys and values, so that about twice as much or more fits. None: they keep their type."""
+
     kv_group_size: int | None = None
+    """Numbers that share a scale and a bias with `kv_bits`: 64 or 32. None: 64 where that divides every head."""
+
     block_size: int = DEFAULT_BLOCK_SIZE
+    """Tokens of a KV block: 8, 16, 32, 64 or 128."""
+
     max_rows: int = 16
+    """Requests that run at once."""
+
     attention: str = "auto"
+    """Where attention runs: "auto", "metal", "reference" or "sim"."""
+
     prefill_budget: int = 512
+    """Prompt tokens that a step computes at most."""
+
     max_request_tokens: int | None = None
+    """Bound of the prompt and answer of one request, in tokens."""
+
     client_tokens: int | None = None
+    """Bound of all running requests of one named client, in tokens."""
+
     token_target: float | None = 0.25
+    """Seconds that a step should take at most while others decode: long prompts get smaller pieces. None: no target."""
+
     keep_first: int | None = None
+    """With `keep_last`: tokens at the beginning of a text that are never dropped. None: 4."""
+
     keep_last: int | None = None
+    """Allow texts longer than context and KV cache: at `keep_first` + 2 x `keep_last` tokens, the first `keep_first`
+    and the newest `keep_last` stay. None: no token is dropped.
+    """
+
     prefix_cache: bool = True
+    """Reuse the keys and values of a prompt's beginning. False computes every prompt anew."""
+
     share_prefixes_between_clients: bool = False
+    """True lets all clients share cached beginnings, for clients that trust each other: `cached_tokens` and the time
+    to the first token tell one client what another asked. False: named clients share only with themselves.
+    """
+
     pipeline: bool = True
+    """Build a decode step before the last one is read."""
+
     dequantize: bool | None = None
+    """Turn quantized weights into plain ones: see `load_model`."""
+
     kv_store: str | Path | None = None
+    """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it."""
+
     kv_store_bytes: int | str = "4GB"
+    """Bound of that folder."""
+
     on_progress: OnProgress | None = None
+    """Called with the progress of downloading and loading."""
 
     def __post_init__(self) -> None:
         self._require("block_size", _is_one_of(self.block_size, BLOCK_SIZES), f"one of {BLOCK_SIZES}")

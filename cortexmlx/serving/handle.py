@@ -12,7 +12,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
-from cortexmlx.serving.app.alone import Alone
+from cortexmlx.serving.app.not_copyable import NotCopyable
 
 log = logging.getLogger("cortexmlx")
 
@@ -20,7 +20,7 @@ _TELLINGS = 3
 """How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
 
 
-class RequestHandle(Alone):
+class RequestHandle(NotCopyable):
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
     Events wait here until they are read; their number is bounded by the request's tokens, and of those that tell of

@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import TypeAlias
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import TokenEvent
-from cortexmlx.serving.app.alone import Alone
+from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.serving.app.not_copyable import NotCopyable
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.threads import forked
 
 Listener: TypeAlias = Callable[[TokenEvent], None]
 
 
-class TokenStream(Alone, Iterator[TokenEvent]):
+class TokenStream(NotCopyable, Iterator[TokenEvent]):
     """The events of a request. `close`, the end of a `with`, an error in `next` and dropping it cancel the request.
 
     A generator would not do: one that was never started runs nothing when it is closed.
@@ -66,7 +66,7 @@ class BeingRead(InvalidRequest):
     """Somebody else waits for the next event. It is no end of the stream."""
 
 
-class AsyncTokenStream(Alone, AsyncIterator[TokenEvent]):
+class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
     """The events of a request for asyncio. It is submitted with the first `anext`, and belongs to the event loop of
     that. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping it, whether the
     loop still runs or not, cancel the request.
@@ -145,3 +145,30 @@ class AsyncTokenStream(Alone, AsyncIterator[TokenEvent]):
         if not self._closed and self._handle is not None:
             self._handle.cancel()
         self._closed = True
+
+
+async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
+    """The completion of a request, once it has ended. Raises its error. A cancelled task cancels the request."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[TokenEvent] = loop.create_future()
+
+    def settle(event: TokenEvent) -> None:
+        if not end.done():
+            end.set_result(event)
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None or event.error is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, event)
+
+    handle = await submit(listen)
+    try:
+        handle.check_waiting()
+        last = await end
+    except BaseException:
+        handle.cancel()
+        raise
+    if last.error is not None:
+        raise last.error
+    assert last.completion is not None
+    return last.completion

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
 from cortexmlx.machine import is_refusal
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
 
 log = logging.getLogger("cortexmlx")
+
+T = TypeVar("T")
 
 _Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
@@ -131,17 +133,18 @@ class Worker:
     def cancel(self, request: RequestId) -> None:
         self._calls.put(lambda core: core.cancel(request))
 
-    def ask(self, question: Callable[[EngineCore], Any]) -> Any:
-        """Run `question` on the engine's thread between two steps and return its answer. Raises CortexError if this is
-        that thread.
+    def ask(self, question: Callable[[EngineCore], T], *, any_error: bool = False) -> T:
+        """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
+        CortexError if this is that thread. With `any_error` not even a `sys.exit` in it ends the engine.
         """
         self.check_elsewhere()
         answer: _Answer = queue.SimpleQueue()
+        caught = BaseException if any_error else Exception
 
         def run(core: EngineCore) -> None:
             try:
                 answer.put((question(core), None))
-            except Exception as error:
+            except caught as error:
                 answer.put((None, error))
 
         try:
@@ -149,6 +152,7 @@ class Worker:
                 self.check_open()
                 self._asking.add(answer)
                 self._calls.put(run)
+            value: T
             value, error = answer.get()
         finally:
             self._asking.discard(answer)

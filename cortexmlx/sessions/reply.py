@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.serving.app.callbacks import tell_progress
-from cortexmlx.serving.app.opening import on_a_thread
+from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.streams import AsyncTokenStream, BeingRead, Listener, TokenStream
 from cortexmlx.sessions.turn import Turn
 

@@ -37,7 +37,7 @@ TESTED_WITH = {
     "cortexmlx/kv/state/ops.py": "tests/kv/state/test_snapshots.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/reply.py": "tests/protocols/openai/test_choices.py",
-    "cortexmlx/serving/app/looking.py": "tests/engine/test_stats.py",
+    "cortexmlx/serving/app/submitter.py": "tests/engine/test_asyncio.py",
     "cortexmlx/serving/open_requests.py": "tests/serving/test_core.py",
     "cortexmlx/serving/opened_model.py": "tests/serving/test_core.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",

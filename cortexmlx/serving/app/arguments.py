@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TypeGuard, TypeVar
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.stats import MemoryPressure
 
 T = TypeVar("T")
 
@@ -43,3 +45,30 @@ def checked_function(name: str, function: T) -> T:
     if function is not None and not callable(function):
         raise InvalidRequest(f"{name} is {function!r:.80}, but must be a function or None")
     return function
+
+
+def checked_tokens(tokens: Iterable[int], vocab_size: int) -> list[int]:
+    """The same token ids as plain integers. Raises InvalidRequest for what is no token of the model."""
+    if not is_list(tokens):
+        raise InvalidRequest(f"tokens are a list of token ids, not {tokens!r:.80}")
+    ids: list[int] = []
+    for token in tokens:
+        if not isinstance(token, Integral) or not 0 <= token < vocab_size:
+            raise InvalidRequest(f"token id {token!r} is outside the vocabulary of {vocab_size} tokens")
+        ids.append(int(token))
+    return ids
+
+
+def checked_token(token: int) -> int:
+    """The same token id as a plain integer. Raises InvalidRequest for what is none."""
+    if not isinstance(token, Integral):
+        raise InvalidRequest(f"a token id is an integer, not {token!r:.80}")
+    return int(token)
+
+
+def checked_pressure(level: MemoryPressure | str) -> MemoryPressure:
+    """The level of this name. Raises InvalidRequest for what is none."""
+    try:
+        return MemoryPressure(level)
+    except ValueError:
+        raise InvalidRequest(f'level is {level!r}, but must be "warning" or "critical"') from None

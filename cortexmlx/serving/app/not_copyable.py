@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn, SupportsIndex
 
 
-class Alone:
+class NotCopyable:
     """Belongs to the process that made it. A copy would share a thread and its queues, and end what the other uses."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:

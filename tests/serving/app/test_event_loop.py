@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, EngineClosed, ModelNotFound
-from cortexmlx.serving.app.opening import Opening, on_a_thread
+from cortexmlx.serving.app.event_loop import Opening, on_a_thread
 from support.asked import PROMPT, SHORT
 from support.patience import PATIENCE
 

@@ -1,4 +1,4 @@
-"""An engine that is opened for asyncio: what takes seconds is done on another thread."""
+"""Work for asyncio that would hold up its event loop: opening, closing and waiting, on threads of their own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,117 @@
+"""From the arguments of a call to a queued request."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TypedDict, Unpack
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.serving.app.arguments import checked_client, checked_function
+from cortexmlx.serving.app.event_loop import on_a_thread
+from cortexmlx.serving.app.interruptible import read_within
+from cortexmlx.serving.app.keywords import checked_params
+from cortexmlx.serving.deadlines import check_timeout
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.prompt import ChatTokens, Prompt, is_quick, tokenize
+from cortexmlx.serving.streams import Listener
+from cortexmlx.serving.text.stops import Stops
+from cortexmlx.serving.worker import Submission, Worker
+
+_BEHIND_SECONDS = 0.002
+"""How often `asubmit` asks whether the engine's thread takes requests again."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What `Engine.submit` takes beside the prompt and its parameters; a `timeout` is in seconds."""
+
+    client: str | None
+    background: bool
+    cache: bool
+    timeout: float | None
+
+
+class Submitter:
+    """Reads and queues the requests of one engine. What takes time is done on the caller's thread, not the engine's."""
+
+    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+
+    def submit(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestHandle:
+        """Queue a request, which keeps `owner` alive until it ends. Raises what `read` raises, and EngineClosed."""
+        return self._queue(self.read(owner, prompt, params, listener, **options))
+
+    async def asubmit(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        cache: bool,
+        timeout: float | None,
+        listener: Listener,
+    ) -> RequestHandle:
+        """`submit` for asyncio: the event loop waits for neither the chat template nor the queue."""
+        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
+        submission = read() if is_quick(prompt) else await on_a_thread(read, interruptible=True)
+        while self._worker.behind:
+            await asyncio.sleep(_BEHIND_SECONDS)
+        return self._queue(submission)
+
+    def read(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Submission:
+        """Tokenize and check a request. Raises InvalidRequest or PromptTooLong."""
+        params = checked_params(params)
+        params.validate(self._vocab_size)
+        client, timeout = checked_client(options.get("client")), options.get("timeout")
+        checked_function("listener", listener)
+        check_timeout(timeout)
+        submitted = time.perf_counter()
+        tokens = self._tokens(prompt, params, timeout)
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        background, cache = options.get("background", False), options.get("cache", True)
+        request = QueuedRequest(
+            tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
+        )
+        if isinstance(tokens, ChatTokens):
+            request = replace(request, thoughts=tokens.thoughts)
+        stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
+        return Submission(request, stops, listener, owner=owner)
+
+    def _queue(self, submission: Submission) -> RequestHandle:
+        handles: list[RequestHandle] = []
+        self._worker.submit([submission], handles)
+        return handles[0]
+
+    def _tokens(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
+        """The token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
+        self._worker.check_process()
+        fits = partial(self._worker.core.scheduler.check_prompt, params=params)
+        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True))
+        tokens = read() if is_quick(prompt) else read_within(timeout, read)
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: give it at least one token")
+        fits(len(tokens))
+        bad = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self._vocab_size} tokens")
+        return tokens
