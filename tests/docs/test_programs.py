@@ -19,6 +19,7 @@ SAID = {
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/memory.md": ["StoreStats("],
     "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
+    "docs/quickstart.md": [],
 }
 """What a page's program prints, besides what a model says."""
 

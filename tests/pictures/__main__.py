@@ -2,7 +2,7 @@
 
 `python -m tests.pictures [NAME ...]` makes docs/NAME.svg anew: chat, batch, bench, blocks; all, if none is named. What
 is said is seeded and the same at every run; rates and times are those of this machine at this moment. So a picture with
-rates is not made on a busy machine (`quiet`), nor kept where its rates are not those of the README's tables.
+rates is not made on a busy machine (`quiet`), nor kept where its rates are not those of docs/figures.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pictures.quiet import busy, look
 from tests.pictures.screen import svg
 
 DOCS = ROOT / "docs"
-README = ROOT / "README.md"
+FIGURES = DOCS / "figures.md"
 COLUMNS, LINES = 120, 34
 PATIENCE_SECONDS = 400.0
 SHELL = ("/bin/sh", "-i")
@@ -123,7 +123,7 @@ def main(names: list[str]) -> int:
             return refused(name, why)
         with tempfile.TemporaryDirectory() as folder:
             drawn = PICTURES[name](Path(folder))
-        if name not in WITHOUT_RATES and (why := busy(look()) or disagreement(drawn, README.read_text("utf-8"))):
+        if name not in WITHOUT_RATES and (why := busy(look()) or disagreement(drawn, FIGURES.read_text("utf-8"))):
             return refused(name, why)
         (DOCS / f"{name}.svg").write_text(drawn.rstrip("\n") + "\n", encoding="utf-8")
         print(f"docs/{name}.svg")

@@ -1,4 +1,4 @@
-"""The rates in a picture, beside those of the README's table: both are of one row of the starter model."""
+"""The rates in a picture, beside those of docs/figures.md: both are of one row of the starter model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def words(drawn: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", " ", drawn)).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def disagreement(drawn: str, readme: str) -> str | None:
+def disagreement(drawn: str, figures: str) -> str | None:
     """Which rate of one row is not the table's, and what to do; None if there is none."""
-    found = _TABLE.search(readme)
+    found = _TABLE.search(figures)
     if found is None:
-        return "the README has no table with a row `decode, 1 row`: name the row that pictures agree with"
+        return "docs/figures.md has no table with a row `decode, 1 row`: name the row that pictures agree with"
     table = float(found[1])
     for rate in (float(rate) for pattern in _RATES for rate in pattern.findall(words(drawn))):
         if not table / APART <= rate <= table * APART:
             return (
-                f"it shows {rate:g} tokens per second where the README's table has {table:g}: make that table anew on "
+                f"it shows {rate:g} tokens per second where docs/figures.md has {table:g}: make that table anew on "
                 "this machine first (cortexmlx bench --against mlx-lm -n 32)"
             )
     return None

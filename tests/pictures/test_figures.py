@@ -1,11 +1,11 @@
-"""The rates in a picture are compared with the README's."""
+"""The rates in a picture are compared with those of docs/figures.md."""
 
 from __future__ import annotations
 
 from support.pages import ROOT
 from tests.pictures.figures import disagreement
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIGURES = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
 TABLE = "| decode, 1 row | 25.6 | 24.3 | 1.07x |"
 BENCH = (
     "<text>|&#160;pp128&#160;|&#160;300.1&#160;±&#160;9.0&#160;|</text>"
@@ -31,8 +31,8 @@ def test_any_other_rate_is_told_with_the_table_and_the_next_step() -> None:
         assert told is not None and "has 25.6" in told and "bench --against mlx-lm -n 32" in told
 
 
-def test_the_readme_has_the_row_and_its_command() -> None:
-    told = disagreement(chat("0.1"), README)
+def test_the_page_of_figures_has_the_row_and_its_command() -> None:
+    told = disagreement(chat("0.1"), FIGURES)
     assert told is not None and "no table" not in told
-    assert "bench --against mlx-lm -n 32" in README
+    assert "bench --against mlx-lm -n 32" in FIGURES
     assert "no table" in (disagreement(chat("1"), "") or "")

@@ -37,10 +37,10 @@ def test_work_that_takes_longer_now_and_then_is_told() -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of the pictures, which are drawn at once, and a README whose table has 20 tokens per second."""
+    """The folder of the pictures, which are drawn at once, and a page of figures with 20 tokens per second."""
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
-    monkeypatch.setattr(pictures, "README", tmp_path / "README.md")
-    pictures.README.write_text("| decode, 1 row | 20.0 | 19.0 | 1.05x |\n")
+    monkeypatch.setattr(pictures, "FIGURES", tmp_path / "figures.md")
+    pictures.FIGURES.write_text("| decode, 1 row | 20.0 | 19.0 | 1.05x |\n")
     chat = "<text>192&#160;tokens · 19&#160;tok/s · TTFT</text>"
     drawn = {"chat": chat, "batch": "<text/>", "blocks": "<text/>"}
     monkeypatch.setattr(pictures, "PICTURES", {name: lambda _, text=text: text for name, text in drawn.items()})
@@ -67,6 +67,6 @@ def test_rates_that_are_not_the_tables_are_no_picture(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pictures, "look", lambda: [looked(0.99, 0.0)])
-    pictures.README.write_text("| decode, 1 row | 60.0 | 57.0 | 1.05x |\n")
+    pictures.FIGURES.write_text("| decode, 1 row | 60.0 | 57.0 | 1.05x |\n")
     assert pictures.main(["chat"]) == 1 and not list(made.glob("*.svg"))
-    assert "shows 19 tokens per second where the README's table has 60" in capsys.readouterr().err
+    assert "shows 19 tokens per second where docs/figures.md has 60" in capsys.readouterr().err
