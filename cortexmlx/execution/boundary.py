@@ -31,11 +31,11 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class Refused:
-    """The system gives no memory for what was asked."""
+    """An answer: the system gives no memory for the work."""
 
     why: str
     of_arena: bool
-    """The arena was to be resized, and is as it was. Anything else may have left the arena half written."""
+    """A resize of the arena was refused, and the arena is unchanged. After any other refusal it may be half written."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step computed, on the host."""
+    """The results of a step, on the host."""
 
     seconds: float
     """From the beginning of its dispatch to its end."""
@@ -90,7 +90,7 @@ class StepResult:
     top_ids: list[list[int]] | None = None
     top_logprobs: list[list[float]] | None = None
     scores: TokenScores | None = None
-    """Of the tokens of the plan's `scoring`."""
+    """Those of the plan's `scoring`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
     """What the logits processors of single rows raised. The tokens of those rows mean nothing."""
 
@@ -123,13 +123,13 @@ class Runner(Protocol):
         """What `copy_out` gives of a block of each layer group."""
 
     def begin(self, blocks: Counts) -> Refused | None:
-        """Have an empty arena of so many blocks. What there was goes first."""
+        """Begin with an empty arena of `blocks` blocks. The old one is given back before."""
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Whether the system would give the memory for so many blocks now."""
+        """Whether the system would give the memory for `blocks` blocks now."""
 
     def resize(self, blocks: Counts) -> Refused | None:
-        """Give each layer group so many blocks. What lies in blocks that stay is kept."""
+        """Give each layer group its number of `blocks`. The content of blocks that stay is kept."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks. All sources are read before any target is written."""
@@ -146,7 +146,7 @@ class Runner(Protocol):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan) -> Refused | None:
-        """Start a step behind those in flight: `forward` and `choose` at once."""
+        """Start a step after those in flight: `forward` and `choose` at once."""
 
     def forward(self, plan: StepPlan) -> Refused | None:
         """Start the forward pass of a step. `choose` is the next call, and may come later: masks are made meanwhile."""
@@ -158,10 +158,10 @@ class Runner(Protocol):
         """Wait for the step in flight that was started first."""
 
     def settle(self, ops: StateOps) -> Refused | None:
-        """Nothing is left to do: carry out what is planned for recurrent states, and keep nothing of the last step."""
+        """Carry out what is planned for recurrent states, and keep nothing of the last step: no step follows soon."""
 
     def forget(self) -> None:
-        """Drop what is in flight, and all that was kept beside the arena."""
+        """Drop what is in flight, and everything that is kept beside the arena."""
 
     def close(self) -> None:
         """Let go of everything, the model included. Nothing here is of use afterwards. Safe to call again."""

@@ -1,14 +1,14 @@
 """Project only the tokens that need logits to the vocabulary.
 
 mlx-lm's models project every token of a step, which for a prefill of hundreds of tokens and a vocabulary of tens of
-thousands costs as much as several layers. Almost all of them normalise once more before they project, whatever they
-call that norm and wherever they keep it. So one forward pass that is never evaluated notes which norm runs last, behind
-all attention; it is wrapped, and the wrapper drops the tokens that nobody asked for. A second such pass shows that
-nothing behind it needs them. Where the norm is no module, the same is tried with what comes out of the part that has
-all layers. Of a model where neither can be everything is projected, and the rows are picked after.
+thousands costs as much as several layers. Almost all models normalise once more before they project. So one forward
+pass that is never evaluated notes which norm runs last, after all attention. That norm is wrapped, and the wrapper
+drops the tokens that need no logits. A second such pass shows that nothing after it needs them. Where the norm is no
+module, the output of the part that has all layers is wrapped. Where that fails, too, everything is projected, and the
+rows are picked after.
 
-Where very many tokens need logits, a pass keeps what reaches the wrapper, and later ones, never evaluated but for what
-is behind it, are given some of these rows in its place: so a few are projected at a time, by the model's own code.
+Where very many tokens need logits, a pass keeps what reaches the wrapper. Later passes get some of these rows in its
+place, and only what comes after the wrapper is evaluated: so the model's own code projects a few rows at a time.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Picking:
 
 
 class _PickRows(_Wrapped):
-    """A norm that, at the last of its `calls` in a pass, first drops the rows nobody asked for."""
+    """A norm that first drops the rows that need no logits, at the last of its `calls` in a pass."""
 
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)
@@ -127,7 +127,7 @@ class _PickRows(_Wrapped):
 
     @contextmanager
     def given(self, kept: mx.array) -> Iterator[None]:
-        """In a pass, `kept` goes on in the place of whatever arrives."""
+        """Hand on `kept` in the place of whatever arrives."""
         self._picking = _Picking(self._calls, given=kept)
         try:
             yield
@@ -144,7 +144,7 @@ class _PickRows(_Wrapped):
 
 
 class _PickOutput(_PickRows):
-    """A part of the model whose output drops the rows nobody asked for."""
+    """A part of the model that drops the rows of its output that need no logits."""
 
     def __call__(self, *inputs: Any, **others: Any) -> Any:
         return self._picking.handed_on(self["norm"](*inputs, **others))
@@ -173,7 +173,7 @@ def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
 
 
 def _last_norm(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
-    """The norm that runs last, behind all attention."""
+    """The norm that runs last, after all attention."""
     norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
     places = {path: _place(model, path) for path in norms}  # before any is wrapped: there are norms in norms
     tokens = mx.zeros((_TOKENS, 1), mx.int32)
@@ -214,12 +214,12 @@ def _body(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
 def _kept(
     model: nn.Module, lazy_pass: LazyPass, pick: _PickRows, place: Callable[[nn.Module], None]
 ) -> _PickRows | None:
-    """`pick` in its place, if nothing behind it needs the rows that it drops."""
+    """`pick` in its place, if nothing after it needs the rows that it drops."""
     place(pick)
     pick.pick(mx.array(_ROWS))
     try:
         fits = lazy_pass(model, mx.zeros((_TOKENS, 1), mx.int32), _nothing).shape[:2] == (len(_ROWS), 1)
-    except Exception:  # what is behind it needs every token, and says so in whatever way
+    except Exception:  # what comes after it needs every token, and raises anything
         fits = False
     pick.pick(None)
     if not fits:

@@ -35,32 +35,33 @@ from cortexmlx.kv.state.snapshots import Snapshots
 
 
 class Way(Protocol):
-    """One way to run a model. `groups` are what its layers keep, `most_rows` how many requests may run at once (None:
-    as many as wanted), `pipelined` whether a step may be built before the last one is read, `notes` what the user
-    should know, a line each.
-    """
+    """An execution mode: one way to run a model."""
 
     groups: tuple[LayerGroup, ...]
+    """What the model's layers keep."""
     most_rows: int | None
+    """How many requests may run at once; None: any number."""
     pipelined: bool
+    """A step may be built before the last one is read."""
     notes: tuple[str, ...]
+    """What the user should know, a line each."""
 
     def blocks(self, memory: int, load: Load, context: int) -> Counts:
-        """How many blocks of each group `memory` bytes are, for rows of at most `context` tokens. Raises InvalidRequest
-        if they are not one.
+        """How many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens. Raises
+        InvalidRequest if not one does.
         """
 
     def backend(self, name: str) -> Backend:
-        """What attention runs on, if it is called `name`: see `choose_backend`."""
+        """The attention backend of that name: see `choose_backend`."""
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
-        """The runner, whose arena has no blocks yet. Raises ModelUnsupported for a model that computes something else
-        than it should, as far as a short look at it tells.
+        """The runner, whose arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers would
+        depend on how prompts are cut.
         """
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
-        """Nothing is kept: the runner begins an arena of at most `blocks` blocks, and this is who owns which of them.
-        Raises MemoryRefused.
+        """Let the runner begin an empty arena of at most `blocks` blocks. Return the owner of these blocks. Raises
+        MemoryRefused.
         """
 
 
@@ -117,7 +118,7 @@ class OneByOne:
             self.groups = kept_by(model)
         self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
         kept = not_always_cut(model)
-        # A step that is built before the last one is read would be one token too many behind an answer's last.
+        # A step that is built before the last one is read would compute one token after an answer's last.
         self.pipelined = not kept
         if kept:
             self.notes += (
@@ -148,7 +149,7 @@ class OneByOne:
             ahead = sees_ahead(self._model)
         if ahead:
             raise ModelUnsupported(
-                f"{self._why}, and in mlx-lm's own code a token of a prompt sees those behind it: answers would depend "
+                f"{self._why}, and in mlx-lm's own code a token of a prompt sees those after it: answers would depend "
                 "on how their prompts are cut"
             )
         self._runner = SerialRunner(self._model, self.groups, block_size, vocab_size)
@@ -169,7 +170,7 @@ class OneByOne:
 
 @contextmanager
 def _refused(why: NotPaged) -> Iterator[None]:
-    """Whatever mlx-lm's code for a model raises in this context is a reason to refuse the model."""
+    """Refuse the model for whatever mlx-lm's code for it raises in this context."""
     try:
         yield
     except Exception as error:

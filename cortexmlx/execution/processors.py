@@ -76,7 +76,7 @@ class _Row:
 
     def processed(self, logits: mx.array) -> mx.array:
         """`logits [1, V] float32` after all functions. Raises LogitsProcessorError, and what says that memory was
-        refused: that is nobody's fault, and the step begins again with less.
+        refused: then the step begins again with less.
         """
         for function in self.functions:
             name = getattr(function, "__qualname__", None) or type(function).__qualname__

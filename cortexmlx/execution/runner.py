@@ -134,7 +134,7 @@ class ModelRunner:
         self._start(self._choose(mask), started, fed)
 
     def _start(self, results: list[mx.array], started: float, fed: float) -> None:
-        """Have results computed whose graph was `started` when the feed had waited for `fed` seconds."""
+        """Start to compute results. Their graph was `started` when the feed had waited for `fed` seconds."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -144,7 +144,7 @@ class ModelRunner:
         self.wait_seconds += time.perf_counter() - built + fed
 
     def _pass(self, plan: StepPlan) -> list[mx.array]:
-        """The memory that a step needs, and its forward pass as a graph. Returns what is to be computed of it."""
+        """Prepare the memory of a step, and build its forward pass as a graph. Return the arrays to compute."""
         self._started = time.perf_counter()
         if plan.kind is StepKind.DECODE and plan.groups is None:  # within a window the arena stays as it is
             return self.build_pass(plan)
@@ -158,7 +158,7 @@ class ModelRunner:
         return []
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
-        """A forward pass as a graph, which is not computed but for what was fed, and what is to be computed of it."""
+        """Build a forward pass as a graph. Only what is fed is computed. Return the arrays to compute."""
         self._plan = plan
         if plan.groups is not None:
             self._check(plan.groups)
@@ -184,7 +184,7 @@ class ModelRunner:
         return results
 
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
-        """The choice of tokens as a graph. Returns what is to be computed of it. The step is in flight from now on."""
+        """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
         sampled = self.build_choice(mask)
         self._in_flight.append(Pending(sampled, self._started, self._scores_later))
         self._scores_later = None  # it holds arrays as large as a prompt
@@ -226,21 +226,21 @@ class ModelRunner:
             cache.begin(0)
 
     def forget(self) -> None:
-        """After a step that failed: nothing that was kept beside the arena can be trusted, either."""
+        """Drop the steps in flight and everything beside the arena, which a failed step may have left wrong."""
         self._in_flight.clear()
         self.reset()
         self.states.forget()
 
     @refusable
     def settle(self, ops: StateOps) -> None:
-        """Do what is to be done with the rows' states, when no step is left that could take it along, and `reset`."""
+        """Carry out `ops` without a step, and `reset`."""
         self.states.carry_out(ops)
         self.reset()
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
     def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
-        """Logits `[n, vocab]` of the tokens that need them, and what is kept of those that are scored."""
+        """Logits `[n, vocab]` of the tokens that need them, and what scoring keeps of its tokens."""
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
@@ -321,7 +321,7 @@ class ModelRunner:
 
     @refusable
     def resize(self, blocks: Counts) -> None:
-        """Give each layer group so many blocks."""
+        """Give each layer group its number of blocks."""
         self.memory.resize(blocks)
 
     @refusable

@@ -43,21 +43,20 @@ _SMALLEST = 1e-30  # keeps float32 quotients by a temperature finite and product
 
 @dataclass(frozen=True)
 class Sampled:
-    """The outcome of one step, all lazy.
-
-    `tokens [R] int32`, `NO_TOKEN` where the logits leave none to choose: all -inf, or NaN. `logprobs [R] float32`: the
-    natural-log probability of each token under the logits as the model gave them, before penalties, filters and
-    temperature; None unless some row asked. `top_ids [R, k] int32` and `top_logprobs [R, k] float32`: the likeliest
-    tokens, best first, with k the most that any row asked for; None if
-    that is 0. Rows that did not ask hold NaN and -1. `failures`: what the processors of single rows raised; the
-    tokens of those mean nothing.
+    """The outcome of one step, all lazy. Log-probabilities are those of the model's own logits, before penalties,
+    filters and temperature. Rows that did not ask for them hold NaN and -1.
     """
 
     tokens: mx.array
+    """`[R] int32`; `NO_TOKEN` where all logits are -inf, or NaN."""
     logprobs: mx.array | None = None
+    """`[R] float32`, of each token; None unless some row asked."""
     top_ids: mx.array | None = None
+    """`[R, k] int32`: the likeliest tokens, best first, as many as some row asked for; None if that is 0."""
     top_logprobs: mx.array | None = None
+    """`[R, k] float32`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
+    """What the processors of single rows raised. The tokens of these rows mean nothing."""
 
     def arrays(self) -> list[mx.array]:
         """What there is, for one `mx.async_eval`."""
@@ -101,8 +100,8 @@ class BatchSampler:
         """Choose one token per row, of those that `mask` allows.
 
         `logits [R, V]` of any float dtype, lazy or not; `token_index [R]`: how many tokens each row has generated
-        before this one. The penalties of the next call count the returned tokens too. Nobody wants the tokens of rows
-        that are not `live`: their processors are not called.
+        before this one. The penalties of the next call count the returned tokens too. Rows that are not `live` are
+        computed and ignored: their processors are not called.
         """
         adjusted = self._adjusted(logits)
         failures: Mapping[int, CortexError] = {}

@@ -14,8 +14,8 @@ from cortexmlx.scheduling.steps.placement import flush_of
 from cortexmlx.scheduling.steps.plan import Flush
 
 _COLUMNS_WITHOUT_TAIL = 64
-"""Steps of a window where a token takes no memory, so that there is nothing to flush and room for many costs nothing:
-what ended is stored, and who comes finds its blocks, when the window ends.
+"""Steps of a window where a token takes no memory, so that there is nothing to flush. It ends all the same: ended jobs
+are stored then, and new ones find their blocks.
 """
 
 
@@ -51,18 +51,18 @@ class DecodeWindow:
 
     @property
     def wants_flush(self) -> bool:
-        """No column is left, or it costs more to go on than to flush.
+        """No column is left, or a flush costs less than more steps.
 
-        A dead lane is computed in vain in each of the steps that are left, and a flush empties the pipeline, which
-        costs about one step of all lanes.
+        A dead lane is computed in each of the steps that are left, and its tokens are ignored. A flush empties the
+        pipeline, which costs about one step of all lanes.
         """
         left = self.columns - self.column
         dead = sum([lane.job.generation != lane.generation for lane in self.lanes])
         return not left or bool(dead and dead * left >= len(self.lanes))
 
     def open(self, make_room: Callable[[Job, int], None]) -> None:
-        """The decoding rows become the lanes of a new window; `make_room(job, tokens)` sees to room for the tokens that
-        each may get there, and may take others' rows for it.
+        """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that each
+        may get there, and may preempt others for it.
         """
         for job in self._running.in_order:
             if job.can_decode:
@@ -76,14 +76,14 @@ class DecodeWindow:
         return next((lane for lane in self.lanes if lane.job is job and lane.live), None)
 
     def await_flush(self, lane: Lane) -> None:
-        """The job of a lane has ended well."""
+        """Keep the blocks of a lane's job, which has ended well, until the flush."""
         self._awaiting_flush.append(lane)
 
     def close(self) -> Flush | None:
-        """End the window: where the tail's columns go, if they go anywhere.
+        """End the window. Return where the tail's columns go, if they go anywhere.
 
-        Everything is committed, so a live lane has all its columns. One whose job ended has those that were planned
-        for it: the step after its last token was on its way by then, and has computed that token, or never was.
+        Everything is committed, so a live lane has all its columns. A lane whose job ended has those that were planned
+        for it.
         """
         ends = {}
         for i, lane in enumerate(self.lanes):
@@ -98,6 +98,6 @@ class DecodeWindow:
         return flush
 
     def forget(self) -> None:
-        """The window and what was in the tail are gone."""
+        """Drop the window and what is in the tail."""
         self.lanes, self.column = (), 0
         self._awaiting_flush.clear()

@@ -21,13 +21,11 @@ for ever.
 """
 
 BACKGROUND_DELAY = 60.0
-"""Seconds by which a background request counts as younger, half of them at least, so that those whose tokens are
-watched go first.
-"""
+"""Seconds by which a background request counts as younger, half of them at least, so that watched requests go first."""
 
 LONG_ANSWER = 256
-"""Tokens of answer that halve the other half: of the background ones the longest begin first, for a long answer that
-begins last would go on alone while the other rows are empty.
+"""Tokens of answer that halve the other half of that delay. So the longest background requests begin first: a long
+answer that begins last would run alone while other rows are empty.
 """
 
 
@@ -72,7 +70,7 @@ class Job:
     row: Row = (-1, -1)
     """Names its recurrent state."""
     state_at: int = 0
-    """The recurrent state is that after so many tokens; 0: no step has computed one."""
+    """How many tokens its recurrent state has seen; 0: no step has computed one."""
     cuts: set[int] = field(default_factory=set)
     """After how many tokens a recurrent state is to be kept."""
     waited: bool = False
@@ -162,15 +160,13 @@ class Job:
 
     @property
     def must_drop(self) -> bool:
-        """It cannot go on with all the tokens that it has."""
+        """It has to drop tokens before its next one."""
         if self.keep is None or self.state is not RequestState.DECODING:
             return False
         return self.num_planned_outputs < self.max_new_tokens and self.plannable <= 0
 
     def wait_again(self) -> int:
-        """It has lost its row and its blocks, and lets go of what a text of its length does not keep. Returns how many
-        tokens that is.
-        """
+        """Wait without a row and blocks. Drop what a text of its length does not keep; return how many tokens."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
@@ -179,7 +175,7 @@ class Job:
         return self.drop()
 
     def drop(self) -> int:
-        """Let go of what a text of its length does not keep; returns how many tokens."""
+        """Drop what a text of its length does not keep; return how many tokens."""
         gone = [] if self.keep is None else self.keep.cut(self.tokens)
         self.dropped += gone
         self.drops += bool(gone)
@@ -202,15 +198,15 @@ class Job:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of its tokens need not be computed if they are cached: all but the last, and while its text is to be
-        scored, those in front of what is to be scored next.
+        """How many of its tokens need not be computed if they are cached: all but the last. While its text is scored,
+        those before the next token to score.
         """
         most = len(self.tokens) - 1
         return min(most, self.num_scored_tokens - 1) if self.being_scored else most
 
     def scored_behind(self, first: int, end: int) -> range:
-        """The positions of the tokens that computing the tokens `first .. end` gives their log-probabilities: each
-        stands behind one of those.
+        """The positions of the tokens that get log-probabilities when the tokens `first .. end` are computed: each
+        follows one of these.
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
@@ -231,13 +227,13 @@ class Job:
         return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
 
     def cut_back(self) -> None:
-        """Its drafts are verified: of what was computed, what is in front of its newest token is right."""
+        """Keep what was computed before its newest token: its drafts are verified, and the rest is wrong."""
         self.verifying = ()
         self.num_computed_tokens = self.state_at = len(self.tokens) - 1
         self.num_planned_outputs = self.generated
 
     def note_refusal(self) -> None:
-        """Memory was refused to a step, most of which it took."""
+        """Note that memory was refused to a step, of which it took most."""
         computed = self.num_computed_tokens + len(self.dropped)
         farther = computed > self.refused_at
         self.refusals = 0 if farther else self.refusals + 1
@@ -292,7 +288,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Lane:
-    """A job's row in a decode window: its generation then, and the tokens it had in the arena."""
+    """A job's row in a decode window: its generation at the opening, and the tokens that it had in the arena."""
 
     job: Job
     generation: int

@@ -1,11 +1,11 @@
-"""Selective KV: a row keeps the first tokens of its text and the newest, and goes on without those between. No mlx.
+"""Selective KV: a row keeps the first tokens of its text and the newest, and drops those between. No mlx.
 
 What is left after a drop is a text like any other: it is computed anew from position 0, as if it had been the prompt.
 So positions are those within what is kept, as in StreamingLLM (Xiao et al., "Efficient Streaming Language Models with
 Attention Sinks", 2023, section 3.2), and never reach beyond the model's range; but no kept key or value has seen a
-token that is gone. (Turning the kept keys back in place, as llama.cpp's context shift does, would spare computing them,
-and make a token depend on all texts that its row ever had: nobody could compute it again after a preemption but by
-going that whole way, and no other row could share it.)
+token that is gone. (llama.cpp's context shift turns the kept keys back in place, and computes nothing. But then a token
+depends on all texts that its row ever had: after a preemption all of them would be computed again, and no other row
+could share it.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KeepPolicy:
         return self.first + 2 * self.last
 
     def surplus(self, tokens: int) -> int:
-        """How many tokens go from a text of so many: the oldest behind the `first`, `last` or a multiple of it."""
+        """How many of a text's tokens go: the oldest after the `first`, a multiple of `last`."""
         return max(0, -(-(tokens - self.most) // self.last)) * self.last
 
     def cut(self, text: list[T]) -> list[T]:

@@ -32,8 +32,8 @@ class CostModel:
         return max(least, min(most, int(seconds / self.seconds_per_token)))
 
     def budget(self, seconds: float | None, most: int, decoding: int) -> int:
-        """Prompt tokens of a step that takes about `seconds` (None: as long as it takes) with so many rows decoding: at
-        most `most` tokens in all, and `LEAST_PIECE` of prompts at least.
+        """Prompt tokens of a step that takes about `seconds` (None: any time) beside `decoding` rows: `most` tokens in
+        all at most, and `LEAST_PIECE` of prompts at least.
         """
         least = min(LEAST_PIECE, most)
         return max(least, (most if seconds is None else self.tokens_within(seconds, least, most)) - decoding)
@@ -42,8 +42,8 @@ class CostModel:
 def share(budget: int, needs: list[int]) -> list[int]:
     """Divide a step's prompt tokens among prompts, oldest first.
 
-    The oldest gets half while others wait, the rest goes to the shortest first, and what is left to the oldest again:
-    a long prompt goes on, and short ones need not wait for its end.
+    The oldest gets half while others wait, the rest goes to the shortest first, and what is left to the oldest again.
+    So a long prompt advances, and short ones need not wait for its end.
     """
     if not needs:
         return []

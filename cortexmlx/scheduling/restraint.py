@@ -9,10 +9,10 @@ STEPS_TO_RELAX = 64
 
 
 class Restraint:
-    """At most `most_rows` rows and `most_tokens` prompt tokens; `rows` and `tokens` of them now.
+    """A step has at most `rows` rows and `tokens` prompt tokens: `most_rows` and `most_tokens` before a refusal.
 
-    What was refused may be there again later, when another app has ended: after `STEPS_TO_RELAX` good steps both are
-    doubled, until nothing is held back.
+    Memory may be free again later, when another app has ended. So after `STEPS_TO_RELAX` good steps both are doubled,
+    until nothing is held back.
     """
 
     def __init__(self, most_rows: int, most_tokens: int) -> None:
@@ -23,7 +23,7 @@ class Restraint:
         self._good = 0
 
     def tighten(self, rows: int) -> None:
-        """Memory was refused: at most `rows` rows from now on, or one, and half of the tokens."""
+        """Allow at most `rows` rows, but one at least, and half of the tokens: memory was refused."""
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
         self._good = 0

@@ -42,7 +42,7 @@ class RunningSet:
 
     @property
     def dropping(self) -> list[Job]:
-        """The rows that must drop tokens before they go on, those that come first before the others."""
+        """The rows that must drop tokens before their next one, in order."""
         return sorted((job for job in self.jobs if job.must_drop), key=lambda j: j.order)
 
     @property
@@ -121,9 +121,9 @@ class RunningSet:
         return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: Match | None, found: Found | None = None) -> tuple[BlockCopy, ...]:
-        """Give a job a row and blocks for its tokens: those of `match`, and behind its whole ones what was `found` in
-        the tier below, or those of the job that it forks. Returns the block copies that this takes. Raises
-        KVCacheFull; then nothing changed.
+        """Give a job a row and blocks for its tokens: those of `match`, after its whole blocks what was `found` in the
+        tier below, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
+        then nothing changed.
         """
         match, loaded = (match, 0) if found is None or match is None else (whole_blocks(match), found.end)
         if job.fork_of is None or job.generated or not self._can_fork(job):
@@ -168,7 +168,7 @@ class RunningSet:
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
-        """The states to be kept on the way of a step that computes so many tokens of each job."""
+        """The states to keep on the way of a step that computes the `scheduled` tokens."""
         cuts = []
         for job, count in scheduled if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count

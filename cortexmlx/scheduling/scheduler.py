@@ -147,8 +147,8 @@ class Scheduler:
         self._admission.clear()
 
     def start_over(self, rows: int | None = None) -> None:
-        """After a step that failed, nothing that it should have written can be trusted: all rows wait again with
-        nothing but their tokens, and what is cached is gone. Of one that was refused memory at most `rows` go on.
+        """Begin all rows again with nothing but their tokens, after a step failed: what it was to write is not trusted,
+        nor what is cached. If it was refused memory, at most `rows` rows run from now on.
         """
         if rows is not None:
             self.restraint.tighten(rows)
@@ -239,7 +239,7 @@ class Scheduler:
         return plan
 
     def fit_cache(self) -> None:
-        """The cache may not grow as it was promised: end who cannot go on in what it has."""
+        """End the jobs that do not fit into the cache, which may not grow any more."""
         for job in fit_all(self._jobs.values(), self.cache.capacity_tokens):
             if job.generated:
                 self.finish(job.id, FinishReason.LENGTH)

@@ -31,9 +31,9 @@ class Limits:
         return min(self.context if self.keep is None else _ENDLESS, self.max_request_tokens or _ENDLESS)
 
     def check(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong if a prompt of (`at_least`) so many tokens leaves no room for a token of an answer: in
-        the model's context, or in the longest request; or if the cache, which holds `capacity`, has none for it. The
-        last token of one that is only scored is not computed, and one that is scored must be kept whole.
+        """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for a token of an answer in
+        the model's context, in the longest request, or in the cache of `capacity` tokens. A prompt that is only scored
+        needs no room for its last token. One that is scored must be kept whole.
         """
         count = f"at least {tokens}" if at_least else str(tokens)
         tokens -= params.only_scores
@@ -62,7 +62,7 @@ class Limits:
         return min(self.longest, (capacity if self.keep is None else min(capacity, self.keep.most)) + 1)
 
     def room(self, prompt: int, capacity: int) -> int:
-        """Tokens that the answer to a prompt of so many may have; the last needs no place in a cache of `capacity`."""
+        """Tokens that the answer to `prompt` tokens may have; its last needs no place in a cache of `capacity`."""
         most = self.longest - prompt
         return most if self.keep is not None and self.keep.most <= capacity else min(most, capacity + 1 - prompt)
 

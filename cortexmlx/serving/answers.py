@@ -1,4 +1,4 @@
-"""The answers of one request on their way out: text, log-probabilities, timings, and the events that tell of them."""
+"""The answers of one request while they grow: their text, log-probabilities, timings and events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stream import Piece, TextStream
 
 PROGRESS_SECONDS = 0.1
-"""Between two events that tell of progress, at least."""
+"""Least time between two progress events."""
 
 if TYPE_CHECKING:
     from cortexmlx.execution.boundary import StepResult, TokenScores
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """The log-probabilities of a prompt's tokens, and of the `top` likeliest at each place, as they are computed."""
+    """Collects the log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
@@ -47,7 +47,7 @@ class PromptScores:
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
     def take(self, where: range, scores: TokenScores) -> None:
-        """Those of the tokens at the positions `where`, the first that are not known yet."""
+        """Add those of the tokens at the positions `where`, which are the first unknown ones."""
         assert where.start <= self._known, "tokens of a prompt were left out"
         place, top = slice(where.start, where.stop), self._top_ids.shape[1]
         self._logprobs[place] = scores.logprobs
@@ -55,13 +55,13 @@ class PromptScores:
         self._known = where.stop
 
     def listed(self) -> PromptLogprobs:
-        """As far as they are known."""
+        """All that are known so far."""
         n = self._known
         return PromptLogprobs(self._prompt[:n], self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
 class RequestAnswers:
-    """All answers of a request, told to its `handle`. The event that ends the last of them carries the completion."""
+    """All answers of a request. Their events go to its `handle`, and the last one carries the completion."""
 
     def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
@@ -79,7 +79,7 @@ class RequestAnswers:
         return sum(a.job.generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
 
     def decode(self) -> None:
-        """An answer has its first token, so the prompt is computed."""
+        """Note that an answer has its first token, so that the prompt is computed."""
         self.handle.advance(RequestState.DECODING)
         if self.scores is not None and self.handle.prompt_logprobs is None:
             self.handle.prompt_logprobs = self.scores.listed()
@@ -90,7 +90,7 @@ class RequestAnswers:
             self.handle.push(event)
 
     def end(self, answer: Answer, rest: Piece, completion: Completion) -> None:
-        """One answer is complete, with a `rest` of text that was not shown yet."""
+        """Complete one answer, with the `rest` of its text that was not shown yet."""
         self.open.remove(answer)
         self._done.append(completion)
         reason = completion.finish_reason
@@ -130,9 +130,7 @@ class Answer:
         answers.open.append(self)
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """A step was planned that computes `segment` of its text. If that is one of several pieces, it is told which
-        tokens are computed already.
-        """
+        """Note that a step computes `segment` of its text. If that is one of several pieces, push a progress event."""
         total, first = len(self.job.tokens), segment.first
         more, beginning = first + segment.count < total, self.started is None
         if not (beginning or more or self._reading_from is not None):
@@ -153,7 +151,7 @@ class Answer:
             self.of_request.tell(TokenEvent("", index=self.index, progress=progress))
 
     def take_scores(self, where: range, scores: TokenScores) -> None:
-        """The log-probabilities of the prompt's tokens at the positions `where`."""
+        """Take the log-probabilities of the prompt's tokens at the positions `where`."""
         assert self.of_request.scores is not None
         self.of_request.scores.take(where, scores)
 
@@ -176,7 +174,7 @@ class Answer:
         return text.stopped
 
     def finish(self, reason: FinishReason) -> None:
-        """It is complete."""
+        """Complete the answer."""
         rest = self._text.finish()
         params = self.request.params
         completion = Completion(
@@ -244,10 +242,10 @@ def _likelihood(completion: Completion) -> float:
 
 
 def asked(request: QueuedRequest, index: int) -> QueuedRequest:
-    """What the scheduler is asked for the answer `index` of a request. The first answer's job scores the prompt.
+    """The request of the job that computes the answer `index`. The job of the first answer scores the prompt.
 
-    Where the prompt is only scored, that is a token behind all but its last one: it has the logits that the last one is
-    scored with, and is dropped.
+    If the prompt is only scored, the job gets all of it but the last token, and generates one. The logits of that token
+    score the last one; the token itself is dropped.
     """
     params = scored(request.params)
     computed = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
@@ -256,8 +254,8 @@ def asked(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def scored(params: SamplingParams) -> SamplingParams:
-    """`params` with the log-probabilities that choosing the best of several answers takes, and with the token without
-    which nothing is computed.
+    """`params` with what choosing the best of several answers takes, log-probabilities, and what scoring a prompt alone
+    takes, one token.
     """
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)

@@ -121,9 +121,9 @@ class EngineCore:
         self.requests.fail_all(error)
 
     def begin_anew(self) -> None:
-        """Forget all requests, the arena and who owns it after an exception that may have landed between any two
-        statements: nothing can be trusted but the model. All counters are zero again. The handles are the caller's to
-        fail. Raises MemoryRefused: the memory of the old arena is given back before there is a new one.
+        """Forget all requests, the arena and its owners, and count from zero. An exception may have landed between any
+        two statements, so only the model is trusted. The caller fails the handles. Raises MemoryRefused: the old arena
+        is given back before there is a new one.
         """
         self._in_flight.clear()
         self.requests.forget()
@@ -133,9 +133,7 @@ class EngineCore:
         self.pins.move_to(self.cache)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back: half of the unused cached blocks, or (critical) all of them and the part of the arena
-        that is free behind the last used block.
-        """
+        """Give memory back: half of the unused cached blocks, or (critical) all of them and the arena's free end."""
         if self.scheduler.idle:
             self.drain()
         self.scheduler.relieve(critical)
@@ -143,15 +141,13 @@ class EngineCore:
         self.runner.trim()
 
     def compact(self) -> int:
-        """Move cached blocks together so that what is free is one run, if nothing is running. Returns how many blocks
-        moved.
-        """
+        """Move cached blocks together, if nothing is running, so that the free ones are one run. Return how many."""
         return self._heed(self._move_together()) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
-        """Called when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
-        give its end back if that was asked for while requests ran that are gone since. True if there is more to do that
-        may wait: what is cached goes to the store, a little at a time.
+        """Tidy up when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
+        give its end back if `relieve` asked for that. Then copy some cached blocks to the store. Return whether there
+        are more to copy.
         """
         if not self.idle:
             return False
@@ -255,16 +251,16 @@ class EngineCore:
             self.requests.cancel_asked(plan)
 
     def _heed(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
-        """An answer to the work of a step; None if memory was refused, and the engine goes on with less."""
+        """Return an answer of the runner or the disk. If memory was refused, make do with less and return None."""
         if not isinstance(answer, Refused):
             return answer
         self._go_on_with_less(plan, answer)
         return None
 
     def _go_on_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
-        """Nothing is trusted that the steps in flight were to write: rows begin again with their tokens, fewer at once,
-        and what is cached goes, with the arena unless it was the one that was refused more. A request fails that comes
-        no farther all by itself.
+        """Begin all rows again with their tokens, fewer at once, after memory was refused. What the steps in flight
+        write is not trusted. So the cached blocks go, and the arena, unless it was the arena that may not grow. A
+        request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refused.why)
         arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.grows_back
@@ -290,9 +286,7 @@ class EngineCore:
     # -- the arena between two requests -------------------------------------------------------------------------------
 
     def _move_together(self) -> int | Refused:
-        """Move cached blocks together so that what is free is one run. Nothing may be running. Return how many blocks
-        moved.
-        """
+        """Move cached blocks together so that the free ones are one run. Return how many moved."""
         copies = self.cache.compact()
         for start in range(0, len(copies), _BLOCKS_AT_ONCE):
             if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):

@@ -74,7 +74,7 @@ class OpenedModel:
         memory = config.kv_bytes or default_kv_bytes(mode.groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
         self.blocks = mode.blocks(memory, load, longest)
-        """At most so many blocks of each layer group."""
+        """The most blocks that each layer group may have."""
         self.backend = mode.backend(config.attention)
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self.info = ModelInfo(
@@ -167,14 +167,14 @@ class OpenedModel:
                 ends.callback(self._store.cancel)
 
     def _forget(self) -> None:
-        """Drop the parts, those too that could not be emptied: who calls `release` again would wait for ever."""
+        """Drop all parts, also those that could not be emptied: a second `release` would wait for them for ever."""
         self.disk = None
         for name in ("runner", "loaded", "_mode"):
             vars(self).pop(name, None)
 
 
 def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
-    """What the chat template reads. One that is broken is told of when messages are to be rendered."""
+    """The variables that the chat template reads. A broken template is reported when messages are rendered."""
     try:
         return tuple(sorted(variables_read(loaded.tokenizer) or ()))
     except InvalidRequest:
@@ -182,13 +182,13 @@ def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def _checked_vocab_size(loaded: LoadedModel) -> int:
-    """Width of the model's logits: what its last projection really has. Raises ModelCorrupt if they are no numbers:
-    sampling would answer with the first token of the vocabulary again and again.
+    """Width of the model's logits, as its last projection has it. Raises ModelCorrupt for NaN logits: sampling would
+    answer with the first token of the vocabulary again and again.
     """
     logits = loaded.model(mx.zeros((1, 1), mx.int32))
     if mx.any(mx.isnan(logits)).item():
         raise ModelCorrupt(
-            f"{loaded.name} computes what is no number (NaN): its weights are damaged, or its configuration is not "
+            f"{loaded.name} produces NaN logits: its weights are damaged, or its configuration is not "
             "theirs. Download it again."
         )
     return int(logits.shape[-1])

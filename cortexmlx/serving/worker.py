@@ -33,18 +33,18 @@ T = TypeVar("T")
 _Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 _CALLS_SHARE = 0.05
-"""Of the time that a step took, how much goes to what other threads ask for before the next one."""
+"""Share of a step's time that calls of other threads get before the next step."""
 
 _CALLS_SECONDS = 0.0002
-"""And no less than this, in seconds."""
+"""The least time that they get, in seconds."""
 
 _TOGETHER_SECONDS = 0.05
-"""So long it takes what is asked for when nothing runs: whose prompts come together, share the first step. What is
-already here then is taken however long it takes.
+"""How long an idle engine collects calls before its first step, in seconds, so that prompts that come together share
+that step. Calls that are already queued are all taken.
 """
 
 _AHEAD = 64
-"""Submissions that the engine's thread has not seen yet, at most: who comes then waits until it has taken one."""
+"""The most submissions that the engine's thread has not seen yet. One more waits until it has taken one."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Worker:
             raise self._error
 
     def submit(self, submissions: Iterable[Submission], handles: list[RequestHandle]) -> None:
-        """Queue requests and append their handles to `handles`. Those of one call reach the scheduler together, so
-        that their prompts share the first step. Waits while the engine's thread is behind with submissions: who
-        submits in a loop would take the interpreter from it, and cancels wait behind submissions.
+        """Queue requests and append their handles to `handles`. The requests of one call reach the scheduler together,
+        so that their prompts share the first step. Waits while too many submissions are queued: a loop of submissions
+        would take the interpreter from the engine's thread, and delay every cancel.
         """
         counted = not self._task.here()  # which would wait for itself
         try:
@@ -106,8 +106,8 @@ class Worker:
             raise
 
     def _return_permit(self) -> None:
-        """Let one more submit. Whoever was interrupted cannot tell whether it had a permit, and returns one; too many
-        are gone when the engine has caught up.
+        """Let one more submit. An interrupted thread cannot tell whether it had a permit, and returns one. There are
+        never more than `_AHEAD`.
         """
         if self._permits.qsize() < _AHEAD:
             self._permits.put(None)
@@ -127,7 +127,7 @@ class Worker:
 
     @property
     def behind(self) -> bool:
-        """Who submits now waits."""
+        """Whether a submission would wait now."""
         return self._permits.empty()
 
     def cancel(self, request: RequestId) -> None:
@@ -171,7 +171,7 @@ class Worker:
             self._task.join()
 
     def end(self) -> None:
-        """Have the thread end as soon as it can, without waiting for it. Safe to call again, from any thread."""
+        """Ask the thread to end, and do not wait for it. Safe to call again, from any thread."""
         self._stopping = True
         self._calls.put(None)
 
@@ -200,7 +200,7 @@ class Worker:
             raise forked()
 
     def abandon(self) -> None:
-        """Close the engine in a forked child, where its thread is not. Other threads may have had the locks."""
+        """Close the engine in a forked child, which has no copy of its thread. Other threads may have had the locks."""
         self._lock = threading.Lock()
         self._calls = queue.SimpleQueue()
         self._permits = _permits()
@@ -240,15 +240,15 @@ class Worker:
             self._closing = True
 
     def _report(self, progress: Progress) -> None:
-        """Pass on how far loading is; end it here if nobody waits for it any more."""
+        """Pass on how far loading is. Raises EngineClosed if the engine was closed meanwhile."""
         if self._stopping:
             raise EngineClosed("the engine was closed while its model was loaded")
         if self._on_progress is not None:
             self._on_progress(progress)
 
     def _recover(self, raised: BaseException) -> None:
-        """Begin anew after an exception that left no step, no call and no book to be trusted: whoever waits is told,
-        and the engine goes on, or closes if even that fails.
+        """Begin anew after an exception that may have landed anywhere. All who wait get an error. The engine closes if
+        it cannot begin anew.
         """
         log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
         _clear_frames(raised)
@@ -268,7 +268,7 @@ class Worker:
             self._calls.put(None)
 
     def _fail_all(self, error: CortexError) -> None:
-        """Fail every request and every question so far, those that are still queued, too."""
+        """Fail every request and every question so far, queued ones included."""
         with self._lock:
             handles, asking = list(self._handles.values()), list(self._asking)
         for handle in handles:
@@ -277,8 +277,8 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out what others asked for, as long as the step that is due may wait; wait for something if the core
-        is idle. No step is due then, so all that is here with it is carried out first. False: stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call and carry
+        it out with all that are queued. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         until, together = time.perf_counter() + wait, 0
@@ -360,7 +360,7 @@ def _permits() -> queue.SimpleQueue[None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Let the frames of an error forget the model and arrays that they hold: who is told may keep it."""
+    """Clear the frames of an error, which hold the model and arrays. The app may keep the error."""
     for each in with_causes(error):
         clear_frames(each.__traceback__)
 

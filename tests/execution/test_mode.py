@@ -76,7 +76,7 @@ def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, m
     model = judged("llama")[0]
     way = OneByOne(model, WHY)
     monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda *_, **__: None)
-    with pytest.raises(ModelUnsupported, match="sees those behind it: answers would depend on how their prompts"):
+    with pytest.raises(ModelUnsupported, match="sees those after it: answers would depend on how their prompts"):
         way.runner(8, 320, way.backend("reference"))
 
 

@@ -76,7 +76,7 @@ def test_first_tokens_are_handed_out_before_a_cpu_takes_the_next_step(tiny: Any)
 
 @pytest.mark.parametrize("changes", [{"rope_theta": 0.0}, {"rope_theta": -2.0}])
 def test_a_model_that_computes_no_numbers_is_refused_and_answers_nothing(tmp_path: Path, changes: Any) -> None:
-    with pytest.raises(ModelCorrupt, match=r"computes what is no number \(NaN\)"):
+    with pytest.raises(ModelCorrupt, match="produces NaN logits"):
         Driver(write_tiny(tmp_path / "m", **changes))
 
 

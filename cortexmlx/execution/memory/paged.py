@@ -58,7 +58,7 @@ class PagedMemory:
         self.arena = KVArena(self.arena.groups, blocks, self.arena.block_size)
 
     def resize(self, blocks: Counts) -> None:
-        """Give each layer group so many blocks: see `KVArena.resize`."""
+        """Give each layer group its number of blocks: see `KVArena.resize`."""
         self.arena.resize(blocks)
 
     def load(self, loads: Sequence[PieceLoad]) -> None:

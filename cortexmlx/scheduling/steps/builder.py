@@ -18,8 +18,8 @@ from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, SamplingRow, Scor
 class StepBuilder:
     """Builds a scheduler's steps and numbers them; `count` were built.
 
-    It remembers where in the newest result each row's token will be, since the step after is built before that is
-    read.
+    It remembers where in the result of the newest MIXED step each row's token will be. The step after it is built
+    before that result is read.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -33,9 +33,7 @@ class StepBuilder:
         flush: Flush | None,
         cuts: tuple[Save, ...] = (),
     ) -> StepPlan:
-        """A step that computes so many tokens of each job and writes them straight to the arena. `cuts` are the states
-        to be kept on its way.
-        """
+        """A step that computes the scheduled tokens and writes them to the arena. `cuts` are the states to keep."""
         segments, tokens, positions, token_index, sampling = [], [], [], [], []
         for job, count in scheduled:
             first = job.num_computed_tokens
@@ -63,13 +61,17 @@ class StepBuilder:
             cuts=cuts,
             scoring=scoring_of(scheduled, segments),
         )
-        return self._remembered(plan)
+        self._result_of, end = {}, 0
+        for segment in plan.logit_segments:
+            end += len(segment.logits)
+            self._result_of[segment.job, segment.generation] = end - 1
+        return plan
 
     def decode(
         self, lanes: Sequence[Lane], column: int, todo: Mapping[int, Job], committed: bool, flush: Flush | None
     ) -> StepPlan:
-        """A step that computes one token for every lane of a window, its `column`, for the lanes in `todo` in earnest.
-        Unless everything is `committed`, its input is the result of the step before.
+        """The step of a window's `column`: one token for every lane. Lanes that are not in `todo` are computed and
+        ignored. Unless everything is `committed`, the step's input is the result of the step before.
         """
         tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
@@ -81,7 +83,7 @@ class StepBuilder:
                 tokens[i] = job.tokens[at] if committed else 0
             segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=job is not None))
         opens = column == 0
-        plan = self._step(
+        return self._step(
             StepKind.DECODE,
             segments,
             tokens=tokens if committed else None,
@@ -93,10 +95,11 @@ class StepBuilder:
             column=column,
             flush=flush,
         )
-        return self._remembered(plan) if opens else plan  # the lanes stay as they are until the window ends
 
     def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
-        """Where in the newest result each lane's token is; None: the lanes are that result's rows, in their order."""
+        """Where each lane's token is in the result of the MIXED step in flight; None: the lanes are its rows, in order.
+        No other step is in flight when a window opens.
+        """
         source = np.array([self._result_of.get((lane.job.id, lane.generation), 0) for lane in lanes], np.int32)
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
         return None if in_place else source
@@ -106,7 +109,7 @@ class StepBuilder:
         return self._step(StepKind.FLUSH, [], flush=flush)
 
     def forget(self) -> None:
-        """The newest result is lost."""
+        """Forget the newest result: it is lost."""
         self._result_of.clear()
 
     def _step(
@@ -146,13 +149,6 @@ class StepBuilder:
             states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
             scoring=scoring,
         )
-
-    def _remembered(self, plan: StepPlan) -> StepPlan:
-        self._result_of, end = {}, 0
-        for segment in plan.logit_segments:
-            end += len(segment.logits)
-            self._result_of[segment.job, segment.generation] = end - 1
-        return plan
 
 
 def logit_rows(segments: Sequence[Segment]) -> IntArray:

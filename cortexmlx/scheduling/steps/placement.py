@@ -90,9 +90,7 @@ def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> Aren
 
 
 def _opened_rest(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """The slots behind `end` of a block that writing `begin .. end` opens: they are zeroed, since whole blocks are
-    read.
-    """
+    """The slots after `end` of a block that writing `begin .. end` opens. They get zeros, as whole blocks are read."""
     rest = -end % cache.block_size
     opened = begin <= end - end % cache.block_size
     return cache.slots(job.id, group, end, rest) if rest and opened else EMPTY

@@ -15,7 +15,7 @@ from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import JobId
 
 SCRATCH_SLOT = -1
-"""A slot whose content nobody reads: the last one of the arena, whatever size it has by then."""
+"""A slot whose content is never read: the last one of the arena, whatever its size."""
 
 
 class StepKind(Enum):
@@ -53,24 +53,25 @@ class SamplingRow:
     """How a token is chosen for one row of logits. All of it is plain data."""
 
     params: SamplingParams
-    """Without logits processors: these are functions, and stay with whoever chooses."""
+    """Without logits processors: these are functions, and stay on the runner's side."""
     seed: int
     prompt: TokenList
     output: TokenList
     """The answer's tokens that are known when the row is planned."""
     processed_for: JobId | None = None
-    """The job whose logits processors change the row; None: nobody's do."""
+    """The job whose logits processors change the row; None: there are none."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Tokens of prompts that are to have their log-probabilities: `tokens` `[n]`, each behind the flat token of its
-    place in `rows` `[n]`, segment by segment, and beside each the `top` likeliest.
-    """
+    """Tokens of prompts that get their log-probabilities, segment by segment."""
 
     rows: IntArray
+    """`[n]` flat indices: each token follows that one."""
     tokens: IntArray
+    """`[n]` ids."""
     top: int
+    """How many of the likeliest tokens are scored beside each."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class StepMemory(Protocol):
         """Write columns of the tail to the arena."""
 
     def resize(self, blocks: Counts) -> None:
-        """Give each layer group so many blocks."""
+        """Give each layer group its number of blocks."""
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
         """Write pieces of the tier below to blocks and snapshots."""
@@ -35,8 +35,8 @@ def prepare(plan: StepPlan, memory: StepMemory) -> None:
     """Carry out what a step does with memory before its forward pass, in the one order that is right:
 
     1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
-       behind the new end, or be a target of what follows.
-    2. **resize**: targets of what follows may lie behind the old end.
+       after the new end, or be a target of the operations below.
+    2. **resize**: targets of the operations below may lie after the old end.
     3. **loads**: a loaded block is cached as soon as its load is planned, so a copy of the same step may read it.
     4. **copies**.
     5. Then the pass: it restores, saves and drops states (`StateOps`), writes new keys and values, and reads.

@@ -23,7 +23,7 @@ _NEVER = -1
 
 _LOOKED_AT = 128
 """How many of one client are asked in a step whether they can begin: bounds its work. Who cannot is held, so that the
-next step goes on behind them.
+next step continues after them.
 """
 
 _TOO_LARGE = 16
@@ -77,7 +77,7 @@ class Admission:
         return sorted((*self._lines, *self._gates), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Into the queue, behind what its client wants before."""
+        """Put a job into the queue, after its client's older ones."""
         self.count += 1
         self._turns.arrive(job)
         self._lines.move(job.client)
@@ -88,7 +88,7 @@ class Admission:
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
-        """Out of the queue, because it has ended: nobody waits for it any more."""
+        """Take a job out of the queue, because it has ended. Jobs that wait for it are let go."""
         self.count -= 1
         gate = self._gates.pop(job, None)
         if gate is None:
@@ -102,29 +102,29 @@ class Admission:
         self._let_go([job])
 
     def stored(self, job: Job) -> None:
-        """A job has stored part of its prompt, which others may begin with now."""
+        """Let others begin with the part of its prompt that a job has stored."""
         self._let_go(self._claims.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
     def arrived(self, wish: Wish, pieces: Mapping[Key, Content]) -> None:
-        """What was found in the tier below: who waits for it can begin."""
+        """Let the jobs begin that wait for what was found in the tier below."""
         if self._readings.arrived(wish, pieces):
             self._let_go([wish])
 
     @property
     def stalled(self) -> bool:
-        """All who wait are held: if nobody runs, until something has been read."""
+        """All waiting jobs are held. If none runs, they wait for the tier below."""
         return self.count > 0 and self._lines.first is None
 
     def ask_again(self) -> None:
-        """Answers have become shorter: who could not begin may be able to."""
+        """Look again for a job that can begin: answers have become shorter, or a step may have more."""
         self._nobody_at = _NEVER
 
     def release_claim(self, job: Job) -> None:
-        """A job has computed its prompt, or will not: nobody waits for it any more."""
+        """Let go of the jobs that wait for this one: it has computed its prompt, or never will."""
         self._let_go([*self._claims.release(job), job])
 
     def leave(self, job: Job) -> None:
-        """A running job has ended: what its client paid in vain comes back, and nobody waits for it any more."""
+        """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
         self._turns.end(job)
         self._lines.move(job.client)
         self.release_claim(job)
@@ -157,11 +157,11 @@ class Admission:
             assert waits, f"job {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
-        """Whether it is worth asking `admit`. Who turns out to wait for another is put aside, in nobody's way."""
+        """Whether `admit` would give some job a row. Jobs that turn out to wait for another are held."""
         return self._next() is not None
 
     def admit(self) -> tuple[BlockCopy, ...]:
-        """Give rows and blocks to those who can begin; returns the block copies that this takes.
+        """Give rows and blocks to the jobs that can begin. Return the block copies that this takes.
 
         A step's loads are planned here and nowhere else. Until the last one is, no source of a copy is evicted (see
         `step_memory.prepare`).
@@ -196,7 +196,7 @@ class Admission:
         return copies
 
     def _next(self) -> tuple[Job, Match | None] | None:
-        """Who can begin now and comes first, and what of its tokens is cached; None if nobody can."""
+        """The first job that can begin now, and what of its tokens is cached; None if none can."""
         running = self._running
         if not self.count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
             return None
@@ -254,8 +254,8 @@ class Admission:
                 self._lines.move(job.client)
 
     def _awaited(self, job: Job, match: Match | None) -> Key | None:
-        """The block that a job waits for. If it takes a recurrent state to begin behind it, the job waits but once: the
-        state may have had to go for others, and all who wait for it would begin one after the other.
+        """The block that a job waits for. With recurrent states a job waits only once: the state may have been dropped
+        for others, and all that wait for it would begin one after the other.
         """
         snapshots = self._running.cache.states.snapshots
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
@@ -273,12 +273,12 @@ class Admission:
             self._let_go([wish])
 
     def _hold(self, job: Job, gate: Gate) -> None:
-        """A job waits for something, and lets others pass."""
+        """Hold a job, so that others pass it."""
         self._gates[job] = gate
         self._held.setdefault(gate, {})[job] = None
 
     def _let_go(self, gates: Iterable[Gate]) -> None:
-        """What some jobs waited for has happened, or never will: they are back in line."""
+        """Put jobs back in line: what they waited for has happened, or never will."""
         for gate in gates:
             for job in self._held.pop(gate, ()):
                 del self._gates[job]

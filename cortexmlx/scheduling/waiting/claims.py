@@ -55,7 +55,7 @@ class Claims:
         return freed
 
     def awaited(self, job: Job, match: Match) -> Key | None:
-        """The last of the blocks behind `match` that another is computing for this job, too; None if it should not
+        """The last of the blocks after `match` that another is computing for this job, too; None if it should not
         wait for them.
         """
         begin = len(match.entries)

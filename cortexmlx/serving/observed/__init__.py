@@ -1,1 +1,1 @@
-"""What an engine tells of itself: measurements while it works, and its stats."""
+"""What an engine reports: measurements while it works, and its stats."""

@@ -1,4 +1,4 @@
-"""What an engine measures of itself: latencies of the recent past, times, and how it was filled. Pure Python, cheap."""
+"""Measurements of an engine: recent latencies, times, and how full it was. Pure Python, cheap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from cortexmlx.stats import Latency, Moment
 
 _REMEMBERED = 1024
-"""How many of the newest values the quantiles are taken over."""
+"""The quantiles are those of so many newest values."""
 
 
 class Meter:
@@ -40,8 +40,8 @@ class Meter:
 
 
 class Timeline:
-    """Moments from the beginning to now, at most `size`: when it is full every second one goes, and from then on they
-    are taken half as often. The first are `interval` seconds apart.
+    """At most `size` moments from the beginning to now, at first `interval` seconds apart. When there are as many,
+    every second one goes, and from then on they are taken half as often.
     """
 
     def __init__(self, size: int = 240, interval: float = 0.25) -> None:
@@ -95,8 +95,8 @@ class Measurements:
         self.timeline = Timeline()
 
     def token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
-        """A token came `now`, in answer to a request that was `submitted` and `started` to be computed by then; the one
-        `before` it (None: it is the first). All on the performance counter.
+        """Count a token that came `now`. `before` is when the one before it came (None: it is the first). Its request
+        was `submitted` and `started` to be computed by then. All times are on the performance counter.
         """
         self.generated_tokens += 1
         if before is not None:

@@ -1,4 +1,4 @@
-"""What an engine says of itself: `EngineStats` of this moment."""
+"""The `EngineStats` of this moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cortexmlx.stats import EngineStats, ModelInfo
 
 
 class Reported(Protocol):
-    """What of an engine's core is reported."""
+    """The parts of an engine's core that `engine_stats` reads."""
 
     config: EngineConfig
     info: ModelInfo
@@ -91,7 +91,7 @@ def engine_stats(core: Reported) -> EngineStats:
 
 
 def _line(job: Job, cache: KVCache) -> str:
-    """A job for people: its state, its tokens, its blocks."""
+    """Describe a job in a line: its state, tokens and blocks."""
     where = f", blocks {cache.describe(job.id)}" if job.running else ""
     most = job.prompt_length + job.max_new_tokens
     counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"

@@ -69,7 +69,7 @@ class StopStrings:
         self.stopped = False
 
     def feed(self, new: str) -> str:
-        """The text up to a stop string that is complete, else up to the longest beginning of one. What comes behind a
+        """The text up to a stop string that is complete, else up to the longest beginning of one. What comes after a
         stop string is ignored.
         """
         if self.stopped:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from cortexmlx.request import Thoughts
 
 WIDEST = 64
-"""Blanks around a tag that belong to it, at most: so many are held back until it is known what they stand before."""
+"""The most blanks around a tag that belong to it. Up to that many are held back until the next text is known."""
 
 
 class Kind(Enum):
@@ -33,14 +33,14 @@ class _Place(Enum):
     """Where in an answer the text is that comes next."""
 
     BEFORE = "nothing has come, or only blanks"
-    OPENED = "right behind the tag that opens thoughts"
+    OPENED = "right after the tag that opens thoughts"
     INSIDE = "in the thoughts"
-    CLOSED = "right behind the tag that closes them"
+    CLOSED = "right after the tag that closes them"
     ANSWER = "in the answer"
 
 
 class ThoughtSplitter:
-    """Cuts a stream of text into thoughts, the answer behind them, and the tags and blanks that part the two.
+    """Cuts a stream of text into thoughts, the answer after them, and the tags and blanks between the two.
 
     Thoughts come first: they are opened by the prompt (`begun`), or by the text, with nothing but blanks before them.
     Once the answer has begun, a tag is a part of it, such as in code that shows one. The parts put together are the
@@ -151,7 +151,7 @@ class ThoughtTokens:
         self._ends.append(self._ends[-1] + len(new))
 
     def add_parts(self, parts: Iterable[Part]) -> None:
-        """So the text goes on."""
+        """Add the next parts of the text."""
         for part in parts:
             begin, self._parted = self._parted, self._parted + len(part.text)
             if part.kind is Kind.THOUGHT:
