@@ -22,7 +22,7 @@ from cortexmlx.kv.arena import Quantization
 from cortexmlx.request import FinishReason, RequestState
 from support.core_driver import Driver, assert_nothing_lost
 from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, tokens_of, write_tiny
+from support.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
 PROMPT = tokens_of(53, seed=5)
 LENGTHS = (2, 8, 9, 33, 61)
@@ -159,6 +159,12 @@ def test_nothing_is_generated_with_no_tokens(tiny: Any, judged: Any) -> None:
     assert only.prompt_logprobs is not None and list(only.prompt_logprobs) == [None] and only.usage.prompt_tokens == 1
     assert driver.core.stats().generated_tokens == 0
     assert_nothing_lost(driver.core.stats())
+
+
+def test_scoring_alone_ends_for_its_length_whatever_token_would_come(tiny: Any) -> None:
+    """The token after the prompt is computed and dropped, so it cannot stop anything."""
+    completion = Driver(tiny("llama")).result_of(tokens_of(9), 0, prompt_logprobs=0, stop_token_ids=tuple(range(VOCAB)))
+    assert completion.finish_reason is FinishReason.LENGTH and completion.token_ids == ()
 
 
 def test_a_text_as_long_as_the_context_can_be_scored(tiny: Any, judged: Any) -> None:

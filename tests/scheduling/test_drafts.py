@@ -239,19 +239,19 @@ def test_a_processor_that_fails_behind_a_wrong_draft_fails_nobody(tiny: Any) -> 
     assert driver.result(handle).token_ids == wanted and failed
 
 
-def test_a_stop_string_ends_an_answer_among_right_drafts(tiny: Any) -> None:
+def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(tiny: Any) -> None:
     """The step has chosen more tokens after it. They are no part of the answer."""
     whole = Driver(tiny("llama")).result_of(PROMPTS[0], 30)
-    stop = whole.text[len(whole.text) // 2 :][:3]
-    plain = Driver(tiny("llama")).result_of(PROMPTS[0], 30, stop=(stop,))
-    driver = Driver(tiny("llama"))
-    handle = driver.add(PROMPTS[0], 30, stop=(stop,))
-    while not driver.core.idle:
-        for job in driver.core.scheduler.jobs:
-            driver.core.scheduler.draft(job.id, GUESSES["right"](whole.token_ids, job.generated))
-        driver.core.step()
-    result = driver.result(handle)
-    assert result.finish_reason is FinishReason.STOP and 3 < len(result.token_ids) < 30
-    assert (result.text, result.token_ids) == (plain.text, plain.token_ids)
-    assert driver.core.stats().steps_by_reason["verify"] >= 1
-    assert_nothing_lost(driver.core.stats())
+    stops = [{"stop": (whole.text[at : at + 3],)} for at in range(6, 14)]
+    for stop in [*stops, *({"stop_token_ids": (token,)} for token in whole.token_ids[6:14])]:
+        plain = Driver(tiny("llama")).result_of(PROMPTS[0], 30, **stop)
+        driver = Driver(tiny("llama"))
+        handle = driver.add(PROMPTS[0], 30, **stop)
+        while not driver.core.idle:
+            for job in driver.core.scheduler.jobs:
+                driver.core.scheduler.draft(job.id, GUESSES["right"](whole.token_ids, job.generated))
+            driver.core.step()
+        result = driver.result(handle)
+        assert result.finish_reason is FinishReason.STOP
+        assert (result.text, result.token_ids) == (plain.text, plain.token_ids)
+        assert_nothing_lost(driver.core.stats())

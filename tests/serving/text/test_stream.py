@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.request import SamplingParams, Thoughts
 from cortexmlx.serving.text.stops import Stops, StopTable
 from cortexmlx.serving.text.stream import Piece, TextStream
 
@@ -210,3 +211,13 @@ def test_time_per_token_does_not_grow_with_the_answer(stops: list[str]) -> None:
             text.push(token)
         seconds.append(time.thread_time() - started)
     assert min(seconds[-4:]) < 3 * min(seconds[:4])
+
+
+def test_an_answer_stays_stopped_at_a_string_with_a_tag_beside_strings_of_the_answer() -> None:
+    """The text before a tag's string goes through the strings of the answer, too, which are not complete."""
+    thoughts = Thoughts("<think>", "</think>")
+    stops = Stops.of(SamplingParams(stop=["never", "</think>"]), (), thoughts)
+    text = TextStream(ByteDetokenizer(pieces()), stops, thoughts)
+    shown = [text.push(token) for token in tokenizer().encode("<think>why</think>because")]
+    assert text.stopped and text.finish() == Piece()
+    assert (text.text, text.thinking, "".join(piece.thinking for piece in shown)) == ("", "why", "why")
