@@ -90,3 +90,16 @@ def test_no_page_was_left_in_the_middle_of_a_merge_or_of_its_writing(page: str) 
 )
 def test_what_make_is_told_to_make_is_there(target: str) -> None:
     assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
+
+
+LONGEST = 120
+"""Columns of a line of prose."""
+
+UNBROKEN = re.compile(r"\||#|!\[|\[[^]]*\]\([^)]*\)\.?$")
+"""How lines begin that cannot be broken: rows of tables, headings, pictures, and a link alone."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/architecture.md"])
+def test_lines_of_prose_are_no_longer_than_a_window(page: str) -> None:
+    lines = [line for line in prose(page).splitlines() if not UNBROKEN.match(line)]
+    assert [line for line in lines if len(line) > LONGEST] == []

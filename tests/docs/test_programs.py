@@ -17,6 +17,7 @@ PROGRAMS = sorted({block.page for block in blocks("python")})
 SAID = {
     "README.md": [],
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
+    "docs/coming-from.md": [],
     "docs/memory.md": ["StoreStats("],
     "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
     "docs/quickstart.md": [],

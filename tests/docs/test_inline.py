@@ -1,0 +1,71 @@
+"""What the pages say in passing exists: commands and options in a sentence or a table, and the messages of errors."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from cortexmlx.cli.app import app
+from cortexmlx.cli.chat.commands import COMMANDS
+from cortexmlx.cli.chat.slash.settings import ENGINE, SAMPLING
+from support.pages import PAGES, ROOT, prose, read
+
+CLI: Any = typer.main.get_command(app)
+OPTIONS = {name for command in CLI.commands.values() for each in command.params for name in each.opts}
+OPTIONS |= {name for command in CLI.commands.values() for each in command.params for name in each.secondary_opts}
+SLASH = {name for command in COMMANDS for name in (command.name, *command.aliases)}
+
+MENTIONED = sorted(
+    {
+        code
+        for page in PAGES
+        if page != "docs/cli.md"  # made from the commands themselves
+        for code in re.findall(r"`(cortexmlx [^`]+)`", prose(page).replace("\n", " "))
+    }
+)
+
+NOT_OURS = {"command not found: cortexmlx"}
+"""Messages of other programs."""
+
+
+@pytest.mark.parametrize("code", MENTIONED)
+def test_a_command_in_a_sentence_is_understood(code: str) -> None:
+    """Without what it needs besides, and with capital letters in the place of what a reader chooses."""
+    if code == "cortexmlx COMMAND":
+        return
+    name, *rest = [word for word in shlex.split(code)[1:] if word != "..."]
+    if name.startswith("--"):
+        assert name in {option for each in CLI.params for option in each.opts}
+        return
+    words = ["1" if re.fullmatch("[A-Z]+", word) else word for word in rest]
+    context = click.Context(CLI.commands[name], info_name=name, resilient_parsing=True)
+    CLI.commands[name].parse_args(context, words)
+
+
+def ours() -> list[str]:
+    """The codes in the last column of the page's tables."""
+    rows = re.findall(r"^\| .* \| (.*) \|$", read("docs/coming-from.md"), re.MULTILINE)
+    return [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+
+
+def test_what_stands_beside_other_programs_words_exists_here() -> None:
+    found = ours()
+    options = {word for code in found for word in code.split() if word.startswith("-")}
+    assert len(options) > 10 and options - OPTIONS == set()
+    commands = {code.split()[0] for code in found if code.startswith("/")}
+    assert len(commands) > 5 and commands - SLASH == set()
+    settings = {code.split()[1] for code in found if code.startswith("/set ")}
+    assert settings - {*SAMPLING, *ENGINE, "think"} == set()
+
+
+def test_messages_that_a_reader_looks_up_are_those_of_the_program() -> None:
+    sources = [path for top in ("cortexmlx", "cli", "bench") for path in (ROOT / top).rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in [*sources, ROOT / "Makefile"])
+    text = re.sub(r'"\s*\n\s*f?"', "", text)  # a message over several lines
+    first = re.findall(r"^\| `([^`]+)`", read("docs/troubleshooting.md"), re.MULTILINE)
+    assert len(first) > 8 and [words for words in first if words not in text and words not in NOT_OURS] == []
