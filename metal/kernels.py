@@ -41,7 +41,7 @@ REDUCE_ENTRY = f"""{STRUCTS}
 
 def kernel_text(name: str) -> str:
     """The text of a kernel source with its own headers in place."""
-    text = (files("cortexmlx.metal") / name).read_text()
+    text = (files("cortexmlx.metal") / "shaders" / name).read_text()
     return _OWN_HEADER.sub(lambda header: kernel_text(header[1]), text)
 
 

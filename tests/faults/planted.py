@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DECODE, REDUCE, SHARED = "metal/paged_decode.metal", "metal/paged_reduce.metal", "metal/paged_attention.h"
-MATRIX, TILES = "metal/paged_matrix.metal", "metal/matrix_tiles.h"
-LAYOUT, SOURCES = "metal/matrix_layout.h", "metal/sources.py"
-QUANTIZED, QUANTIZED_MATRIX = "metal/quantized.h", "metal/quantized_matrix.h"
-WIDE, WIDE_ENTRY = "metal/paged_wide.metal", "metal/wide.py"
+DECODE, REDUCE = "metal/shaders/paged_decode.metal", "metal/shaders/paged_reduce.metal"
+SHARED = "metal/shaders/paged_attention.h"
+MATRIX, TILES = "metal/shaders/paged_matrix.metal", "metal/shaders/matrix_tiles.h"
+LAYOUT, SOURCES = "metal/shaders/matrix_layout.h", "metal/sources.py"
+QUANTIZED, QUANTIZED_MATRIX = "metal/shaders/quantized.h", "metal/shaders/quantized_matrix.h"
+WIDE, WIDE_ENTRY = "metal/shaders/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
-PREFILL, PREFILL_ENTRY = "metal/paged_prefill.metal", "metal/prefill.py"
+PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
 BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/reach.py"
