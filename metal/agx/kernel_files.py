@@ -21,8 +21,8 @@ from cortexmlx.metal.legal.msl import INCLUDE, UTILS
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
-from cortexmlx.metal.sim.source import KernelText
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.sim.translation.source import KernelText
 from cortexmlx.metal.work import SMALL
 
 CHECKED: tuple[Variant | PrefillVariant, ...] = (*VARIANTS, *PREFILL_VARIANTS)

@@ -15,8 +15,8 @@ from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.metal.sim.source import KernelText, type_name
 from cortexmlx.metal.sim.toolchain import mlx_headers
+from cortexmlx.metal.sim.translation.source import KernelText, type_name
 from cortexmlx.metal.vector import lane_numbers
 
 

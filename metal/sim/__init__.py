@@ -1,9 +1,9 @@
 """A CPU simulator of MLX's custom Metal kernels: runs the text that MLX compiles, checks it, counts traffic."""
 
+from .dispatch.sparse import SparseArray
 from .kernel import MetalKernel, metal_kernel
 from .report import BufferReport, Fault, Finding, LaunchReport
 from .settings import Recording, Settings, options, recording
-from .sparse import SparseArray
 
 __all__ = [
     "BufferReport",

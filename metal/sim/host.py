@@ -24,12 +24,12 @@ from cortexmlx.metal.legal.msl import (
 )
 
 from . import settings
-from .buffers import BufferSpec, Dispatch, Triple
 from .built import build
-from .entry import attribute_value, entry_point
-from .launch import Launched, run
-from .rewrite import to_cpp
+from .dispatch.buffers import BufferSpec, Dispatch, Triple
+from .dispatch.launch import Launched, run
 from .toolchain import SHIM, Build, mlx_headers
+from .translation.entry import attribute_value, entry_point
+from .translation.rewrite import to_cpp
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from cortexmlx.arrays import dtype_name
 from cortexmlx.metal.legal.msl import PREAMBLE
 
 from . import settings
-from .buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
 from .built import build
-from .entry import translation_unit
-from .launch import run
-from .legality import check
+from .dispatch.buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
+from .dispatch.launch import run
+from .dispatch.sparse import SparseArray
 from .report import LaunchReport
-from .source import BufferParam, KernelText, Role, TemplateArgs, generate
-from .sparse import SparseArray
 from .toolchain import Build
+from .translation.entry import translation_unit
+from .translation.legality import check
+from .translation.source import BufferParam, KernelText, Role, TemplateArgs, generate
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray

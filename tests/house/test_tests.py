@@ -14,8 +14,10 @@ FOLDERS = {"cortexmlx": "tests", "cli": "tests/cli", "bench": "tests/bench", "me
 ELSEWHERE = {
     "cortexmlx": "tests/engine",
     "metal/sim": "tests/sim",
+    "metal/sim/dispatch": "tests/sim",
     "metal/sim/judge": "tests/sim",
     "metal/sim/judge/mlx": "tests/sim",
+    "metal/sim/translation": "tests/sim",
 }
 """The folders whose tests lie elsewhere. The modules at the top of the package are what an app sees: the engine's."""
 
@@ -44,7 +46,8 @@ TESTED_WITH = {
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/legal/__main__.py": "tests/metal/legal/test_judge.py",
     "metal/legal/language.py": "tests/metal/legal/test_diagnostics.py",
-    "metal/sim/abi.py": "tests/sim/test_launch.py",
+    "metal/sim/dispatch/abi.py": "tests/sim/test_launch.py",
+    "metal/sim/dispatch/messages.py": "tests/sim/test_faults.py",
     "metal/sim/judge/__main__.py": "tests/sim/test_judges.py",
     "metal/sim/judge/cases.py": "tests/sim/test_judges.py",
     "metal/sim/judge/mlx/attention.py": "tests/sim/test_judges.py",
@@ -64,7 +67,6 @@ TESTED_WITH = {
     "metal/sim/judge/sdpa.py": "tests/sim/test_judges.py",
     "metal/sim/judge/steel.py": "tests/sim/test_judges.py",
     "metal/sim/judge/table.py": "tests/sim/test_judges.py",
-    "metal/sim/messages.py": "tests/sim/test_faults.py",
 }
 """Modules that have no test file of their own, each with the file that judges it: plain data, what only puts others
 together, and what shows only in the work of its neighbours.

@@ -3,7 +3,7 @@
 import pytest
 
 from cortexmlx.errors import KernelFault
-from cortexmlx.metal.sim.lines import line_of
+from cortexmlx.metal.sim.dispatch.lines import line_of
 from support.sim_tools import launch
 
 

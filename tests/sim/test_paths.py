@@ -6,7 +6,7 @@ import pytest
 from cortexmlx.metal import sim
 from cortexmlx.metal.legal.msl import blank_comments
 from cortexmlx.metal.sim.host import flatten
-from cortexmlx.metal.sim.paths import mark_paths
+from cortexmlx.metal.sim.translation.paths import mark_paths
 from support.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741

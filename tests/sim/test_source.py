@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.metal import sim
-from cortexmlx.metal.sim.source import ATTRIBUTES
+from cortexmlx.metal.sim.translation.source import ATTRIBUTES
 
 DTYPES = [
     mx.bool_,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cortexmlx.metal.sim.tokens import Tokens
+from cortexmlx.metal.sim.translation.tokens import Tokens
 
 
 def index(tokens, word):

@@ -17,7 +17,7 @@ from pathlib import Path
 from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 
 from ..built import load
-from ..lines import Row, rows_of
+from ..dispatch.lines import Row, rows_of
 from ..toolchain import mlx_headers
 from .mlx.others import KERNEL
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ...buffers import Triple
+from ...dispatch.buffers import Triple
 from ...host import HostKernel, Output
 from ...kernel import numpy_type
 from ..reference import METAL_NAMES, Array, from_bits, rounded

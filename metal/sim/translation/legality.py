@@ -8,7 +8,7 @@ from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal import legal
 from cortexmlx.metal.legal import msl
 
-from .built import cache_folder, content_key
+from ..built import cache_folder, content_key
 
 SHOWN = 8
 

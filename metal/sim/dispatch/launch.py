@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from cortexmlx.errors import KernelFault
 
+from ..built import load
+from ..report import BufferReport, Fault, Finding, LaunchReport
+from ..settings import Settings, record
 from . import abi
 from .buffers import Dispatch, Triple
-from .built import load
 from .memory import MAX_THREADS, STACK_BYTES, device_memory
 from .messages import describe, limit_finding, unwritten_finding
 from .poison import different, poisoned
-from .report import BufferReport, Fault, Finding, LaunchReport
-from .settings import Settings, record
 
 MAX_BUFFERS = 31
 SENTINEL = 0xFF

@@ -10,7 +10,7 @@ from enum import Enum
 
 import mlx.core as mx
 
-from .sparse import SparseArray
+from ..dispatch.sparse import SparseArray
 
 TemplateValue = bool | int | mx.Dtype
 TemplateArgs = Sequence[tuple[str, TemplateValue]]

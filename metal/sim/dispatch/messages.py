@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..report import BufferReport, Fault, Finding
 from . import abi
 from .buffers import BufferSpec, Dispatch
 from .lines import line_of
-from .report import BufferReport, Fault, Finding
 
 # The runtime names a threadgroup array by the alias that the rewriting gave it.
 _ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")

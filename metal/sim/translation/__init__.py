@@ -1,0 +1,1 @@
+"""From the Metal text that MLX compiles to C++ for the simulator."""
