@@ -1,4 +1,4 @@
-"""`cortexmlx cache`: what is kept on disk of prompts that were computed, and how to get rid of it."""
+"""`cortexmlx cache`: show and clear the KV blocks on disk."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def cache(
     A text that begins like an earlier one is read from there instead of being computed. The files are their owner's
     alone, and hold the tokens of the texts. Other programs may go on while they are removed.
     """
-    from cortexmlx.store.shelf import Shelf
+    from cortexmlx.store.segment_store import SegmentStore
 
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
         show(folder, {}, as_json)
         return
     try:
-        shelf = Shelf(folder, 0)
+        segment_store = SegmentStore(folder, 0)
     except OSError as error:
         raise CortexError(f"{folder} cannot be used: {error}") from error
-    shelf.open()
+    segment_store.open()
     if clear:
-        freed = shelf.clear()
-        shelf.close()
+        freed = segment_store.clear()
+        segment_store.close()
         console.say(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
         return
     models: dict[str, tuple[int, int]] = {}
-    for segment in shelf.segments():
+    for segment in segment_store.segments():
         size, records = models.get(segment.model, (0, 0))
         models[segment.model] = (size + segment.bytes, records + segment.records)
-    if others := shelf.others():
+    if others := segment_store.others():
         models["(another version)"] = (others, 0)
-    shelf.close()
+    segment_store.close()
     show(folder, models, as_json)
 
 

@@ -1,4 +1,4 @@
-"""What computes on this machine, in words."""
+"""The name of the device that computes on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cortexmlx eval`: how well a model foretells a text."""
+"""`cortexmlx eval`: the perplexity of a model on a text."""
 
 from __future__ import annotations
 

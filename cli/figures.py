@@ -1,4 +1,4 @@
-"""The figures below an answer: a line, or all of them."""
+"""The statistics below an answer: one line, or all of them."""
 
 from __future__ import annotations
 

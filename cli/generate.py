@@ -17,7 +17,7 @@ from cortexmlx.cli.prompts import as_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.limits import ending
 from cortexmlx.cli.terminal.logprobs import listed, table
-from cortexmlx.cli.terminal.reading import Reading
+from cortexmlx.cli.terminal.prefill_progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
 from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import Completion, FinishReason, SamplingParams
@@ -101,7 +101,7 @@ def generate(
 def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
     """Print the first answer piece by piece, the others behind it; Ctrl-C ends them where they are."""
     thoughts = ThoughtsPrinter(hidden=hide_thinking)
-    with Reading() as reading:
+    with PrefillProgress() as reading:
         try:
             for event in handle:
                 reading.note(event)
@@ -130,7 +130,7 @@ def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
 
 def collect(handle: RequestHandle) -> Completion:
     """Wait for the answer; Ctrl-C keeps what there is."""
-    with Reading() as reading:
+    with PrefillProgress() as reading:
         try:
             for event in handle:
                 reading.note(event)

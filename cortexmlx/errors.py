@@ -1,4 +1,4 @@
-"""Every error a user can meet. The message has the numbers and the next step."""
+"""Every error that a user can meet. Its message has the numbers and the next step."""
 
 from __future__ import annotations
 

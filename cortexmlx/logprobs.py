@@ -1,4 +1,4 @@
-"""Log-probabilities as callers see them: of one token, and of all tokens of a prompt. No mlx, no threads."""
+"""Log-probabilities as callers get them: of one token, and of a prompt. No mlx, no threads."""
 
 from __future__ import annotations
 

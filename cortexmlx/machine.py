@@ -1,4 +1,4 @@
-"""How much memory this machine has for a model and still gives, and which GPU: no mlx needed, except to ask Metal."""
+"""This machine's memory and GPU. mlx is imported only to ask Metal."""
 
 from __future__ import annotations
 

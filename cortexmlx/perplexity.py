@@ -1,4 +1,4 @@
-"""How well a model foretells a text: windows over its tokens, each token scored once, and what comes of it."""
+"""Perplexity: windows over the tokens of a text, in which each token is scored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: how far something is that takes a while. Plain frozen data."""
+"""Progress of downloading, loading or prefill, as plain frozen data."""
 
 from __future__ import annotations
 

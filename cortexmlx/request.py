@@ -1,4 +1,4 @@
-"""What a caller asks for and what comes back: plain frozen data, no mlx, no threads."""
+"""Requests and completions as plain frozen data. No mlx, no threads."""
 
 from __future__ import annotations
 

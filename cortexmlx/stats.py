@@ -1,4 +1,4 @@
-"""What `engine.stats()` returns: numbers of this moment, as frozen data. And what the system says of its memory."""
+"""The frozen data that `engine.stats()`, `engine.blocks()` and `engine.info` return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode kernel is made for, and what is common to the kernels of a partition: how they fill a threadgroup."""
+"""The shape that a decode kernel is compiled for, and the threadgroup layout that all partition kernels share."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.reach import Reach
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 
 SMALL = 8
 """Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
@@ -107,7 +107,7 @@ class PrefillList:
     tables: IntArray
 
 
-def prefill_list(pieces: Sequence[Piece], block_size: int, reach: Reach, tile: int) -> PrefillList:
+def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, reach: Reach, tile: int) -> PrefillList:
     """Cut every piece at the multiples of `tile` of its row's tokens. The items that see most come first, so that the
     last to be begun are short.
 
@@ -132,7 +132,7 @@ def prefill_list(pieces: Sequence[Piece], block_size: int, reach: Reach, tile: i
     return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
 
 
-def _seen_apart(piece: Piece, reach: Reach) -> Iterator[tuple[int, int]]:
+def _seen_apart(piece: PrefillPiece, reach: Reach) -> Iterator[tuple[int, int]]:
     """The stretches `first, end` of its row that a piece's queries see one without the other: chunks, or one of all."""
     if reach.tokens is None or not reach.chunked:
         yield 0, piece.tokens
@@ -141,7 +141,7 @@ def _seen_apart(piece: Piece, reach: Reach) -> Iterator[tuple[int, int]]:
         yield start, min(start + reach.tokens, piece.tokens)
 
 
-def _blocks(piece: Piece, block_size: int) -> IntArray:
+def _blocks(piece: PrefillPiece, block_size: int) -> IntArray:
     """The blocks of a piece's row, up to its last token."""
     count = -(-piece.tokens // block_size)
     if piece.run is not None:

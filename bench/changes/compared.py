@@ -19,7 +19,7 @@ from cortexmlx.bench.changes.intervals import FEWEST, Change, Shift, by_round, s
 from cortexmlx.bench.changes.saved import Saved
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.part import Part, Series, Table
+from cortexmlx.bench.report.section import ReportSection, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.errors import InvalidRequest
 
@@ -151,7 +151,7 @@ def slower(found: Sequence[Outcome]) -> bool:
     return any(outcome.verdict is Verdict.SLOWER for outcome in found)
 
 
-def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> Part:
+def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> ReportSection:
     """What became of every figure, and what a reader must know to believe it."""
     table = Table(("figure", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 1, ("then", "now"))
     records = tuple(
@@ -168,7 +168,7 @@ def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> Part
         }
         for o in found
     )
-    return Part("compare", f"Compared with {path.name}", (table,), tuple(_lines(saved, now, found)), records)
+    return ReportSection("compare", f"Compared with {path.name}", (table,), tuple(_lines(saved, now, found)), records)
 
 
 def _cells(o: Outcome) -> tuple[str, ...]:

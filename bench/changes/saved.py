@@ -14,8 +14,8 @@ from typing import Any
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
 from cortexmlx.bench.report.formats import as_object
-from cortexmlx.bench.report.part import Series
 from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.report.section import Series
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.files import in_place_of
 

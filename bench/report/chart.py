@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortexmlx.bench.report.part import Bar
+from cortexmlx.bench.report.section import Bar
 
 WIDTH = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -7,7 +7,7 @@ from statistics import median
 
 from cortexmlx.bench.measure.pairs import Better
 from cortexmlx.bench.measure.yardstick import MEMORY
-from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
 from cortexmlx.bench.suites.kernels import Modelled, Speed
@@ -17,7 +17,7 @@ TARGET = 3.0
 """What a pool should reach beside a buffer for each block."""
 
 
-def pool(found: Sequence[Writing], sizes: Sizes) -> Part:
+def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
     """Tokens per second of each way to write keys and values."""
     naive = next(median(w.rates) for w in found if w.name == NAIVE)
     ours = next(median(w.rates) for w in found if w.name == POOL)
@@ -52,10 +52,10 @@ def pool(found: Sequence[Writing], sizes: Sizes) -> Part:
     )
     bars = tuple(Bar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in found)
     series = tuple(Series(f"pool, {w.name}", "t/s", Better.HIGHER, w.rates, MEMORY) for w in found if w.name == POOL)
-    return Part("pool", "Pool of blocks", (table,), what, records, bars, series)
+    return ReportSection("pool", "Pool of blocks", (table,), what, records, bars, series)
 
 
-def allocator(found: Sequence[Replay]) -> Part:
+def allocator(found: Sequence[Replay]) -> ReportSection:
     """Microseconds per call of each allocator, and the runs that it needed."""
     ours = {r.trace: median(r.microseconds) for r in found if r.allocator == OURS}
     rows = tuple(
@@ -86,7 +86,7 @@ def allocator(found: Sequence[Replay]) -> Part:
         Bar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_ends(r.microseconds))
         for r in found
     )
-    return Part("allocator", "Block allocator", (table,), below, records, bars)
+    return ReportSection("allocator", "Block allocator", (table,), below, records, bars)
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -101,7 +101,7 @@ def _range(found: Sequence[Speed]) -> str:
     return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _ends([speed.peak for speed in found])))
 
 
-def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> Part:
+def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> ReportSection:
     """Bandwidth of each kernel, and under it what the model says of Apple GPUs."""
     rows = tuple(
         (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
@@ -128,4 +128,4 @@ def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bo
     bars = tuple(
         Bar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_ends(s.rates)) for s in found
     )
-    return Part("kernel", "Decode attention", tuple(tables), tuple(below), (*records, *modelled), bars)
+    return ReportSection("kernel", "Decode attention", tuple(tables), tuple(below), (*records, *modelled), bars)

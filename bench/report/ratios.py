@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cortexmlx.bench.measure.pairs import Comparison
-from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
 from cortexmlx.bench.report.text import number
 
 HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "least", "most", "target", "met")
@@ -17,7 +17,7 @@ BELOW = (
 )
 
 
-def part(comparisons: Sequence[Comparison]) -> Part:
+def part(comparisons: Sequence[Comparison]) -> ReportSection:
     """Each case once in the table, all figures below."""
     table = Table(HEADINGS, tuple(map(_cells, comparisons)), 2, ("met", "least", "most", "measure"))
     raw = tuple(map(_raw, comparisons))
@@ -33,7 +33,7 @@ def part(comparisons: Sequence[Comparison]) -> Part:
         for c in comparisons
     )
     series = tuple(Series(f"{c.case}, {c.measure}", "of mlx-lm's", c.better, c.ratios) for c in comparisons)
-    return Part(
+    return ReportSection(
         "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_record, comparisons)), bars, series
     )
 

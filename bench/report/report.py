@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.report.part import Part
+from cortexmlx.bench.report.section import ReportSection
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import ModelInfo
 
@@ -21,7 +21,7 @@ class Report:
 
     machine: Machine
     model: ModelInfo | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ReportSection, ...] = ()
     notes: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     yardstick: dict[str, tuple[float, ...]] = field(default_factory=dict)

@@ -8,9 +8,9 @@ from typing import Any
 
 from cortexmlx.bench.measure.pairs import Better
 from cortexmlx.bench.measure.yardstick import COMPUTE, MEMORY
-from cortexmlx.bench.report.part import Bar, Part, Series, Table
 from cortexmlx.bench.report.report import GIB
-from cortexmlx.bench.suites.rows import Row
+from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
+from cortexmlx.bench.suites.rows import TestResult
 from cortexmlx.stats import ModelInfo
 
 BELOW = (
@@ -21,7 +21,7 @@ BELOW = (
 )
 
 
-def part(rows: Sequence[Row], model: ModelInfo, backend: str) -> Part:
+def part(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSection:
     """The rows in the columns of llama-bench, and under them what they took of memory."""
     core = (
         model.name.rstrip("/").rpartition("/")[2],
@@ -52,14 +52,16 @@ def part(rows: Sequence[Row], model: ModelInfo, backend: str) -> Part:
         1,
         ("peak GiB",),
     )
-    return Part("rows", "Speed", (speed, memory), BELOW, tuple(map(_record, rows)), _bars(rows), _series(rows, backend))
+    return ReportSection(
+        "rows", "Speed", (speed, memory), BELOW, tuple(map(_record, rows)), _bars(rows), _series(rows, backend)
+    )
 
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: TestResult) -> dict[str, Any]:
     return {
         "test": row.test.name,
         "prompt": row.test.prompt,
@@ -78,7 +80,7 @@ def _record(row: Row) -> dict[str, Any]:
     }
 
 
-def _bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
+def _bars(rows: Sequence[TestResult]) -> tuple[Bar, ...]:
     sizes = len({row.block_size for row in rows}) > 1
     return tuple(
         Bar(
@@ -93,7 +95,7 @@ def _bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
     )
 
 
-def _series(rows: Sequence[Row], backend: str) -> tuple[Series, ...]:
+def _series(rows: Sequence[TestResult], backend: str) -> tuple[Series, ...]:
     found = []
     for row in rows:
         name, unit = f"{row.test.label}, block {row.block_size}", "t/s"

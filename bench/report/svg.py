@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from xml.sax.saxutils import escape
 
-from cortexmlx.bench.report.part import Bar
 from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.report.section import Bar
 
 WIDTH = 760
 _LEFT, _RIGHT, _LINE, _BAR, _TOP = 250, 90, 26, 16, 58

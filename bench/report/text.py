@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from cortexmlx.bench.report.part import Part, Table
 from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.report.section import ReportSection, Table
 
 WIDTH = 80
 
@@ -16,7 +16,7 @@ def markdown(report: Report, width: int = WIDTH) -> str:
     return "\n\n".join([items(report.header(), width), *(of_part(part, width) for part in report.parts)])
 
 
-def of_part(part: Part, width: int = WIDTH) -> str:
+def of_part(part: ReportSection, width: int = WIDTH) -> str:
     """One section."""
     tables = [table(each, width) for each in part.tables]
     return "\n\n".join([f"## {part.title}", *tables, *([items(part.below, width)] if part.below else [])])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.part import Bar, Part, Series, Table
+from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.arrivals import PERCENTILES, Served, Traffic
 
@@ -21,7 +21,7 @@ BELOW = (
 )
 
 
-def part(sides: Sequence[Served], traffic: Traffic) -> Part:
+def part(sides: Sequence[Served], traffic: Traffic) -> ReportSection:
     """The figures of all runs together."""
     promise = sides[0].promise
     figures = [_figures(side) for side in sides]
@@ -48,7 +48,7 @@ def part(sides: Sequence[Served], traffic: Traffic) -> Part:
         for p in PERCENTILES
         for side, found in zip(sides, figures, strict=True)
     )
-    return Part("trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _series(sides[0]))
+    return ReportSection("trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _series(sides[0]))
 
 
 def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def _seconds(make: Callable[[], mx.array], times: int = 1) -> float:
     return (time.perf_counter() - started) / times
 
 
-class Problem:
+class KernelInputs:
     """The same numbers for both kernels: in blocks that lie in random order, and contiguous."""
 
     def __init__(self, shape: Shape, block_size: int, dtype: mx.Dtype, attention: str) -> None:
@@ -139,7 +139,7 @@ def measure(
     gpu = mx.default_device() == mx.gpu
     dtype, found = mx.float16 if gpu else mx.float32, []
     for shape in shapes:
-        problem = Problem(shape, block_size, dtype, attention)
+        problem = KernelInputs(shape, block_size, dtype, attention)
         problem.check()
         times = max(1, (1 << 30) // problem.bytes) if gpu else 1
         most = peak(problem.bytes)

@@ -44,7 +44,7 @@ class Writer(Protocol):
     def read(self, layer: int) -> tuple[mx.array, mx.array]: ...
 
 
-class Arena:
+class ArenaPool:
     """This program's way: a token of every row is a column of a small tail, and every 16 columns go to their blocks in
     one write per layer. Nothing is allocated on the way.
     """
@@ -171,7 +171,7 @@ class Theirs:
 
 POOL, NAIVE = "a pool of blocks", "a buffer for each block"
 WRITERS: dict[str, Callable[[Sizes], Writer]] = {
-    POOL: Arena,
+    POOL: ArenaPool,
     NAIVE: BlockBuffers,
     "copied at each token": Grown,
     "mlx-lm's cache": Theirs,

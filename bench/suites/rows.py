@@ -73,7 +73,7 @@ class StepSplit:
 
 
 @dataclass(frozen=True)
-class Row:
+class TestResult:
     """A test's outcome: tokens per second of every repetition, by wall time and by CPU time; KV memory that its
     sequences held at most, and MLX's peak memory, in bytes; `tokens` were counted in all timed stretches.
 
@@ -149,7 +149,7 @@ class Runs:
                 runs.append(replace(run, round=round_, sample=before))
         self._yardstick.sample()
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TestResult, ...]:
         """The tests that ran at least once."""
         return tuple(_row(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs)
 
@@ -158,9 +158,9 @@ class Runs:
         return self._yardstick.seconds()
 
 
-def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick) -> Row:
+def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick) -> TestResult:
     around = [yardstick.beside(run.sample) for run in runs]
-    return Row(
+    return TestResult(
         test=test,
         block_size=block_size,
         rates=tuple(run.rate.wall for run in runs),

@@ -1,4 +1,4 @@
-"""Values of options that are lists."""
+"""Parse options that are lists."""
 
 from __future__ import annotations
 

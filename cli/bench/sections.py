@@ -1,4 +1,4 @@
-"""What of `cortexmlx bench` runs, and which options say something to it: others are refused, not ignored."""
+"""The sections of `cortexmlx bench`, and the options that each takes. Other options are refused, not ignored."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from cortexmlx.cli.terminal.signals.interrupts import Interrupts, counted_interr
 from cortexmlx.cli.terminal.text import clean, gather_prompt
 from cortexmlx.request import FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.sessions.saved import Saved, messages_in, text_of
+from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
 from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cortexmlx.cli.chat.input import QuestionSource
     from cortexmlx.cli.chat.session import ViewFactory
-    from cortexmlx.cli.chat.status import Arena
+    from cortexmlx.cli.chat.status import ArenaView
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
 
@@ -118,7 +118,7 @@ def chat(
 
 def model_of(path: Path) -> str | None:
     """The model of a conversation in a file; None if those are messages that somebody else has written."""
-    return None if messages_in(path, text_of(path)) is not None else Saved.read(path).model.found_as
+    return None if messages_in(path, text_of(path)) is not None else SavedConversation.read(path).model.found_as
 
 
 def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
@@ -148,11 +148,11 @@ def hold(
     from cortexmlx.cli.chat.commands import Leave
     from cortexmlx.cli.chat.input import LineCleared
     from cortexmlx.cli.chat.session import ChatSession, Stopped
-    from cortexmlx.cli.chat.status import Arena
+    from cortexmlx.cli.chat.status import ArenaView
     from cortexmlx.cli.chat.talk import Talk
 
     screen = console.stdout()
-    arena = Arena(lambda: host.engine.blocks()) if pretty else None
+    arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
     folding = Folding()
     views = view_factory(host, screen, arena, folding, presses)
     session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
@@ -174,7 +174,7 @@ def hold(
 
 
 def view_factory(
-    host: engines.OpenEngine, screen: Console, arena: Arena | None, folding: Folding, presses: Interrupts
+    host: engines.OpenEngine, screen: Console, arena: ArenaView | None, folding: Folding, presses: Interrupts
 ) -> ViewFactory:
     """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
     from cortexmlx.cli.chat.status import Status

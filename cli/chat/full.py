@@ -1,4 +1,4 @@
-"""A chat that has grown to all that fits goes on without its oldest turns, and says so."""
+"""Drop the oldest turns of a chat that no longer fits, and say so."""
 
 from __future__ import annotations
 

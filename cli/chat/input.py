@@ -1,4 +1,4 @@
-"""Where the questions come from: an editing input line on a terminal, plain lines anywhere else."""
+"""Input of a chat: an editing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

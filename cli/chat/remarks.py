@@ -1,4 +1,4 @@
-"""What is to be known of a chat that was loaded, or goes on with another model."""
+"""Notes on a chat that was loaded or continues with another model."""
 
 from __future__ import annotations
 

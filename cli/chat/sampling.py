@@ -1,4 +1,4 @@
-"""How a chat samples when the command line does not say: as the model's makers recommend."""
+"""Default sampling of a chat: as the model's makers recommend."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from cortexmlx.cli.chat.full import make_room
 from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.sampling import moved
-from cortexmlx.cli.chat.status import Arena
+from cortexmlx.cli.chat.status import ArenaView
 from cortexmlx.cli.chat.thinking import Folding
 from cortexmlx.cli.chat.view import AnswerView
 from cortexmlx.cli.chats.kept import Keeper
@@ -77,7 +77,7 @@ ViewFactory = Callable[["Reply"], AnswerView]
 Follow = Callable[["Reply"], Completion]
 
 
-class Host(Protocol):
+class ChatHost(Protocol):
     """What has the engine of a chat, and can exchange it."""
 
     config: EngineConfig
@@ -104,8 +104,8 @@ class ChatSession:
     conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
     keeper: Keeper | None = None
-    arena: Arena | None = None
-    host: Host | None = None
+    arena: ArenaView | None = None
+    host: ChatHost | None = None
     note: Callable[[str], None] = console.note
     figures: Figures = Figures.USUAL
     attached: list[Attached] = field(default_factory=list)

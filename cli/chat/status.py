@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.terminal.reading import STOPPING, how_far
+from cortexmlx.cli.terminal.prefill_progress import STOPPING, how_far
 from cortexmlx.errors import CortexError
 from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent
@@ -42,7 +42,7 @@ class Answered(Protocol):
         """It was asked to stop."""
 
 
-class Arena:
+class ArenaView:
     """The newest picture of the arena, which `ask` takes. `shown`: it is wanted below what is written."""
 
     def __init__(self, ask: Callable[[], BlockMap]) -> None:
@@ -82,7 +82,7 @@ class Arena:
 class Status:
     """The figures of one answer, of the `context` tokens that there may be. In a `with` it looks at the arena."""
 
-    def __init__(self, answer: Answered, context: int, arena: Arena | None = None) -> None:
+    def __init__(self, answer: Answered, context: int, arena: ArenaView | None = None) -> None:
         self.arena = arena
         self._answer = answer
         self._context = context

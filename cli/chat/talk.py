@@ -1,4 +1,4 @@
-"""The chat itself: asks, answers or carries out a command, and goes on until somebody leaves."""
+"""The chat loop: read a line, answer it or run a command, until the user leaves."""
 
 from __future__ import annotations
 

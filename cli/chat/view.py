@@ -1,4 +1,4 @@
-"""An answer on the screen while it is written: what is final stays, below it what is not final yet, and a status."""
+"""An answer on the screen while it streams: final text, then the open part and a status line."""
 
 from __future__ import annotations
 

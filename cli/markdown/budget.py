@@ -1,4 +1,4 @@
-"""How much of an answer the parser may read again and again while it is written."""
+"""Bound how much of a growing answer the parser reads again."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NARROWEST = 8
 
 
 @dataclass(frozen=True)
-class Row:
+class ScreenRow:
     """A row of the screen, and the place in its flow up to which it shows it."""
 
     text: Text
@@ -39,7 +39,7 @@ class Flow(Protocol):
     def size(self) -> int:
         """The place where it ends."""
 
-    def rows(self, start: int, width: int) -> list[Row]:
+    def rows(self, start: int, width: int) -> list[ScreenRow]:
         """What is left from the place `start` on, in rows of `width` cells."""
 
 
@@ -59,13 +59,13 @@ class Prose:
         """Its length in characters."""
         return len(self.text.plain)
 
-    def rows(self, start: int, width: int) -> list[Row]:
+    def rows(self, start: int, width: int) -> list[ScreenRow]:
         """As the protocol says. A flow without words is one row."""
         room = max(width - self.rest.cell_len, NARROWEST)
         made = []
         for begin, end, next_begin in wrapped(self.text.plain, start, room):
-            made.append(Row((self.rest if begin else self.first) + self.text[begin:end], next_begin))
-        return made or ([Row(_bare(self.first), 0)] if not self.size else [])
+            made.append(ScreenRow((self.rest if begin else self.first) + self.text[begin:end], next_begin))
+        return made or ([ScreenRow(_bare(self.first), 0)] if not self.size else [])
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Verbatim:
         """A line is printed as a whole."""
         return 1
 
-    def rows(self, start: int, width: int) -> list[Row]:
+    def rows(self, start: int, width: int) -> list[ScreenRow]:
         """The line."""
-        return [] if start else [Row(self.text, 1)]
+        return [] if start else [ScreenRow(self.text, 1)]
 
 
 def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
 from cortexmlx.cli.markdown.budget import Budget
 from cortexmlx.cli.markdown.code import Highlighter
-from cortexmlx.cli.markdown.flows import Flow, Prose, Row, Verbatim, wrapped
+from cortexmlx.cli.markdown.flows import Flow, Prose, ScreenRow, Verbatim, wrapped
 from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
 from cortexmlx.cli.terminal.harmless.characters import harmless
@@ -286,7 +286,7 @@ class MarkdownStream:
         alone = len(found) == 1 and found[0].kind == PARAGRAPH and certain(text) == text
         return _plain(flows(found[0].tokens)) if alone else []
 
-    def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, Row]]:
+    def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, ScreenRow]]:
         """The rows that have not been printed, each with the number of its flow."""
         first, place = self._printed
         found = []

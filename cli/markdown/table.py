@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from cortexmlx.cli.markdown.flows import Row, wrapped
+from cortexmlx.cli.markdown.flows import ScreenRow, wrapped
 from cortexmlx.cli.markdown.styles import FAINT, HEADING
 
 NARROWEST = 5
@@ -42,13 +42,13 @@ class TableRow:
         """A row is printed as a whole."""
         return 1
 
-    def rows(self, start: int, width: int) -> list[Row]:
+    def rows(self, start: int, width: int) -> list[ScreenRow]:
         """The row's rows, and below the heading a rule."""
         if start:
             return []
         room = width - len(BETWEEN) * (len(self.headings) - 1)
         if room < NARROWEST * len(self.headings):
-            return [Row(text, 1) for text in self._listed(width)]
+            return [ScreenRow(text, 1) for text in self._listed(width)]
         words = (max(map(cell_len, cell.plain.split()), default=0) for cell in self.cells)
         # One that is wider than the rows before it, which have been printed, sticks out rather than be broken.
         widths = fitted(tuple(max(wish, word) for wish, word in zip(self.widths, words, strict=True)), room)
@@ -57,7 +57,7 @@ class TableRow:
             for text in texts:
                 text.stylize(HEADING)
             texts.append(Text("─┼─".join("─" * w for w in widths), FAINT))
-        return [Row(text, 1) for text in texts]
+        return [ScreenRow(text, 1) for text in texts]
 
     def _in_columns(self, widths: tuple[int, ...]) -> list[Text]:
         columns = []

@@ -1,4 +1,4 @@
-"""`cortexmlx plan`: what a model takes, and what fits in this machine, before anything is loaded."""
+"""`cortexmlx plan`: the memory that a model needs, and what fits in this machine, before loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, everything else to stderr, plain text wherever nobody would see colours."""
+"""Output: results to stdout, everything else to stderr, colours on a terminal only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn while an answer is written: what stays once, and below it what comes and goes, a few times a second."""
+"""Draw a growing answer: final text once, and a live region below it a few times a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends: errors and Ctrl-C become exit codes, never a traceback."""
+"""Exit codes: errors and Ctrl-C end a command without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which limit ends an answer or refuses a prompt, in words and numbers, and what to do about it."""
+"""Explain which limit ended an answer or refused a prompt, with numbers and the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a model is on its way: a bar on stderr where a person looks, a line now and then elsewhere."""
+"""Progress of downloading and loading: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's thoughts where the answer goes to stdout: on stderr, dim where a person looks."""
+"""A model's thoughts on stderr, while its answer goes to stdout."""
 
 from __future__ import annotations
 

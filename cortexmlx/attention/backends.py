@@ -1,4 +1,4 @@
-"""Which backend carries out `paged_attention`."""
+"""Choosing the backend of `paged_attention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefill pieces on the tiled kernel: which layers it serves, and what it needs of a step, made once for all."""
+"""Prefill on the tiled kernel: which layers it serves, and its inputs, made once per step for all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps and how it attends, found out before it runs: from forward passes that are never evaluated."""
+"""Find out what a model caches and how it attends, by forward passes that are never evaluated."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.arena import PARTS, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 
 FEW_SCORES = 8192
 """Scores of a row up to which the number of operations matters more than what they compute."""
@@ -305,7 +305,7 @@ def _cut(sums: mx.array, kv: PagedKV) -> mx.array:
     return sums if width is None or kv.expand is not None else sums[..., :width]
 
 
-def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax) -> mx.array:
+def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: Softmax) -> mx.array:
     """Consecutive queries of one row over all its tokens up to them, causal and within reach."""
     step = ReferenceStep.of(kv)
     base = step.oldest(piece)
@@ -346,7 +346,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: Piece, softmax: Softmax
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 
 
-def _piece_kv(kv: PagedKV, piece: Piece, oldest: int) -> Slab:
+def _piece_kv(kv: PagedKV, piece: PrefillPiece, oldest: int) -> Slab:
     """What a piece looks at, from the token `oldest` on."""
     if piece.run is not None:
         view = kv.arena.view(kv.layer, piece.run, piece.tokens)

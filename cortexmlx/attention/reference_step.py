@@ -1,4 +1,4 @@
-"""What the reference backend derives from a GroupStep: index arrays and masks, made once for all layers."""
+"""Index arrays and masks of a step for the reference backend, made once for all layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
 class ReferenceStep:
@@ -35,18 +35,18 @@ class ReferenceStep:
             self._row_index = RowIndex(self._step, heads, slab_blocks, block_size)
         return self._row_index
 
-    def oldest(self, piece: Piece) -> int:
+    def oldest(self, piece: PrefillPiece) -> int:
         """The oldest token that a query of the piece sees: what lies before it is not looked at."""
         return self._step.reach.oldest(piece.first)
 
-    def slots(self, piece: Piece) -> mx.array:
+    def slots(self, piece: PrefillPiece) -> mx.array:
         """The slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
         if piece.begin not in self._slots:
             assert piece.slots is not None
             self._slots[piece.begin] = mx.array(piece.slots[self.oldest(piece) :])
         return self._slots[piece.begin]
 
-    def mask(self, piece: Piece) -> mx.array | str:
+    def mask(self, piece: PrefillPiece) -> mx.array | str:
         """Which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen tokens]`
         bool, or "causal" if the last query sees them all, too.
         """

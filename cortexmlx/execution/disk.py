@@ -1,4 +1,4 @@
-"""The engine's side of its KV store: what of the cache goes there, and what comes back, between two steps."""
+"""Blocks between the KV cache and the disk tier: written and read between two steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cortexmlx.stats import StoreState, StoreStats
 from cortexmlx.store.folder import SECRET, absolute, shown
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore, begin_store, open_shelf
 from cortexmlx.store.threads import Reading
 
@@ -223,7 +223,7 @@ class StoreOpening:
         self._described = ""
 
     @cached_property
-    def _shelf(self) -> Shelf | None:
+    def _shelf(self) -> SegmentStore | None:
         return open_shelf(self._path, self._limit)
 
     def _hashes(self) -> KeptHashes | None:

@@ -1,4 +1,4 @@
-"""What a model's keys and values depend on beside the tokens, as a name that is the same in every process."""
+"""A fingerprint of everything that keys and values depend on besides the tokens. It is the same in every process."""
 
 from __future__ import annotations
 

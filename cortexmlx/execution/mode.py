@@ -1,4 +1,4 @@
-"""How a model is run: many rows on paged attention, or one row on mlx-lm's own caches."""
+"""Execution modes: many rows on paged attention, or one row on mlx-lm's own caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelRunner: carries out a StepPlan with mlx. Only the engine's thread may call it."""
+"""ModelRunner: runs a StepPlan with mlx. Only the engine's thread may call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that are known, such as a prompt's: from logits that are there a few rows at a time."""
+"""Log-probabilities of known tokens, such as a prompt's, from a few rows of logits at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where programs keep what can be made again: one place for all that do."""
+"""The user's cache folder."""
 
 from __future__ import annotations
 

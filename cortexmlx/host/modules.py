@@ -1,4 +1,4 @@
-"""Replacing what mlx-lm's model modules have: a function that each imported under its own name, or a class's method."""
+"""Replace functions and methods in mlx-lm's model modules."""
 
 from __future__ import annotations
 

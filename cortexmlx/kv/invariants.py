@@ -1,4 +1,4 @@
-"""Looking into the cache: counts at this moment, and a check that tables, counts and allocators fit together."""
+"""Statistics and consistency checks of the KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins: beginnings of texts whose cached blocks go last. No mlx."""
+"""Pins: cached beginnings of prompts that are evicted last. No mlx."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Chain:
+class PinnedKeys:
     """What a pin holds: the keys of the whole blocks of a text, of each group those that its last token sees: a
     prompt that ends there computes that one again.
     """
@@ -31,7 +31,7 @@ class Pins:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int, PinnedKeys] = {}
         self._snapshots: dict[int, int] = {}
         self._numbers = count()
 
@@ -54,13 +54,13 @@ class Pins:
             raise InvalidRequest(f"a pin holds whole blocks of {size} tokens, and this has {len(tokens)} tokens")
         last = len(keys) * size - 1
         fronts = (group.spec.reach.first_block(last, size) for group in self._cache.groups)
-        chain = Chain(keys, tuple(keys[front:] for front in fronts))
+        chain = PinnedKeys(keys, tuple(keys[front:] for front in fronts))
         self._check(chain)
         number = next(self._numbers)
         self._add(number, chain)
         return number, len(keys) * size
 
-    def _check(self, chain: Chain) -> None:
+    def _check(self, chain: PinnedKeys) -> None:
         cache = self._cache
         for group, keys in enumerate(chain.of_groups):
             have, most = cache.pinned_keys(group), int(cache.max_blocks[group] * SHARE)
@@ -78,7 +78,7 @@ class Pins:
                 "something, or raise the KV memory (--kv-memory)"
             )
 
-    def _add(self, number: int, chain: Chain) -> None:
+    def _add(self, number: int, chain: PinnedKeys) -> None:
         self._chains[number] = chain
         for group, keys in enumerate(chain.of_groups):
             self._cache.pin(group, keys)

@@ -1,4 +1,4 @@
-"""Which keys and values can be quantized, and in what groups: plain arithmetic, no mlx."""
+"""Which keys and values can be quantized, and in groups of how many numbers. No mlx."""
 
 from __future__ import annotations
 

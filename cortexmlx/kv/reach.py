@@ -1,4 +1,4 @@
-"""How far back a query sees. No mlx here."""
+"""AttentionWindow: how far back a query sees. No mlx."""
 
 from __future__ import annotations
 

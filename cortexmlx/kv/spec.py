@@ -1,4 +1,4 @@
-"""What a layer keeps for each token: the shape, the dtype and how far back it looks. No mlx here."""
+"""KVSpec: the shape, dtype and attention window of a layer's keys and values. No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the keys and values of one step lie, as plain data: the scheduler says it, attention reads it. No mlx."""
+"""GroupStep: where the keys and values of a step lie, as plain data for attention. No mlx."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArra
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillPiece:
     """A prefill piece: flat tokens `begin .. end` are a row's tokens `first .. first + end - begin`.
 
     Its keys and values up to its last token lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
@@ -72,7 +72,7 @@ class GroupStep:
     tables: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
     runs: tuple[KVHandle | None, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PrefillPiece, ...]
     reach: Reach
     listed: bool = False
 

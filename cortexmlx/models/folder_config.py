@@ -1,4 +1,4 @@
-"""What the JSON files of a model's folder say, checked for what no model means before anything is built of it."""
+"""The JSON files of a model's folder, read and checked before a model is built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models are on this machine, without asking the network."""
+"""List the models on this machine, without the network."""
 
 from __future__ import annotations
 

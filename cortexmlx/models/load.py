@@ -1,4 +1,4 @@
-"""Loading: from a name to a model that is ready to run."""
+"""Load a model: from a name to a model that is ready to run."""
 
 from __future__ import annotations
 

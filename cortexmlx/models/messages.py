@@ -1,4 +1,4 @@
-"""What other packages say: inside our own messages, and in our log instead of on the terminal."""
+"""Messages of other packages: quoted in our errors, and logged instead of printed."""
 
 from __future__ import annotations
 

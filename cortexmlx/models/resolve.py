@@ -1,4 +1,4 @@
-"""From what a person types to files on this machine."""
+"""Resolve a model name that a person typed to files on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of a model's weight files, and the proof that memory still holds what was read from them."""
+"""The hash of a model's weights: of the files, or of the arrays if a program changed them after loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply says beside the answer, in whatever protocol."""
+"""Metadata of a reply that every protocol needs."""
 
 from __future__ import annotations
 

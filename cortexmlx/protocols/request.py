@@ -1,4 +1,4 @@
-"""What the body of a request asks of the engine, in whatever protocol it came."""
+"""A request of any protocol as the engine takes it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the next step computes, and for whom: decisions about requests and blocks. Nothing here imports mlx."""
+"""The scheduler: which requests and tokens the next step computes. Nothing here imports mlx."""

@@ -1,4 +1,4 @@
-"""Drafted tokens: guesses at what a row's next tokens are, verified in one step. No mlx."""
+"""Speculative decoding: drafted tokens of a row, verified in one step. No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the next step may run ahead of the one in flight, and why not. No mlx."""
+"""The pipeline gate: may the next step run ahead of the one in flight, and if not, why? No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute while others decode, from what steps cost lately. No mlx, no clock."""
+"""How many prompt tokens a step may compute beside decoding rows, from the cost of recent steps. No mlx, no clock."""
 
 from __future__ import annotations
 

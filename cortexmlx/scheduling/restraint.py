@@ -1,4 +1,4 @@
-"""Restraint: how many rows and how many prompt tokens a step may have since memory was refused. No mlx."""
+"""Backoff: after memory was refused, a step gets fewer rows and prompt tokens for a while. No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not fit: prompts that are too long, and jobs that counted on memory which the system refuses. No mlx."""
+"""Errors of requests that do not fit: too long for the cache, or refused memory by the system. No mlx."""
 
 from __future__ import annotations
 

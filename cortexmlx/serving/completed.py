@@ -1,4 +1,4 @@
-"""Many prompts, answered in the order in which they finish: what `Engine.as_completed` returns."""
+"""AsCompleted: many prompts, answered in the order in which they finish."""
 
 from __future__ import annotations
 

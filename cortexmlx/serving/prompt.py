@@ -1,4 +1,4 @@
-"""What callers may give as a prompt, and its token ids."""
+"""Prompts: the types that callers may pass, and their token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers as iterators. Whoever stops reading, before the first event too, has the request cancelled."""
+"""Answers as iterators. A reader that stops early cancels its request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversation: what was said with a model, and the next turn, which computes only what is new."""
+"""Conversation: the turns of a chat with a model. The next turn computes only what is new."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cortexmlx.serving.app.interruptible import read_within
 from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.markdown import as_markdown
-from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
-from cortexmlx.sessions.saved import Saved, SavedModel, listed, messages_in, text_of
+from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
+from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed, messages_in, text_of
 from cortexmlx.sessions.settings import moved, of_file
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
-    Offered,
+    FinishedTurn,
     Turn,
     place_that_leaves,
     said_by_model,
@@ -42,7 +42,7 @@ Question = str | Message | Sequence[Message]
 """What is said to the model: a user's text, or messages, such as the outputs of tools."""
 
 
-class Host(Protocol):
+class ConversationEngine(Protocol):
     """What a conversation needs of an engine."""
 
     info: ModelInfo
@@ -91,7 +91,7 @@ class Conversation:
 
     def __init__(
         self,
-        host: Host,
+        host: ConversationEngine,
         reader: Reader,
         *,
         system: str | None = None,
@@ -111,7 +111,7 @@ class Conversation:
         self._messages = listed(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
-        self._offered: Offered | None = None
+        self._offered: FinishedTurn | None = None
 
     @property
     def thinking(self) -> str:
@@ -249,7 +249,7 @@ class Conversation:
         self._check_quiet()
         self._change(())
 
-    def fork(self, engine: Host | None = None) -> Conversation:
+    def fork(self, engine: ConversationEngine | None = None) -> Conversation:
         """Another conversation that begins with this one. What both share is computed and kept once. It may go on with
         another `engine`, and then reads all of it; if that has another model, everything is computed anew, and `notes`
         say what does not hold with that: what its chat template does not read, and ids of tokens.
@@ -285,7 +285,7 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        saved = Saved(
+        saved = SavedConversation(
             model, self.system, self._messages, self.params, self._transcript, self.template_vars, self.unread
         )
         saved.write(Path(path))
@@ -305,7 +305,7 @@ class Conversation:
             self._change(messages, unread=0)
             self._transcript, self.notes = Transcript(), ()
             return
-        saved, info = Saved.read(path), self._host.info
+        saved, info = SavedConversation.read(path), self._host.info
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
         held = of_file(path, saved, info)
@@ -374,10 +374,10 @@ class Conversation:
         params: SamplingParams,
         timeout: float | None,
         listener: Listener | None,
-    ) -> Begun:
+    ) -> StartedTurn:
         turn = read_within(timeout, partial(self._begin, messages))
         handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
-        return Begun(handle, turn, partial(self._end, turn, params))
+        return StartedTurn(handle, turn, partial(self._end, turn, params))
 
     def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
         """Keep a turn that has ended with the first of its answers, unless it was cancelled before there was any."""
@@ -385,7 +385,7 @@ class Conversation:
         kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
         if kept is not None:
             self._keep(turn, params, kept)
-            self._offered = Offered(turn, params, answers)
+            self._offered = FinishedTurn(turn, params, answers)
 
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
         """Keep a turn with this answer. The token that ended it is the template's to write."""

@@ -1,4 +1,4 @@
-"""Pin: the beginning of prompts that is kept, and which tokens those are for messages."""
+"""Pin: a beginning of prompts that stays cached, given as text, tokens or messages."""
 
 from __future__ import annotations
 

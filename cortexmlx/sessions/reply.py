@@ -1,4 +1,4 @@
-"""An answer of a conversation while it is written: events as they come, and the turn is kept when it is whole."""
+"""A streamed answer of a conversation. The turn is kept when the answer is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Done = Callable[[Completion], None]
 """Told of the completion, before its event is handed out."""
 
 
-class Begun(NamedTuple):
+class StartedTurn(NamedTuple):
     """A turn whose request was submitted, and who keeps it when it has ended."""
 
     handle: RequestHandle
@@ -34,11 +34,11 @@ class _Coming:
     so be dropped.
     """
 
-    def __init__(self, begun: Begun | None = None) -> None:
+    def __init__(self, begun: StartedTurn | None = None) -> None:
         self.begun = begun
         self.cancelled = False
 
-    async def begin(self, begin: Callable[[Listener], Begun], listener: Listener) -> RequestHandle:
+    async def begin(self, begin: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
         """Begin it without holding up the event loop."""
         self.begun = await on_a_thread(lambda: begin(listener), lambda late: late.handle.cancel())
         if self.cancelled:
@@ -92,7 +92,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
     dropping it cancel the request and leave the conversation as it was.
     """
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, begun: StartedTurn) -> None:
         super().__init__(_Coming(begun))
         self._handle = begun.handle
         self._events = TokenStream(self._handle)
@@ -148,7 +148,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
     the place of `close`.
     """
 
-    def __init__(self, begin: Callable[[Listener], Begun]) -> None:
+    def __init__(self, begin: Callable[[Listener], StartedTurn]) -> None:
         super().__init__(_Coming())
         self._events = AsyncTokenStream(partial(self._coming.begin, begin))
 

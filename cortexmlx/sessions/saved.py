@@ -1,4 +1,4 @@
-"""A conversation in a file: one JSON object, written whole or not at all, for its user's eyes only."""
+"""A conversation in a file: one JSON object, written atomically, readable by its user only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SavedModel:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedConversation:
     """What the file of a conversation holds. `transcript` is None if the file does not vouch for it. Without
     `template_vars` the file has none; `unread` of the messages were not sent to the model any more.
     """
@@ -93,7 +93,7 @@ class Saved:
         write_private(path, text.encode("utf-8", "surrogatepass"))
 
     @classmethod
-    def read(cls, path: Path) -> Saved:
+    def read(cls, path: Path) -> SavedConversation:
         """What `write` wrote. Raises ConversationFileError for everything else."""
         content = _content(path)
         digest = content.pop("digest", None)

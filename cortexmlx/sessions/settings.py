@@ -1,4 +1,4 @@
-"""What of a conversation's settings holds with the model that it goes on with."""
+"""Which settings of a saved conversation apply to the model that continues it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.request import SamplingParams
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.stats import ModelInfo
 
 _OF_TOKENS = ("logit_bias", "stop_token_ids")
@@ -25,7 +25,7 @@ class Settings:
     notes: tuple[str, ...]
 
 
-def of_file(path: Path, saved: Saved, info: ModelInfo) -> Settings:
+def of_file(path: Path, saved: SavedConversation, info: ModelInfo) -> Settings:
     """Those that a saved conversation has with this model. Raises ConversationFileError if it names tokens of this very
     model that it does not have.
     """

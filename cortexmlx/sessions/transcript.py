@@ -1,4 +1,4 @@
-"""The tokens of a conversation: those of a turn begin with the very tokens that were computed before it."""
+"""The tokens of a conversation. Each turn's tokens begin with those of the turn before, so the prefix cache hits."""
 
 from __future__ import annotations
 

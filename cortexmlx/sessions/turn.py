@@ -1,4 +1,4 @@
-"""A turn of a conversation: what it answers and what the model reads for it; and which of the oldest give way."""
+"""A turn of a conversation: question, answer and the model's tokens; and dropping the oldest turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Offered:
+class FinishedTurn:
     """A turn that has ended, and all answers that it has got."""
 
     turn: Turn

@@ -1,1 +1,1 @@
-"""The disk tier: blocks of the KV cache in files, for after they have left memory, and for the next process. No mlx."""
+"""The disk tier: KV blocks in files, for prompts after an eviction or a restart. No mlx."""

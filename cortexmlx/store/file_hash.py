@@ -1,4 +1,4 @@
-"""The hash of files, kept from one opening to the next for as long as the file system says that they are the same."""
+"""Hashes of files, cached until size, inode or change time differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAT does: there a file may change and keep its times.
 
 
 @dataclass(frozen=True)
-class Stamp:
+class FileStamp:
     """What the file system says of a file. Writing to it changes `changed_ns`, which no program can set."""
 
     path: str
@@ -44,7 +44,7 @@ class Stamp:
         return "\0".join(map(str, astuple(self))).encode(errors="surrogateescape")
 
 
-def stamp_of(path: Path) -> Stamp:
+def stamp_of(path: Path) -> FileStamp:
     """The stamp of a file. Opening it makes a network's file system look again. Raises OSError if it is no file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -53,11 +53,11 @@ def stamp_of(path: Path) -> Stamp:
         os.close(descriptor)
 
 
-def _stamp(path: str, descriptor: int) -> Stamp:
+def _stamp(path: str, descriptor: int) -> FileStamp:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is no file")
-    return Stamp(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return FileStamp(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class FileHash:
@@ -71,11 +71,11 @@ class FileHash:
     def __init__(self, paths: Sequence[Path], kept: Callable[[], KeptHashes | None] = lambda: None) -> None:
         self._paths = paths
         self._kept = kept
-        self._found: dict[Stamp, bytes] = {}
-        self._new: list[Stamp] = []
+        self._found: dict[FileStamp, bytes] = {}
+        self._new: list[FileStamp] = []
         self._hash = PieceHash([])
         try:
-            self._stamps: list[Stamp] | None = _settled([stamp_of(path) for path in paths], paths)
+            self._stamps: list[FileStamp] | None = _settled([stamp_of(path) for path in paths], paths)
         except OSError:
             self._stamps = None
         if self._stamps is not None:
@@ -120,7 +120,7 @@ class FileHash:
         self._hash.cancel()
 
 
-def _settled(stamps: list[Stamp], paths: Sequence[Path]) -> list[Stamp] | None:
+def _settled(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] | None:
     """The stamps of files, taken later than the tick in which they were written; None if their times tell nothing."""
     if any(time.time_ns() - stamp.changed_ns < _TICK * 1e9 for stamp in stamps):
         time.sleep(_TICK)
@@ -137,7 +137,7 @@ class _FileSource:
     that is dirty changes no time of the file, so without this nobody could tell that it was written again.
     """
 
-    def __init__(self, stamp: Stamp) -> None:
+    def __init__(self, stamp: FileStamp) -> None:
         self._stamp = stamp
         self._synced = False
         self._syncing = threading.Lock()

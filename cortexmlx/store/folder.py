@@ -1,4 +1,4 @@
-"""The folder of a store: its mode, and its secret."""
+"""The folder of a store: its permissions and its secret key."""
 
 from __future__ import annotations
 

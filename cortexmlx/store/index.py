@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.store.record import layout_from, layout_text, size_of
-from cortexmlx.store.segment import SEGMENT_NAME, Place
+from cortexmlx.store.segment import SEGMENT_NAME, RecordLocation
 
 NAME = "index.sqlite"
 
@@ -111,12 +111,12 @@ class Index:
                     file.execute("ROLLBACK")
                 raise
 
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
         """Where the records of some keys lie, of those that are there."""
         with self._held() as file:
             return _found(file, keys)
 
-    def add(self, name: str, model: str, size: int, places: Sequence[Place]) -> None:
+    def add(self, name: str, model: str, size: int, places: Sequence[RecordLocation]) -> None:
         """A segment was written just now: its records are found there, and it was used last."""
         with self._change() as file:
             _add(file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE")
@@ -124,7 +124,7 @@ class Index:
             if len(_found(file, keys)) < len(keys):  # nobody else can have removed them yet
                 raise sqlite3.DatabaseError("what was added is not there")
 
-    def add_old(self, segments: Iterable[tuple[str, str, int, Sequence[Place]]]) -> None:
+    def add_old(self, segments: Iterable[tuple[str, str, int, Sequence[RecordLocation]]]) -> None:
         """Segments were found again (name, model, bytes, places), each used before all others. What lies elsewhere,
         too, is found there. All are one change, for each change takes SQLite milliseconds.
         """
@@ -178,7 +178,7 @@ class Index:
 
 
 def _add(
-    file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[Place], used: str, verb: str
+    file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[RecordLocation], used: str, verb: str
 ) -> None:
     file.execute(
         f"INSERT OR REPLACE INTO segments(name, model, bytes, used) VALUES (?, ?, ?, {used})", (name, model, size)
@@ -209,8 +209,8 @@ def _make(path: Path) -> tuple[int, int]:
     return there[0].st_dev, there[0].st_ino
 
 
-def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Place]:
-    found: dict[bytes, Place] = {}
+def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
+    found: dict[bytes, RecordLocation] = {}
     for start in range(0, len(keys), _AT_ONCE):
         some = keys[start : start + _AT_ONCE]
         question = f"SELECT {_COLUMNS} FROM records WHERE key IN ({','.join('?' * len(some))})"
@@ -219,11 +219,11 @@ def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Place
     return found
 
 
-def _place(row: Sequence[Any]) -> Place | None:
+def _place(row: Sequence[Any]) -> RecordLocation | None:
     """Where a record lies; None if the row is damaged: then it is not there."""
     key, segment, begin, size, layout, proof = row
     try:
-        place = Place(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
+        place = RecordLocation(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
     except (ValueError, TypeError, OverflowError):
         return None
     whole = place.begin >= 0 and place.size == sum(size_of(dtype, shape) for dtype, shape in place.layout)

@@ -1,4 +1,4 @@
-"""Hashes of files that were computed once, in a file of the store's folder."""
+"""The cache of file hashes, in a file of the store's folder."""
 
 from __future__ import annotations
 

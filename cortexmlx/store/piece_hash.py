@@ -1,4 +1,4 @@
-"""SHA-256 of large sources, piece by piece: threads compute it while whoever wants it does something else."""
+"""SHA-256 of large files and arrays, piece by piece, on background threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record: what is kept of one block, and the proof that it is that."""
+"""A record: the arrays of one KV block, with a keyed hash that proves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments: safetensors files of many records, each written once, as a whole, and readable without the index."""
+"""Segments: safetensors files of many records. Each is written once and readable without the index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ForeignSegment(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordLocation:
     """Where a record lies: `size` bytes of a segment, from `begin` on, what they look like, and their proof."""
 
     key: bytes
@@ -42,7 +42,9 @@ class Place:
     proof: bytes
 
 
-def write_segment(folder: Path, secret: bytes, model: str, records: Sequence[Record]) -> tuple[str, int, list[Place]]:
+def write_segment(
+    folder: Path, secret: bytes, model: str, records: Sequence[Record]
+) -> tuple[str, int, list[RecordLocation]]:
     """Write records to a new file of the folder, mode 0600: its name, its bytes, and where each record lies. It is
     there as a whole or not at all. `model` is for people. Raises OSError.
     """
@@ -66,12 +68,12 @@ def write_segment(folder: Path, secret: bytes, model: str, records: Sequence[Rec
     places, begin = [], len(header)
     for (key, arrays, layout), digest in zip(stored, proofs, strict=True):
         size = sum(array.nbytes for array in arrays)
-        places.append(Place(key, name, begin, size, layout, digest))
+        places.append(RecordLocation(key, name, begin, size, layout, digest))
         begin += size
     return name, len(header) + end, places
 
 
-def read_header(folder: Path, name: str) -> tuple[str, list[Place]]:
+def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
     """The model's name of a segment and where its records lie, by its own word. Raises OSError, ForeignSegment
     for one of another format, or ValueError if the file is no whole segment.
     """
@@ -123,7 +125,7 @@ def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int) -> list[Place]:
+def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int) -> list[RecordLocation]:
     places = []
     for word, said in about.items():
         digest, _, text = said.partition(" ")
@@ -133,7 +135,7 @@ def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int
         key, own = bytes.fromhex(word), bytes.fromhex(digest)
         if len(key) != 16 or len(own) != 16 or not data <= begin <= begin + size <= total:
             raise ValueError(f"{name} has a record that lies outside of it")
-        places.append(Place(key, name, begin, size, layout, own))
+        places.append(RecordLocation(key, name, begin, size, layout, own))
     return places
 
 

@@ -1,4 +1,4 @@
-"""KVStore: a shelf with the threads that write and read it, for one engine."""
+"""KVStore: a segment store with its reader and writer threads, for one engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from cortexmlx.stats import StoreStats
 from cortexmlx.store.folder import absolute, shown
 from cortexmlx.store.record import Record
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.threads import Reader, Reading, Writer
 
 log = logging.getLogger("cortexmlx")
@@ -24,11 +24,11 @@ class KVStore:
     `Writer`. Nothing here waits but `flush` and `close`.
     """
 
-    def __init__(self, shelf: Shelf, model: str, on_room: Callable[[], None] = lambda: None) -> None:
-        self._shelf = shelf
-        self._writer = Writer(shelf, model, on_room)
+    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
+        self._shelf = segment_store
+        self._writer = Writer(segment_store, model, on_room)
         try:
-            self._reader = Reader(shelf)
+            self._reader = Reader(segment_store)
         except BaseException:  # no thread is to be had
             self._writer.stop(0.0)
             raise
@@ -91,20 +91,20 @@ class KVStore:
         )
 
 
-def begin_store(shelf: Shelf, model: str, on_room: Callable[[], None]) -> KVStore | None:
-    """The store of an open shelf; None, and a warning, if the system gives it no threads."""
+def begin_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> KVStore | None:
+    """The KVStore of an open segment store; None, and a warning, if the system gives it no threads."""
     try:
-        return KVStore(shelf, model, on_room)
+        return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
-        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(shelf.path), error)
-        shelf.close()
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(segment_store.path), error)
+        segment_store.close()
         return None
 
 
-def open_shelf(path: str | Path, limit: int) -> Shelf | None:
-    """The shelf of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
+def open_shelf(path: str | Path, limit: int) -> SegmentStore | None:
+    """The segment store of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
     try:
-        return Shelf(absolute(path), limit)
+        return SegmentStore(absolute(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cortexmlx.machine import be_modest
 from cortexmlx.store.record import Record
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 
 MOST_WAITING = 64 << 20
 """Bytes of records that wait to be written, at most: more are dropped."""
@@ -57,9 +57,9 @@ class Writer:
     after it has refused some. `stored` records of `stored_bytes` bytes are written, `dropped` ones never will be.
     """
 
-    def __init__(self, shelf: Shelf, model: str, on_room: Callable[[], None]) -> None:
+    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> None:
         self.stored = self.stored_bytes = self.dropped = 0
-        self._shelf = shelf
+        self._shelf = segment_store
         self._model = model
         self._on_room = on_room
         self._records: deque[Record] = deque()
@@ -182,10 +182,10 @@ class Reader:
     bytes were right, `missed` ones were not there, or not right.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, segment_store: SegmentStore) -> None:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
-        self._shelf = shelf
+        self._shelf = segment_store
         self._asked: deque[tuple[Reading, float]] = deque()
         self._open: dict[Reading, float] = {}
         """The readings that are not answered, and when each is given up."""

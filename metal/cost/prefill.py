@@ -18,7 +18,7 @@ import numpy as np
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import ITEMSIZE
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal import sim
 from cortexmlx.metal.chips import CHIPS
 from cortexmlx.metal.compare.mlx_prefill import key_rows, steel_attention
@@ -61,7 +61,10 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     blocks = -(-END // variant.block_size)
     work = prefill_list(
-        [Piece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)], variant.block_size, Reach(window), variant.tile
+        [PrefillPiece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)],
+        variant.block_size,
+        Reach(window),
+        variant.tile,
     )
     inputs = PrefillInputs(
         mx.ones((END - FIRST, variant.group, 1, variant.key_dim), dtype),

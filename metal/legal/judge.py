@@ -1,4 +1,4 @@
-"""Everything that a Metal compiler would refuse about a text, line by line."""
+"""List what a Metal compiler would refuse in a text, line by line."""
 
 from collections.abc import Sequence
 from functools import cache

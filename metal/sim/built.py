@@ -1,4 +1,4 @@
-"""Kernels as shared libraries: built with the simulator's runtime, and kept on disk by content."""
+"""Build kernels as shared libraries with the simulator's runtime. They are cached on disk by content."""
 
 import atexit
 import ctypes

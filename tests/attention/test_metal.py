@@ -18,7 +18,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
 from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, copying, damaged, dropped, raising
 from support.paged_problem import TOLERANCE, error
@@ -33,7 +33,7 @@ class Step:
     def __init__(
         self,
         lengths: Sequence[int],
-        pieces: tuple[Piece, ...] = (),
+        pieces: tuple[PrefillPiece, ...] = (),
         reach: Reach = EVERYTHING,
         dim: int = DIM,
         latent: int | None = None,
@@ -87,7 +87,7 @@ def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, reach: Reach)
 def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAttention) -> None:
     blocks = np.array([[30], [4], [17]])
     scattered = (blocks * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
-    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None), Piece(9, 14, 15, None, scattered))
+    pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None), PrefillPiece(9, 14, 15, None, scattered))
     _agree(Step([17, 40], pieces), kernels, 0)
     _agree(Step([17, 40], pieces, Reach(6)), kernels, 0)
     _agree(Step([17, 40], pieces, Reach(8, chunked=True)), kernels, 0)
@@ -96,7 +96,7 @@ def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAtten
 def test_values_that_lie_in_their_keys() -> None:
     """The wide kernel for the rows; pieces are left to MLX's attention, and nothing is said about it."""
     attention = MetalAttention(sim.metal_kernel, check=False)
-    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None),)
+    pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None),)
     _agree(Step([30, 17], dim=64, latent=32), attention, 2)
     _agree(Step([30, 17], pieces, dim=64, latent=32), attention, 0)
     assert attention.kernels() == ("wide",)
@@ -115,7 +115,7 @@ def test_slopes_of_decoding_rows_and_of_pieces(kernels: MetalAttention) -> None:
     _agree(Step([30, 5]), kernels, 4)
     _agree(Step([30, 5]), kernels, 4, slopes=slopes)
     _agree(Step([30, 5]), kernels, 4, slopes=slopes * 2, sinks=sinks)
-    pieces = (Piece(2, 9, 5, KVHandle(2, 2), None),)
+    pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None),)
     _agree(Step([17, 40], pieces, Reach(12)), kernels, 0, slopes=slopes, sinks=sinks)
     without, level = (Step([30, 5]).attend(kernels.attend, 4, slopes=s) for s in (None, mx.zeros(4)))
     assert np.array_equal(without, level) and len(kernels._served) > 1

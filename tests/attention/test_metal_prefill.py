@@ -18,7 +18,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
 from support.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
 from support.paged_problem import TOLERANCE, error
@@ -26,7 +26,7 @@ from support.paged_problem import TOLERANCE, error
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
 EVERYTHING = Reach()
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
-PIECES = (Piece(0, 7, 5, KVHandle(2, 2), None), Piece(7, 12, 15, None, SCATTERED))
+PIECES = (PrefillPiece(0, 7, 5, KVHandle(2, 2), None), PrefillPiece(7, 12, 15, None, SCATTERED))
 
 
 class Layer:
@@ -101,7 +101,7 @@ def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
     found = []
     for ends in ((17,), (3, 11, 17), (8, 9, 17)):
         begins = (0, *ends)
-        pieces = (Piece(b, e, 13 + b, run, None) for b, e in zip(begins, ends, strict=False))
+        pieces = (PrefillPiece(b, e, 13 + b, run, None) for b, e in zip(begins, ends, strict=False))
         layer.step, layer.derived = replace(layer.step, pieces=tuple(pieces)), Derived()
         layer.queries = mx.random.normal((17, HEADS, 1, 16), key=mx.random.key(1))
         found.append(layer.attend(attention.attend))

@@ -20,7 +20,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}
 
@@ -83,7 +83,7 @@ class Case:
         pieces, begin = [], rows
         for (first, count), table, run in zip(self.prefilling, tables[rows:], runs[rows:], strict=True):
             slots = (np.array(table)[:, None] * size + np.arange(size)).reshape(-1)[: first + count]
-            pieces.append(Piece(begin, begin + count, first, run, None if run else slots.astype(np.int32)))
+            pieces.append(PrefillPiece(begin, begin + count, first, run, None if run else slots.astype(np.int32)))
             begin += count
         if not begin:
             return
@@ -276,7 +276,7 @@ class Prefill:
         """Attention of the tokens `first .. last`, `[tokens, query_heads, 1, dim]`."""
         slots = None if self.slots is None else self.slots[:last]
         nothing = np.zeros((0, 0), np.int32)
-        pieces = (Piece(0, last - first, first, self.run, slots),)
+        pieces = (PrefillPiece(0, last - first, first, self.run, slots),)
         step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, Reach(self.window))
         kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
         return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5, **options)

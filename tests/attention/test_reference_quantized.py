@@ -15,7 +15,7 @@ from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
 
 BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
@@ -83,7 +83,7 @@ class _Problem:
         for row, blocks in enumerate(self.tables):
             table[row, : len(blocks)] = blocks
         handle = KVHandle(10, 3) if run else None
-        pieces = (Piece(rows, rows + 6, len(piece) - 6, handle, None if run else piece.astype(np.int32)),)
+        pieces = (PrefillPiece(rows, rows + 6, len(piece) - 6, handle, None if run else piece.astype(np.int32)),)
         step = GroupStep(table, np.array(self.lengths, np.int32), (None, None), pieces, Reach(window))
         mx.eval(slab, tail)
         self.queries = draw(rows + 6, HEADS * GROUP, 1, DIM)

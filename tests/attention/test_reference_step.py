@@ -12,12 +12,12 @@ from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 SIZE, BLOCKS, HEADS = 4, 6, 2
 
 
-def step_of(lengths: list[int], reach: Reach, pieces: tuple[Piece, ...] = ()) -> GroupStep:
+def step_of(lengths: list[int], reach: Reach, pieces: tuple[PrefillPiece, ...] = ()) -> GroupStep:
     tables = np.full((len(lengths), 3), BLOCKS, np.int32)
     for row, length in enumerate(lengths):
         count = -(-length // SIZE)
@@ -111,7 +111,7 @@ def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize(("first", "count"), [(0, 6), (5, 3), (11, 1)])
 def test_what_a_pieces_queries_may_see(reach: Reach, first: int, count: int) -> None:
-    piece = Piece(0, count, first, None, np.arange(first + count, dtype=np.int32))
+    piece = PrefillPiece(0, count, first, None, np.arange(first + count, dtype=np.int32))
     step = ReferenceStep(step_of([], reach, (piece,)))
     queries = range(first, first + count)
     seen = [[looks_at(q, p, reach) for p in range(piece.tokens)] for q in queries]
@@ -125,7 +125,10 @@ def test_what_a_pieces_queries_may_see(reach: Reach, first: int, count: int) -> 
 
 
 def test_arrays_are_made_once_for_all_layers() -> None:
-    pieces = (Piece(0, 3, 0, None, np.array([4, 1, 7], np.int32)), Piece(3, 5, 6, None, np.arange(8, dtype=np.int32)))
+    pieces = (
+        PrefillPiece(0, 3, 0, None, np.array([4, 1, 7], np.int32)),
+        PrefillPiece(3, 5, 6, None, np.arange(8, dtype=np.int32)),
+    )
     kv = kv_of(step_of([4], Reach(2), pieces), 0)
     step = ReferenceStep.of(kv)
     assert ReferenceStep.of(kv) is step

@@ -20,11 +20,11 @@ def test_it_says_which_models_take_how_much_and_removes_it(
     monkeypatch.setenv("CORTEXMLX_KV_STORE", str(folder))
     assert run(["cache"]) == 0
     assert capsys.readouterr() == (f"{folder}  0 B\n", "") and not folder.exists()
-    shelf = opened(folder)
-    shelf.write("large", [record(n) for n in range(20)])
-    shelf.write("small one", [record(n) for n in range(20, 23)])
-    sizes = {line.model: line.bytes for line in shelf.segments()}
-    shelf.close()
+    segment_store = opened(folder)
+    segment_store.write("large", [record(n) for n in range(20)])
+    segment_store.write("small one", [record(n) for n in range(20, 23)])
+    sizes = {line.model: line.bytes for line in segment_store.segments()}
+    segment_store.close()
     assert run(["cache"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{folder}  ")

@@ -21,7 +21,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT
 from support.core_driver import Driver
@@ -150,7 +150,7 @@ def arena() -> KVArena:
     return arena
 
 
-def paged(arena: KVArena, tables: Any, lengths: Any, runs: Any, pieces: tuple[Piece, ...] = ()) -> PagedKV:
+def paged(arena: KVArena, tables: Any, lengths: Any, runs: Any, pieces: tuple[PrefillPiece, ...] = ()) -> PagedKV:
     step = GroupStep(np.array(tables, np.int32), np.array(lengths, np.int32), tuple(runs), pieces, Reach())
     return PagedKV(arena, 0, step, None, 0, mx.float32, attend)
 
@@ -181,7 +181,7 @@ def test_decode_attention_through_block_tables_copies_neither_keys_nor_values(ar
 
 def test_prefill_attention_of_a_run_copies_neither_keys_nor_values(arena: KVArena) -> None:
     length, count = 900 * BLOCK, 4
-    piece = Piece(0, count, length - count, KVHandle(0, 900), None)
+    piece = PrefillPiece(0, count, length - count, KVHandle(0, 900), None)
     kv = paged(arena, np.zeros((0, 0)), [], [], (piece,))
     assert growth(attention(kv, count)) < HEADS * length * DIM * 4 // 4
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
-from cortexmlx.kv.step import GroupStep, Piece, only_blocks
+from cortexmlx.kv.step import GroupStep, PrefillPiece, only_blocks
 
 SIZE, NULL = 4, 900
-PIECE = Piece(3, 9, 0, KVHandle(0, 2), None)
+PIECE = PrefillPiece(3, 9, 0, KVHandle(0, 2), None)
 
 
 def step_of(lengths: list[int], window: int | None = None, chunked: bool = False) -> GroupStep:

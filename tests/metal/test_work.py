@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
 
 
@@ -77,7 +77,7 @@ def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
         position = np.arange(first + count)
         slots = (blocks[position // block] * block + position % block).astype(np.int32)
         where = (KVHandle(7, len(blocks)), None) if run else (None, slots)
-        pieces.append(Piece(begin, begin + count, first, *where))
+        pieces.append(PrefillPiece(begin, begin + count, first, *where))
         begin += count
     work = prefill_list(pieces, block, reach, tile)
     assert work.plan.dtype == work.tables.dtype == np.int32 and min(len(work.plan), len(work.tables)) >= 8

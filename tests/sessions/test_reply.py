@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.sessions.reply import AsyncReply, Begun, Reply
+from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
 from support.patience import PATIENCE
@@ -37,7 +37,7 @@ class Asked:
 
 def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    reply = Reply(StartedTurn(asked.handle, TURN, asked.kept.append))
     asked.finish()
     assert next(reply).text == "a" and not asked.kept and not reply.ended
     assert next(reply).completion is DONE and asked.kept == [DONE] and reply.ended
@@ -47,7 +47,7 @@ def test_the_turn_is_kept_once_when_the_last_event_is_handed_out() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
 def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
     asked = Asked()
-    reply: Any = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    reply: Any = Reply(StartedTurn(asked.handle, TURN, asked.kept.append))
     asked.handle.push(TokenEvent("a", 1))
     if how == "close":
         reply.close()
@@ -61,7 +61,7 @@ def test_who_stops_reading_cancels_and_keeps_nothing(how: str) -> None:
 
 def test_it_knows_what_was_handed_out_of_the_first_of_its_answers() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    reply = Reply(StartedTurn(asked.handle, TURN, asked.kept.append))
     for event in (
         TokenEvent("", 1, thinking="so"),
         TokenEvent("b", 2, index=1),
@@ -77,7 +77,7 @@ def test_it_knows_what_was_handed_out_of_the_first_of_its_answers() -> None:
 
 def test_cancelling_keeps_what_there_is() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    reply = Reply(StartedTurn(asked.handle, TURN, asked.kept.append))
     reply.cancel()
     assert asked.cancelled == [7] and not reply.ended
     asked.finish()
@@ -86,7 +86,7 @@ def test_cancelling_keeps_what_there_is() -> None:
 
 def test_an_error_ends_it() -> None:
     asked = Asked()
-    reply = Reply(Begun(asked.handle, TURN, asked.kept.append))
+    reply = Reply(StartedTurn(asked.handle, TURN, asked.kept.append))
     asked.handle.fail(PromptTooLong("too long"))
     with pytest.raises(PromptTooLong):
         reply.result()
@@ -95,11 +95,11 @@ def test_an_error_ends_it() -> None:
 
 def test_the_same_for_asyncio() -> None:
     async def read(asked: Asked, closing: bool) -> None:
-        def begin(listener: Any) -> Begun:
+        def begin(listener: Any) -> StartedTurn:
             assert threading.current_thread() is not threading.main_thread()
             asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
             asked.handle.push(TokenEvent("a", 1))
-            return Begun(asked.handle, replace(TURN, opened="<think>"), asked.kept.append)
+            return StartedTurn(asked.handle, replace(TURN, opened="<think>"), asked.kept.append)
 
         reply = AsyncReply(begin)
         assert not reply.prompt
@@ -123,10 +123,10 @@ def test_the_same_for_asyncio() -> None:
 def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how: str) -> None:
     asked, begun, may_go_on = Asked(), threading.Event(), threading.Event()
 
-    def begin(listener: Any) -> Begun:
+    def begin(listener: Any) -> StartedTurn:
         begun.set()
         may_go_on.wait(PATIENCE)
-        return Begun(asked.handle, TURN, asked.kept.append)
+        return StartedTurn(asked.handle, TURN, asked.kept.append)
 
     async def cancel() -> None:
         task = asyncio.ensure_future(anext(reply := AsyncReply(begin)))
@@ -146,10 +146,10 @@ def test_what_is_cancelled_before_its_request_is_there_is_cancelled_with_it(how:
 def test_a_second_reader_is_refused_and_the_turn_is_kept() -> None:
     asked, begun = Asked(), []
 
-    def begin(listener: Any) -> Begun:
+    def begin(listener: Any) -> StartedTurn:
         begun.append(listener)
         asked.handle = RequestHandle(RequestId(7), asked.cancelled.append, listener)
-        return Begun(asked.handle, TURN, asked.kept.append)
+        return StartedTurn(asked.handle, TURN, asked.kept.append)
 
     async def read() -> None:
         reply = AsyncReply(begin)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.request import SamplingParams
 from cortexmlx.sessions import saved as files
-from cortexmlx.sessions.saved import Saved, SavedModel, listed
+from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed
 from cortexmlx.sessions.transcript import Transcript
 
 MODEL = SavedModel("tiny", "/models/tiny", "f00")
-TALK = Saved(
+TALK = SavedConversation(
     MODEL,
     "Be brief.",
     ({"role": "user", "content": "né"}, {"role": "assistant", "content": "\ud800?"}),
@@ -37,7 +37,7 @@ def test_what_was_written_is_read(
     messages = tuple({"role": role, "content": text, "tool_calls": [{"n": 1}]} for role, text in said)
     talk = replace(TALK, system=system, messages=messages)
     talk.write(path)
-    assert Saved.read(path) == talk
+    assert SavedConversation.read(path) == talk
 
 
 def test_a_file_is_for_its_user_alone_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_file_is_for_its_user_alone_and_nothing_is_left_beside_it(tmp_path: Pa
     link.symlink_to(path)
     TALK.write(link)
     assert path.stat().st_mode & 0o777 == 0o600 and link.is_symlink()
-    assert Saved.read(path) == TALK and os.listdir(path.parent) == ["talk.json"]
+    assert SavedConversation.read(path) == TALK and os.listdir(path.parent) == ["talk.json"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConversationFileError, match=r"talk\.json cannot be written: No space left"):
         replace(TALK, system="other").write(path)
-    assert Saved.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]
+    assert SavedConversation.read(path) == TALK and os.listdir(tmp_path) == ["talk.json"]
     with pytest.raises(ConversationFileError, match="cannot be written as JSON: Object of type set"):
         replace(TALK, messages=({"role": "user", "content": {1}},)).write(path)
     with pytest.raises(ConversationFileError, match="cannot be written: File exists"):
@@ -88,10 +88,10 @@ def test_what_is_no_conversation_is_one_clear_error(tmp_path: Path, monkeypatch:
     }.items():
         path.write_bytes(data)
         with pytest.raises(ConversationFileError, match=says):
-            Saved.read(path)
+            SavedConversation.read(path)
     for name, says in {"talk": "is not there", "": "is no file"}.items():
         with pytest.raises(ConversationFileError, match=says):
-            Saved.read(tmp_path / name)
+            SavedConversation.read(tmp_path / name)
 
 
 def test_every_damage_of_a_byte_is_found(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_every_damage_of_a_byte_is_found(tmp_path: Path) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            read = Saved.read(path)
+            read = SavedConversation.read(path)
         except ConversationFileError:
             continue
         assert read == TALK or read == replace(TALK, transcript=None)
@@ -122,10 +122,10 @@ def test_who_edits_a_file_by_hand_takes_the_digest_out(tmp_path: Path) -> None:
         wrong = {"system": "Be long.", "messages": [1], "sampling": {**content["sampling"], "temperature": -1}}
         path.write_text(json.dumps({**content, change: wrong.get(change, {"name": 1})}))
         if says is None:
-            assert Saved.read(path) == replace(TALK, system="Be long.", transcript=None)
+            assert SavedConversation.read(path) == replace(TALK, system="Be long.", transcript=None)
         else:
             with pytest.raises(ConversationFileError, match=says):
-                Saved.read(path)
+                SavedConversation.read(path)
 
 
 INF = float("inf")
@@ -152,7 +152,7 @@ def test_what_somebody_made_up_is_one_clear_error(tmp_path: Path, part: str, wro
     content[part] |= wrong
     path.write_text(json.dumps({**content, "digest": files._digest(content)}))
     with pytest.raises(ConversationFileError, match="is not a saved conversation"):
-        Saved.read(path)
+        SavedConversation.read(path)
 
 
 def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:

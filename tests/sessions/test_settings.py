@@ -1,4 +1,4 @@
-"""What of a conversation's settings holds with the model that it goes on with."""
+"""Which settings of a saved conversation apply to the model that continues it."""
 
 from __future__ import annotations
 

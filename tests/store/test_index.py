@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.store.index import NAME, Index, throw_away
-from cortexmlx.store.segment import Place
+from cortexmlx.store.segment import RecordLocation
 from support.records import key_of
 
 LAYOUT = (("I32", (8,)), ("F32", (2, 8, 4)))
 
 
-def place(number: int, segment: str) -> Place:
-    return Place(key_of(number), segment, 100 + number, 32 + 256, LAYOUT, b"p" * 16)
+def place(number: int, segment: str) -> RecordLocation:
+    return RecordLocation(key_of(number), segment, 100 + number, 32 + 256, LAYOUT, b"p" * 16)
 
 
 def segment(letter: str) -> str:

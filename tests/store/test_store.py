@@ -16,9 +16,9 @@ RECORDS = [record(n) for n in range(6)]
 
 
 def store(path: Path) -> KVStore:
-    shelf = open_shelf(path, 1 << 30)
-    assert shelf is not None
-    return KVStore(shelf, "model")
+    segment_store = open_shelf(path, 1 << 30)
+    assert segment_store is not None
+    return KVStore(segment_store, "model")
 
 
 def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_store_without_threads_is_said_and_leaves_none(
     given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system gives fewer than the three that it takes."""
-    shelf = open_shelf(tmp_path, 1 << 30)
-    assert shelf is not None
+    segment_store = open_shelf(tmp_path, 1 << 30)
+    assert segment_store is not None
     begun: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -62,7 +62,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert begin_store(shelf, "model", lambda: None) is None
+    assert begin_store(segment_store, "model", lambda: None) is None
     for thread in begun:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text

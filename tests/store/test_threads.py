@@ -14,7 +14,7 @@ import pytest
 
 from cortexmlx.store import threads
 from cortexmlx.store.index import Index
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore
 from cortexmlx.store.threads import Reader, Reading, Writer
 from support.patience import PATIENCE, soon
@@ -24,49 +24,53 @@ RECORDS = [record(n) for n in range(6)]
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    yield Shelf(tmp_path, 1 << 30)
+def segment_store(tmp_path: Path) -> Iterator[SegmentStore]:
+    yield SegmentStore(tmp_path, 1 << 30)
 
 
-def test_many_records_become_few_segments(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_become_few_segments(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LINGER", "MOST_LINGER"):
         monkeypatch.setattr(threads, name, PATIENCE)
-    writer = Writer(shelf, "model", lambda: None)
+    writer = Writer(segment_store, "model", lambda: None)
     assert all(writer.offer([each]) for each in RECORDS) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
-    assert 1 <= len(shelf.segments()) <= 2 and len(read_all(shelf, RECORDS)) == 6
+    assert 1 <= len(segment_store.segments()) <= 2 and len(read_all(segment_store, RECORDS)) == 6
     writer.stop(PATIENCE)
 
 
 def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     size = RECORDS[0].nbytes
-    shelf = Shelf(tmp_path, 6 * size)
-    writer = Writer(shelf, "model", lambda: None)
+    segment_store = SegmentStore(tmp_path, 6 * size)
+    writer = Writer(segment_store, "model", lambda: None)
     assert writer.offer(RECORDS) and writer.flush(PATIENCE)
-    assert len(shelf.segments()) > 1 and 0 < len(read_all(shelf, RECORDS)) <= 6
-    shelf.limit = size - 1
+    assert len(segment_store.segments()) > 1 and 0 < len(read_all(segment_store, RECORDS)) <= 6
+    segment_store.limit = size - 1
     assert writer.offer([record(77)]) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 1)
     writer.stop(PATIENCE)
 
 
-def test_what_trickles_in_without_end_is_written_all_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_trickles_in_without_end_is_written_all_the_same(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threads, "LINGER", PATIENCE)
     monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
-    writer = Writer(shelf, "model", lambda: None)
+    writer = Writer(segment_store, "model", lambda: None)
     numbers = count()
     assert soon(lambda: writer.offer([record(next(numbers))]) and writer.stored)
     writer.stop(PATIENCE)
 
 
-def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_full_drops_and_says_when_there_is_room(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = RECORDS[0].nbytes
     monkeypatch.setattr(threads, "MOST_WAITING", 2 * size)
     monkeypatch.setattr(threads, "SEGMENT_BYTES", size)
     go, room = threading.Event(), threading.Event()
-    write = shelf.write
-    monkeypatch.setattr(shelf, "write", lambda *args: go.wait(PATIENCE) and write(*args))
-    writer = Writer(shelf, "model", room.set)
+    write = segment_store.write
+    monkeypatch.setattr(segment_store, "write", lambda *args: go.wait(PATIENCE) and write(*args))
+    writer = Writer(segment_store, "model", room.set)
     taken = [writer.offer([each]) for each in RECORDS]
     assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
     assert not writer.has_room and not room.is_set()
@@ -76,10 +80,10 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(shelf: Shelf, mo
     writer.stop(PATIENCE)
 
 
-def test_stop_drops_what_takes_too_long(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_drops_what_takes_too_long(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(shelf, "open", lambda: go.wait(PATIENCE))
-    writer = Writer(shelf, "model", lambda: None)
+    monkeypatch.setattr(segment_store, "open", lambda: go.wait(PATIENCE))
+    writer = Writer(segment_store, "model", lambda: None)
     writer.offer(RECORDS)
     writer.stop(0.05)
     assert writer.dropped == 6
@@ -87,7 +91,7 @@ def test_stop_drops_what_takes_too_long(shelf: Shelf, monkeypatch: pytest.Monkey
 
 
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
 
@@ -95,9 +99,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
         calls.append(args)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shelf, "write", refuse)
+    monkeypatch.setattr(segment_store, "write", refuse)
     monkeypatch.setattr(threads, "_PAUSE", PATIENCE)
-    writer = Writer(shelf, "model", lambda: None)
+    writer = Writer(segment_store, "model", lambda: None)
     for each in RECORDS:
         writer.offer([each])
         assert writer.flush(PATIENCE)
@@ -123,10 +127,10 @@ def ask(
     return sizes, found
 
 
-def test_the_reader_reads_up_to_the_first_that_is_wrong(shelf: Shelf) -> None:
-    shelf.open()
-    shelf.write("model", RECORDS)
-    reader = Reader(shelf)
+def test_the_reader_reads_up_to_the_first_that_is_wrong(segment_store: SegmentStore) -> None:
+    segment_store.open()
+    segment_store.write("model", RECORDS)
+    reader = Reader(segment_store)
     tokens = {r.key: r.tokens for r in RECORDS} | {key_of(77): (1,) * 8}
     sizes, found = ask(reader, tokens, [r.key for r in RECORDS[:4]])
     assert sizes == {r.key: r.nbytes for r in RECORDS} and found == {r.key for r in RECORDS[:4]}
@@ -136,64 +140,71 @@ def test_the_reader_reads_up_to_the_first_that_is_wrong(shelf: Shelf) -> None:
     reader.stop(PATIENCE)
 
 
-def test_whatever_is_wrong_is_an_answer_without_records(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
-    shelf.open()
-    reader = Reader(shelf)
+def test_whatever_is_wrong_is_an_answer_without_records(
+    segment_store: SegmentStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment_store.open()
+    reader = Reader(segment_store)
     _, found = ask(reader, {key_of(1): (1,)}, [key_of(1)])
     assert found == set() and len(caplog.records) == 1
     reader.stop(PATIENCE)
 
 
-def test_a_reading_waits_until_the_shelf_is_open(shelf: Shelf) -> None:
-    reader = Reader(shelf)
-    opened(shelf.path).write("model", RECORDS)
-    threading.Timer(0.1, shelf.open).start()
+def test_a_reading_waits_until_the_shelf_is_open(segment_store: SegmentStore) -> None:
+    reader = Reader(segment_store)
+    opened(segment_store.path).write("model", RECORDS)
+    threading.Timer(0.1, segment_store.open).start()
     _, found = ask(reader, {RECORDS[0].key: RECORDS[0].tokens}, [RECORDS[0].key])
     assert found == {RECORDS[0].key}
     reader.stop(PATIENCE)
 
 
-def test_a_writer_that_may_not_be_modest_writes(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_may_not_be_modest_writes(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a sandbox forbids it."""
 
     def refuse(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr("os.setpriority", refuse, raising=False)
-    writer = Writer(shelf, "model", lambda: None)
+    writer = Writer(segment_store, "model", lambda: None)
     assert writer.offer(RECORDS) and writer.flush(PATIENCE) and writer.stored == 6
     writer.stop(PATIENCE)
 
 
 def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_while(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A record takes 0.1 s, by a clock that stands still otherwise."""
-    shelf.open()
-    shelf.write("model", RECORDS)
-    clock, read = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, perf_counter=lambda: clock.now), shelf.read
+    segment_store.open()
+    segment_store.write("model", RECORDS)
+    clock, read = (
+        SimpleNamespace(now=0.0, monotonic=lambda: clock.now, perf_counter=lambda: clock.now),
+        segment_store.read,
+    )
 
     def slowly(*args: Any) -> Any:
         clock.now += 0.1
         return read(*args)
 
     monkeypatch.setattr(threads, "time", clock)
-    monkeypatch.setattr(shelf, "read", slowly)
-    reader = Reader(shelf)
+    monkeypatch.setattr(segment_store, "read", slowly)
+    reader = Reader(segment_store)
     assert not reader.paused
     _, found = ask(reader, {r.key: r.tokens for r in RECORDS}, [r.key for r in RECORDS], 0.15)
     assert len(found) == 2 and reader.paused and len(caplog.records) == 1 and "slow" in caplog.text
     reader.stop(PATIENCE)
 
 
-def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stands_still_keeps_nobody_waiting(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither prompts, nor whoever closes the store; and who comes when it is closed is not told twice."""
-    shelf.open()
-    shelf.write("model", RECORDS)
+    segment_store.open()
+    segment_store.write("model", RECORDS)
     goes_on = threading.Event()
     monkeypatch.setattr(threads, "_PAUSE", PATIENCE)
-    monkeypatch.setattr(shelf, "read", lambda *_: (goes_on.wait(PATIENCE), None)[1])
-    store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
+    monkeypatch.setattr(segment_store, "read", lambda *_: (goes_on.wait(PATIENCE), None)[1])
+    store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}
     for _ in range(2):
         store.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
@@ -205,14 +216,16 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(shelf: Shelf, monkeypatch
     assert told.empty()
 
 
-def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(shelf, "_opened", lambda: (goes_on.wait(PATIENCE), Index(shelf.path))[1])
-    store, told = KVStore(shelf, "model"), queue.SimpleQueue[int]()
+    monkeypatch.setattr(segment_store, "_opened", lambda: (goes_on.wait(PATIENCE), Index(segment_store.path))[1])
+    store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
     store.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
     assert told.get(timeout=PATIENCE) == 0
     store.close(0.1)
     assert store._writer._thread.is_alive(), "closing does not wait for it"
     goes_on.set()
     store._writer._thread.join(PATIENCE)
-    assert shelf._index is None, "the thread that opened it has closed it"
+    assert segment_store._index is None, "the thread that opened it has closed it"

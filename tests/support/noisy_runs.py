@@ -9,7 +9,7 @@ import numpy as np
 from cortexmlx.bench.changes.saved import Saved
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.part import Series
+from cortexmlx.bench.report.section import Series
 
 MACHINE = Machine.here()
 FIGURES = (("pp64, block 32", "products"), ("tg16, block 32", "memory"))

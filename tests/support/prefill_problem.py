@@ -15,7 +15,7 @@ import numpy as np
 
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import prefill_list
 from support.paged_problem import NO_BLOCK, NONE, Options, rounded, to_mlx
@@ -139,7 +139,7 @@ def problem(
         seen = np.where(every // size < oldest // size, NO_BLOCK, table[every // size])
         run = KVHandle(int(start), count) if runs else None
         piece_slots = None if runs else (seen * size + every % size).astype(np.int32)
-        pieces.append(Piece(begin, begin + s.end - s.first, s.first, run, piece_slots))
+        pieces.append(PrefillPiece(begin, begin + s.end - s.first, s.first, run, piece_slots))
         queries.append(prompt.queries[:, s.first : s.end].swapaxes(0, 1))
         begin += s.end - s.first
     work = prefill_list(pieces, size, Reach(window), v.tile)

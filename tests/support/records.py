@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cortexmlx.store.record import Record
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 
 
 def record(number: int, seed: int = 0) -> Record:
@@ -31,14 +31,14 @@ def same(one: Record, other: Record) -> bool:
     ] == [(a.dtype, a.shape, a.tobytes()) for a in other.arrays]
 
 
-def opened(path: Path, limit: int = 1 << 30) -> Shelf:
-    shelf = Shelf(path, limit)
-    shelf.open()
-    return shelf
+def opened(path: Path, limit: int = 1 << 30) -> SegmentStore:
+    segment_store = SegmentStore(path, limit)
+    segment_store.open()
+    return segment_store
 
 
-def read_all(shelf: Shelf, records: Sequence[Record]) -> Mapping[bytes, Record]:
-    """What a shelf has of some records."""
-    places = shelf.find([r.key for r in records])
-    read = {r.key: shelf.read(places[r.key], r.tokens) for r in records if r.key in places}
+def read_all(segment_store: SegmentStore, records: Sequence[Record]) -> Mapping[bytes, Record]:
+    """What a segment store has of some records."""
+    places = segment_store.find([r.key for r in records])
+    read = {r.key: segment_store.read(places[r.key], r.tokens) for r in records if r.key in places}
     return {key: record for key, record in read.items() if record is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.cli.chat.status import Arena, Status
+from cortexmlx.cli.chat.status import ArenaView, Status
 from cortexmlx.errors import EngineClosed
 from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap
@@ -26,4 +26,4 @@ def closed() -> BlockMap:
 
 def status_of(prompt: int, context: int) -> Status:
     """Of an answer to so many tokens of prompt."""
-    return Status(Written(range(prompt)), context, Arena(closed))
+    return Status(Written(range(prompt)), context, ArenaView(closed))

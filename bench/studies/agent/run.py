@@ -63,7 +63,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Record:
+class ActResult:
     """What became of an act: the prompt's tokens, how many of them were found, the answer's, and when the first of
     these came, with what was done before it: reading the conversation's file, rendering, tokenizing.
     """
@@ -85,7 +85,7 @@ class Agent:
         self._talk: Any = None
         self._per_word = tokens_per_word(len(engine.encode(SAMPLE)))
 
-    def do(self, act: Act) -> Record | None:
+    def do(self, act: Act) -> ActResult | None:
         """Carry one out; None if nothing was answered."""
         from cortexmlx.request import SamplingParams
 
@@ -112,7 +112,7 @@ class Agent:
         done = reply.result()
         self._talk.save(self._file)
         assert first is not None  # there is an event at least
-        return Record(act.kind, tuple(reply.prompt), done.usage.cached_tokens, done.token_ids, first, killed)
+        return ActResult(act.kind, tuple(reply.prompt), done.usage.cached_tokens, done.token_ids, first, killed)
 
 
 def serve(settings: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ class Process:
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def do(self, act: Act) -> Record | None:
+    def do(self, act: Act) -> ActResult | None:
         """Carry one out there, or kill it and start another."""
         if act.kind is Kind.KILL:
             time.sleep(SETTLE_SECONDS)
@@ -155,7 +155,7 @@ class Process:
         if said is None:
             return None
         tokens = {name: tuple(said[name]) for name in ("prompt", "answer")}
-        return Record(**{**said, **tokens, "kind": Kind(said["kind"]), "first": Took(*said["first"])})
+        return ActResult(**{**said, **tokens, "kind": Kind(said["kind"]), "first": Took(*said["first"])})
 
     def close(self) -> None:
         """End it."""
@@ -163,7 +163,7 @@ class Process:
             process.kill()
 
 
-def new_tokens(records: Sequence[Record]) -> list[int]:
+def new_tokens(records: Sequence[ActResult]) -> list[int]:
     """Of each prompt, the tokens behind the longest beginning that was computed before, one at least: an answer's last
     token never is.
     """
@@ -183,12 +183,12 @@ def new_tokens(records: Sequence[Record]) -> list[int]:
     return new
 
 
-def ratio_of(records: Sequence[Record]) -> float:
+def ratio_of(records: Sequence[ActResult]) -> float:
     """Computed prompt tokens over new ones."""
     return sum(len(r.prompt) - r.cached for r in records) / sum(new_tokens(records))
 
 
-def first_tokens_anew(engine: Any, records: Sequence[Record]) -> list[tuple[bool, Took]]:
+def first_tokens_anew(engine: Any, records: Sequence[ActResult]) -> list[tuple[bool, Took]]:
     """Of each record: whether its answer is that without any cache, and when the first token came without."""
     from cortexmlx.request import SamplingParams
 
@@ -235,7 +235,7 @@ def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[i
     return first
 
 
-def run(acts: Sequence[Act], actor: Any) -> Iterator[Record]:
+def run(acts: Sequence[Act], actor: Any) -> Iterator[ActResult]:
     """The records of all that was answered."""
     for act in acts:
         record = actor.do(act)
@@ -283,7 +283,7 @@ def main() -> None:
         report(records, model, engine, Path(name), asked.few)
 
 
-def report(records: Sequence[Record], model: str, options: dict[str, Any], folder: Path, few: bool) -> None:
+def report(records: Sequence[ActResult], model: str, options: dict[str, Any], folder: Path, few: bool) -> None:
     """Compare with computing everything, and with mlx-lm, and print it."""
     from cortexmlx.engine import Engine
     from cortexmlx.models import load_model

@@ -1,4 +1,4 @@
-"""What is typed or pasted while an answer is written: it waits for the next prompt as it was typed."""
+"""Text typed or pasted while an answer streams waits for the next prompt."""
 
 from __future__ import annotations
 

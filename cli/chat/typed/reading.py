@@ -1,4 +1,4 @@
-"""What was typed: a command of the chat, or a message to the model."""
+"""Parse a typed line: a slash command or a message to the model."""
 
 from __future__ import annotations
 

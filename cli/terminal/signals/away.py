@@ -1,4 +1,4 @@
-"""Ctrl-Z: the chat is stopped and the shell has the terminal, until `fg` brings it back."""
+"""Ctrl-Z: stop the chat and give the terminal to the shell, until `fg`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 2 computes its scores itself, because of their soft cap, which paged attention has."""
+"""Gemma 2 computes soft-capped scores itself. Paged attention has the soft cap, so the layer calls that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTBigCode makes its positions of one number for the whole batch; the rows of a step are each at their own."""
+"""GPTBigCode has one position for the whole batch. The rows of a step each have their own."""
 
 from __future__ import annotations
 

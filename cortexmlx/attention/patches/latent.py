@@ -23,7 +23,7 @@ from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.seam import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import Slab
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -147,7 +147,7 @@ class LatentKV(OwnHandle):
         one = latents[None]
         return self.module.embed_q(one, transpose=False)[0], self.module.unembed_out(one)[0]
 
-    def _expands(self, queries: mx.array, kv: PagedKV, piece: Piece) -> bool:
+    def _expands(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
         """Whether the keys and values of all that a piece sees cost fewer products than attention to latents, which are
         longer. Not below float32 on a CPU, where a token must come out the same bits in whatever piece it is.
         """
@@ -166,7 +166,7 @@ class _Part:
     begin: int
     end: int
     step: GroupStep
-    piece: Piece | None
+    piece: PrefillPiece | None
     derived: Derived
 
 

@@ -1,4 +1,4 @@
-"""OLMo computes attention itself, and cannot compute a prompt: it adds the name of a mask to the scores."""
+"""mlx-lm's OLMo adds the name of a mask to its scores and cannot compute a prompt. Here it calls paged attention."""
 
 from __future__ import annotations
 

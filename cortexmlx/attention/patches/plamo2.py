@@ -1,4 +1,4 @@
-"""PLaMo 2 calls MLX's attention by itself, not mlx-lm's function for it."""
+"""PLaMo 2 calls MLX's attention directly, not mlx-lm's function for it."""
 
 from __future__ import annotations
 

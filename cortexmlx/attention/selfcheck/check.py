@@ -17,8 +17,8 @@ import numpy.typing as npt
 from cortexmlx.attention.selfcheck.problem import (
     PREFILL_WINDOW,
     WINDOW,
+    DecodeProblem,
     PrefillProblem,
-    Problem,
     concealed,
     make_prefill_problem,
     make_problem,
@@ -158,7 +158,7 @@ def _checked(variant: Shape, reason: str | None, compared: Callable[[], float]) 
         return VariantCheck(variant, None, _in_words(name, text), f"{name}: {text}" if text else name)
 
 
-def _error(kernels: DecodeKernels, variant: Variant, problem: Problem) -> float:
+def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
     """The largest difference. Each kernel is evaluated for itself, so that what is wrong has a name."""
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
     _written("decode", variant.geometry.threads, partials)

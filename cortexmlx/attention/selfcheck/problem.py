@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.kv.reach import Reach
-from cortexmlx.kv.step import Piece
+from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant
 from cortexmlx.metal.rules import Variant
@@ -40,7 +40,7 @@ Inputs = TypeVar("Inputs", DecodeInputs, PrefillInputs)
 
 
 @dataclass(frozen=True)
-class Problem:
+class DecodeProblem:
     """What the kernels get, how many work items that is, and `wanted` `[rows, query_heads, 1, value_dim]` float64."""
 
     inputs: DecodeInputs
@@ -48,7 +48,7 @@ class Problem:
     wanted: npt.NDArray[np.float64]
 
 
-def make_problem(variant: Variant, window: int | None) -> Problem:
+def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
     """Rows of unequal length whose blocks lie scattered; what no row holds is NaN, in the arena and in the tail."""
     random = np.random.default_rng(7)
 
@@ -126,7 +126,7 @@ def make_problem(variant: Variant, window: int | None) -> Problem:
         scales=apart[0] if apart else (),
         biases=apart[1] if apart else (),
     )
-    return Problem(inputs, work.items, np.stack(wanted)[:, :, None])
+    return DecodeProblem(inputs, work.items, np.stack(wanted)[:, :, None])
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
             keys, values = (mine[:, seen] for mine in held)
             extra = sinks if variant.sinks else None
             wanted.append(_attention(query, keys, values, scale, softcap, extra, slopes=None))
-        pieces.append(Piece(begin, begin + end - first, first, None, at.astype(np.int32)))
+        pieces.append(PrefillPiece(begin, begin + end - first, first, None, at.astype(np.int32)))
         begin += end - first
     work = prefill_list(pieces, variant.block_size, Reach(window), variant.tile)
     inputs = PrefillInputs(

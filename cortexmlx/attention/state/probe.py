@@ -1,4 +1,4 @@
-"""What a probe finds out about recurrent leaves: how large their state is, and which classes of modules touch it."""
+"""Find out how large recurrent states are, and which classes of modules touch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a model's modules is running, for a probe that wants to know who touches a cache."""
+"""Track which module of a model is running, so that a probe sees who touches a cache."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How much memory a step takes, found out without computing it."""
+"""Predict the memory of a step without computing it."""

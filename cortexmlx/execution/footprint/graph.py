@@ -1,4 +1,4 @@
-"""A computation as data: its operations, with the shapes of what they take and make. Nothing of it is computed."""
+"""A computation graph as data: operations with the shapes of their inputs and outputs. Nothing is computed."""
 
 from __future__ import annotations
 

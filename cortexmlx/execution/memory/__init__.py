@@ -1,1 +1,1 @@
-"""The memory that steps work on: arena, tail and recurrent states, and their way to the tier below."""
+"""The memory of a step: arena, tail and recurrent states, and transfers to and from the disk tier."""

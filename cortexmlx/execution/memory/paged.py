@@ -1,4 +1,4 @@
-"""PagedMemory: the arena, the tail and the recurrent states that a model's steps work on."""
+"""PagedMemory: the arena, the tail and the recurrent states of a paged model."""
 
 from __future__ import annotations
 

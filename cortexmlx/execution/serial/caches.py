@@ -1,4 +1,4 @@
-"""mlx-lm's own caches, in the place of an arena: what they keep, how much that is, and how far they can be cut back."""
+"""mlx-lm's own caches in place of an arena: their size, and how far they can be cut back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SerialRunner: carries out plans of one row with mlx-lm's own caches. Only the engine's thread may call it."""
+"""SerialRunner: runs plans of one row with mlx-lm's own caches. Only the engine's thread may call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sequence at a time, whose keys and values lie in caches that know nothing of blocks. No mlx."""
+"""A KVCache of one sequence whose keys and values are in mlx-lm's own caches. No mlx."""
 
 from __future__ import annotations
 

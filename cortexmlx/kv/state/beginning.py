@@ -1,4 +1,4 @@
-"""Where a text can be begun from: not behind a gap, and when that takes a recurrent state, at a snapshot."""
+"""Where a cached text can be resumed: before any gap, and for recurrent layers at a snapshot."""
 
 from __future__ import annotations
 

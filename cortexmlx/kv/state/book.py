@@ -1,4 +1,4 @@
-"""Recurrent states of sequences and of cached blocks: who has a snapshot where, who begins with which. No mlx."""
+"""StateBook: the snapshots of recurrent states that sequences and cached blocks own. No mlx."""
 
 from __future__ import annotations
 

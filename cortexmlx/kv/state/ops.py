@@ -1,4 +1,4 @@
-"""What becomes of rows' states in a step, as plain data: the scheduler says it, the runner carries it out. No mlx."""
+"""StateOps: the operations on recurrent states in a step, as plain data. No mlx."""
 
 from __future__ import annotations
 

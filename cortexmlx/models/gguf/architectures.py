@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are served: mlx-lm's class for each, and what the file calls its parts."""
+"""The GGUF architectures that are supported: mlx-lm's class for each, and the file's names for its parts."""
 
 from __future__ import annotations
 

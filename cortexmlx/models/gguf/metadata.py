@@ -1,4 +1,4 @@
-"""Typed look-ups in the metadata of a GGUF header: a missing or wrong value is one clear error."""
+"""Typed look-ups in a GGUF header. A missing or wrong value is one clear error."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models of the hub: which are here, and how the others come here."""
+"""Models of the hub: those on this machine, and downloading the others."""

@@ -1,4 +1,4 @@
-"""What is in the hub's cache on this machine, without asking the network."""
+"""The hub's cache on this machine, read without the network."""
 
 from __future__ import annotations
 

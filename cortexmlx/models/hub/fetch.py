@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, DownloadFailed, ModelNotFound
+from cortexmlx.models.hub.background import DownloadProgress, follow
 from cortexmlx.models.hub.cache import NEEDED_FILES, WEIGHTS, cached_folder
-from cortexmlx.models.hub.follow import Tally, follow
 from cortexmlx.models.hub.names import did_you_mean, hub_names
 from cortexmlx.models.hub.weights import WeightsDownload, list_large
 from cortexmlx.models.messages import logged, one_line
@@ -46,7 +46,7 @@ def fetch_config(repo: str) -> Path:
     return cached_folder(repo) or follow(lambda tally: _snapshot(repo, ["config.json"]), _untold)
 
 
-def _complete(repo: str, folder: Path, tally: Tally) -> Path:
+def _complete(repo: str, folder: Path, tally: DownloadProgress) -> Path:
     """Bring the large files, which the hub's library then finds in its cache when it makes the snapshot whole."""
     with _refusals(repo), logged("huggingface_hub"):
         large = list_large(repo, folder.name)

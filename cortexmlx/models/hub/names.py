@@ -1,4 +1,4 @@
-"""What somebody may have meant whose model is not there: names and files that look like it."""
+"""Suggestions for a model name that was not found: similar names and files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 
 from cortexmlx.errors import DownloadFailed
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.models.hub.follow import Tally
+from cortexmlx.models.hub.background import DownloadProgress
 from cortexmlx.models.messages import one_line
 
 MOST_BYTES = 50 * 10**9
@@ -62,7 +62,7 @@ def list_large(repo: str, commit: str) -> list[LargeFile]:
 class WeightsDownload:
     """Brings the large files of one commit into `blobs`, the folder where the cache keeps them by their SHA-256."""
 
-    def __init__(self, repo: str, commit: str, blobs: Path, tally: Tally) -> None:
+    def __init__(self, repo: str, commit: str, blobs: Path, tally: DownloadProgress) -> None:
         self._repo, self._commit, self._blobs, self._tally = repo, commit, blobs, tally
 
     def bring(self, files: Sequence[LargeFile]) -> None:

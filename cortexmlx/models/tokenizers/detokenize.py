@@ -1,4 +1,4 @@
-"""Turning tokens into text one at a time, in linear time and without ever showing half a character."""
+"""Incremental detokenizing: linear time, and never half a character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer for prompts, which any number of threads may use at once."""
+"""A model's tokenizer, shared by any number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chat completions and completions share: a reply of numbered choices, whole or as a stream of chunks."""
+"""Numbered choices of chat completions and completions, whole or as a stream of chunks."""
 
 from __future__ import annotations
 

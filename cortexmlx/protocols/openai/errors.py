@@ -1,4 +1,4 @@
-"""Errors of the OpenAI API: the body of a reply that is none, and the last event of a stream that failed."""
+"""Errors of the OpenAI API: as a body, and as the last event of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bodies of the OpenAI API share: sampling parameters, variables of the chat template, and unserved fields."""
+"""Fields that all bodies of the OpenAI API share: sampling, template variables, refused fields."""
 
 from __future__ import annotations
 

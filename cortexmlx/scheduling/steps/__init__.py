@@ -1,1 +1,1 @@
-"""A plan put into arrays: the plan as data, who is where in it, and its builder. No mlx."""
+"""The plan of a step: plain data, its builder, and the placement of tokens in blocks. No mlx."""

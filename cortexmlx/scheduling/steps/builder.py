@@ -1,4 +1,4 @@
-"""Steps as arrays: from jobs and windows to the StepPlan that the runner carries out. Decides nothing. No mlx."""
+"""StepBuilder: turns the scheduler's decisions into a StepPlan, the arrays that the runner needs. No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a step lie: block tables, slots to write and blocks to zero, from the cache's tables. No mlx."""
+"""Placement of a step's tokens: block tables, slots to write, blocks to zero. No mlx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, ArenaWrite, Flush
 
@@ -75,7 +75,7 @@ def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written:
             begin, end = origin(job), job.num_computed_tokens + count
             run = cache.run(job.id, group, end, begin)
             slots = None if run is not None else cache.slots(job.id, group, begin, end - begin)
-            pieces.append(Piece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
+            pieces.append(PrefillPiece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
             flat += count
     return GroupStep(tables, lengths, tuple(runs), tuple(pieces), reach)
 

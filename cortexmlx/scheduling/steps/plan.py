@@ -1,4 +1,4 @@
-"""The plan of one step: plain data that the scheduler makes and the runner carries out. No mlx."""
+"""StepPlan: one step as plain data, made by the scheduler and run by the runner. No mlx."""
 
 from __future__ import annotations
 

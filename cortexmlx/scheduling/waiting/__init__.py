@@ -1,1 +1,1 @@
-"""Who waits, who may begin, and who computes what others wait for. No mlx."""
+"""Waiting requests: their queues, fair shares, admission, and waits for prefixes and disk loads. No mlx."""

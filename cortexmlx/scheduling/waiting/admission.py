@@ -1,4 +1,4 @@
-"""Admission: who waits, in what order, and who may begin. No mlx."""
+"""Admission: which waiting job begins next, and whether it fits. No mlx."""
 
 from __future__ import annotations
 

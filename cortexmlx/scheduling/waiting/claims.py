@@ -1,4 +1,4 @@
-"""Claims: which blocks of prompts are being computed, and whether to wait for one or compute it, too. No mlx."""
+"""In-flight prefixes: prompt blocks that a running job is computing, which others may wait for. No mlx."""
 
 from __future__ import annotations
 

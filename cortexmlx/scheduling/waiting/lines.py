@@ -1,4 +1,4 @@
-"""Lines: who waits, one line per client, and the lines by whose turn it is. No mlx."""
+"""Client queues: the waiting jobs of each client, and the clients in the order of their turns. No mlx."""
 
 from __future__ import annotations
 

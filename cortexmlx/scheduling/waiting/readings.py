@@ -1,4 +1,4 @@
-"""Readings: what prompts wait for from the tier below, before they begin. No mlx."""
+"""Disk loads: blocks that waiting prompts get from the disk tier before they begin. No mlx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: how many tokens each client has had, and so whose turn it is. No mlx."""
+"""Fair shares: tokens that each client has had, which decide whose turn it is. No mlx."""
 
 from __future__ import annotations
 

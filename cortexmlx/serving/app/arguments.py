@@ -1,4 +1,4 @@
-"""Arguments of an app's calls that are of the wrong type, refused by their names."""
+"""Check the arguments of an app's calls, and name the wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events told to functions of the app's own: `on_event`, on a few threads for all requests, and `on_progress`."""
+"""Call an app's `on_event` and `on_progress`: a few threads serve all requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that may never end, on threads of their own, which their callers may give up: chat templates can loop."""
+"""Calls that may never end, such as chat templates that loop: on threads that callers can give up."""
 
 from __future__ import annotations
 

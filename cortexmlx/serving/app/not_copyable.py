@@ -1,4 +1,4 @@
-"""Things of which there is one, in one process: they are neither copied nor pickled."""
+"""NotCopyable: objects that belong to one process and are neither copied nor pickled."""
 
 from __future__ import annotations
 

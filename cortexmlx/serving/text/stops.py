@@ -1,4 +1,4 @@
-"""What ends an answer: stop strings in a text that is still coming, and token ids."""
+"""Stop conditions: stop strings in a growing text, and stop token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's thoughts told from its answer, while the text is still coming."""
+"""Split a model's thoughts from its answer while the text streams."""
 
 from __future__ import annotations
 

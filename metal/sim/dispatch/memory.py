@@ -1,4 +1,4 @@
-"""Where simulated buffers lie: far apart, so that an index off by gigabytes still meets nobody else's memory."""
+"""Addresses of simulated buffers: far apart, so that an index off by gigabytes hits no other buffer."""
 
 import ctypes
 import mmap

@@ -29,7 +29,7 @@ def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dty
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """An attention problem in float64: q [B, H, L, D], k and v [B, KH, N, D].
 
     `mask` is bool or additive [L, N], `sinks` [H].

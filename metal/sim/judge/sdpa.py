@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..host import HostKernel, Output
 from .cases import TOLERANCE, Case, Floats
 from .mlx.calls import contiguous, i32
-from .reference import METAL_NAMES, Array, Problem, from_bits, rounded
+from .reference import METAL_NAMES, Array, AttentionProblem, from_bits, rounded
 
 HEADERS = ("sdpa_vector.h",)
 MASKS = ("none", "causal", "bool", "additive", "sinks")
@@ -35,7 +35,9 @@ class _Inputs:
         self.allowed = rng.random((length, total)) < 0.7
         self.allowed[:, 0] = True
         mask = {"bool": self.allowed, "additive": additive}.get(kind)
-        self.problem = Problem(q, k, v, head_dim**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
+        self.problem = AttentionProblem(
+            q, k, v, head_dim**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None
+        )
         self.constants = {
             "has_mask": kind in ("bool", "additive"),
             "bool_mask": kind == "bool",

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..host import HostKernel, Output
 from .cases import TOLERANCE, Case, Floats
-from .reference import METAL_NAMES, Problem, from_bits, rounded
+from .reference import METAL_NAMES, AttentionProblem, from_bits, rounded
 
 HEADERS = ("steel/attn/kernels/steel_attention.h",)
 
@@ -105,7 +105,7 @@ def _attend(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> t
         (32, t.rows_of_simdgroups, t.columns_of_simdgroups),
     )
     mask = {"bool": allowed, "additive": additive}.get(kind)
-    problem = Problem(q, k, v, d**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
+    problem = AttentionProblem(q, k, v, d**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
     return from_bits(done.outputs[0], q.shape, dtype), problem.solve()
 
 

@@ -1,4 +1,4 @@
-"""What plain C++ would let through and Metal refuses: asked of the GPU front end before a text is first run."""
+"""Refuse text that is valid C++ but not valid Metal, before it first runs."""
 
 import warnings
 from functools import cache

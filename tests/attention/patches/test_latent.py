@@ -25,7 +25,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, Piece
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 HIDDEN, HEADS, RANK, ROPE, NOPE, VALUE, BLOCK = 24, 4, 16, 4, 8, 6, 8
 
@@ -107,7 +107,7 @@ class Paged:
             first, end, blocks = firsts[s], int(ends[s]), self.blocks[s]
             run = KVHandle(blocks[0], len(blocks)) if np.all(np.diff(blocks) == 1) else None
             slots = None if run else self.slots(s)[: first + counts[s]].astype(np.int32)
-            pieces.append(Piece(end - counts[s], end, first, run, slots))
+            pieces.append(PrefillPiece(end - counts[s], end, first, run, slots))
         lengths = np.array([f + 1 for f in firsts[:rows]], np.int32)
         step = GroupStep(tables, lengths, (None,) * rows, tuple(pieces), Reach())
 

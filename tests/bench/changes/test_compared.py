@@ -14,7 +14,7 @@ from cortexmlx.bench.changes.intervals import Change
 from cortexmlx.bench.changes.saved import Saved
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.part import Series
+from cortexmlx.bench.report.section import Series
 from cortexmlx.bench.report.text import of_part
 from cortexmlx.errors import InvalidRequest
 

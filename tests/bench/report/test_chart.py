@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.bench.report.chart import WIDTH, chart
-from cortexmlx.bench.report.part import Bar
+from cortexmlx.bench.report.section import Bar
 
 
 def bar(label: str, value: float, group: str = "generation") -> Bar:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cortexmlx.bench.report.part import Part, Table
+from cortexmlx.bench.report.section import ReportSection, Table
 from cortexmlx.bench.report.text import items, markdown, table
 from support.bench_reports import report
 
 
 def test_long_lines_are_wrapped_and_short_tables_are_aligned() -> None:
     text = markdown(
-        report(Part("x", "A title", (Table(("a", "b"), (("one", "1"), ("three", "22"))),), ("word " * 40,)))
+        report(ReportSection("x", "A title", (Table(("a", "b"), (("one", "1"), ("three", "22"))),), ("word " * 40,)))
     )
     assert "## A title" in text and "| three | 22 |" in text and "| one   |  1 |" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.bench.suites import kernels
-from cortexmlx.bench.suites.kernels import OURS, THEIRS, Modelled, Peak, Problem, Shape, measure
+from cortexmlx.bench.suites.kernels import OURS, THEIRS, KernelInputs, Modelled, Peak, Shape, measure
 from cortexmlx.errors import CortexError
 
 SMALL = Shape(3, 40, kv_heads=2, group=2, dim=16)
@@ -16,7 +16,7 @@ def test_both_kernels_are_measured_in_bytes_of_keys_and_values() -> None:
     found, source = measure([SMALL], 8, "reference", 2, lambda what: None)
     assert [(s.kernel, len(s.rates)) for s in found] == [(OURS, 2), (THEIRS, 2)]
     assert "in this run" in source and all(min(*s.rates, s.peak) > 0 for s in found)
-    assert Problem(SMALL, 8, mx.float32, "reference").bytes == 2 * 3 * 2 * 40 * 16 * 4
+    assert KernelInputs(SMALL, 8, mx.float32, "reference").bytes == 2 * 3 * 2 * 40 * 16 * 4
 
 
 def test_a_kernel_that_computes_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

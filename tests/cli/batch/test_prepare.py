@@ -1,4 +1,4 @@
-"""From a prompt of a batch to what the engine takes."""
+"""Prepare a prompt of a batch for the engine."""
 
 from __future__ import annotations
 

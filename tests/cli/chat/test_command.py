@@ -15,7 +15,7 @@ from cortexmlx.cli.chat.command import banner
 from cortexmlx.cli.start import run
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from support.cli_fakes import FakeEngine, FakeInfo, Fakes
 from support.terminal import Terminal
 
@@ -81,7 +81,9 @@ def test_messages_of_somebody_else_are_resumed_and_left_as_they_are(
         assert run(["chat", "fake", "--resume", str(theirs)]) == 0
     assert "".join(map(chr, fakes.engine.seen[-1][0])).startswith("<user>one\n<assistant>uno\n<user>two")
     assert theirs.read_bytes() == before
-    assert [len(Saved.read(kept).messages) for kept in (tmp_path / "state/cortexmlx/chats").iterdir()] == [4]
+    assert [len(SavedConversation.read(kept).messages) for kept in (tmp_path / "state/cortexmlx/chats").iterdir()] == [
+        4
+    ]
 
 
 def test_a_chat_that_is_not_kept_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +147,7 @@ def test_a_chat_in_a_terminal_is_resumed_and_kept(tmp_path: Path) -> None:
     opened.type("/exit\r")
     assert opened.exit_code() == 0
     opened.close()
-    assert [len(Saved.read(kept).messages) for kept in path.parent.iterdir()] == [4]
+    assert [len(SavedConversation.read(kept).messages) for kept in path.parent.iterdir()] == [4]
 
 
 def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.sessions.reply import Begun, Reply
+from cortexmlx.sessions.reply import Reply, StartedTurn
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
 from support.cli_fakes import FakeEngine, FakeInfo
@@ -76,7 +76,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
         handle.push(event)
     usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
     handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
-    reply = Reply(Begun(handle, Turn((), Transcript(), [], ""), lambda completion: None))
+    reply = Reply(StartedTurn(handle, Turn((), Transcript(), [], ""), lambda completion: None))
     assert ChatSession._follow(reply, Told()).text == "abc"
     assert told[:6] == [0, "a", 30, "b", 0, "c"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from support.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
@@ -17,7 +17,7 @@ FIGURES = "TTFT 12 ms · prompt"
 def kept(tmp_path: Path) -> list[tuple[str, str]]:
     """Roles and texts of the only chat that was kept."""
     (path,) = (tmp_path / "state" / "cortexmlx" / "chats").iterdir()
-    return [(str(m["role"])[0], str(m["content"])) for m in Saved.read(path).messages]
+    return [(str(m["role"])[0], str(m["content"])) for m in SavedConversation.read(path).messages]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams, TokenEvent
 from cortexmlx.cli.chat import status as module
-from cortexmlx.cli.chat.status import Arena, Status
+from cortexmlx.cli.chat.status import ArenaView, Status
 from cortexmlx.errors import EngineClosed
 from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
@@ -88,7 +88,7 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
         looks.append(time.monotonic())
         return picture(len(looks))
 
-    arena = Arena(ask)
+    arena = ArenaView(ask)
     with Status(Written(range(3)), 100, arena) as status:
         status.note(TokenEvent("a", 1))
         while arena.newest is None:
@@ -101,7 +101,7 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
 
 
 def test_an_engine_that_has_gone_is_not_looked_at() -> None:
-    arena = Arena(closed)
+    arena = ArenaView(closed)
     arena.watch(threading.Event())
     assert arena.newest is None and arena.rows(80, 24) == []
     with pytest.raises(EngineClosed):
@@ -110,7 +110,7 @@ def test_an_engine_that_has_gone_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize(("height", "rows"), [(8, 2), (24, 3), (60, 3)])
 def test_the_picture_takes_a_third_of_the_window_at_most_and_only_if_it_is_wanted(height: int, rows: int) -> None:
-    arena = Arena(lambda: picture(2))
+    arena = ArenaView(lambda: picture(2))
     arena.newest = picture(2)
     assert arena.rows(80, height) == []
     arena.toggle()

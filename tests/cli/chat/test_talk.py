@@ -13,7 +13,7 @@ from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession, Follow, Question
 from cortexmlx.cli.chat.talk import Talk
 from cortexmlx.cli.terminal.signals.interrupts import Interrupts
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from support.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
@@ -25,7 +25,7 @@ UP = "\x1b[A"
 def kept(tmp_path: Path) -> list[str]:
     """What the user said, in the newest chat that was kept."""
     newest = max((tmp_path / "state" / "cortexmlx" / "chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    return [str(m["content"]) for m in Saved.read(newest).messages if m["role"] == "user"]
+    return [str(m["content"]) for m in SavedConversation.read(newest).messages if m["role"] == "user"]
 
 
 def test_every_command_in_a_terminal(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cortexmlx.cli.chat.talk import Talk
 from cortexmlx.cli.chat.typed.attached import with_files
 from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.cli.terminal.signals.interrupts import Interrupts
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 
 
 class ChatModel:
@@ -129,6 +129,6 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         assert answers == [f"You said: {each}" for each in said]
         path = session.keeper.path
         if path is not None and path.exists():
-            kept = [str(m["content"]) for m in Saved.read(path).messages if m["role"] == "user"]
+            kept = [str(m["content"]) for m in SavedConversation.read(path).messages if m["role"] == "user"]
             assert kept == said or line.startswith("/load")
     session.keeper.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from support.terminal import Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
@@ -17,7 +17,7 @@ UP = "\x1b[A"
 def kept(tmp_path: Path) -> list[str]:
     """What the user said."""
     (path,) = (tmp_path / "state" / "cortexmlx" / "chats").iterdir()
-    return [str(m["content"]) for m in Saved.read(path).messages if m["role"] == "user"]
+    return [str(m["content"]) for m in SavedConversation.read(path).messages if m["role"] == "user"]
 
 
 def sent(tmp_path: Path, *keys: str) -> list[str]:

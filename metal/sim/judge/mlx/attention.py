@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cases import TOLERANCE, Case, Floats
-from ..reference import Problem
+from ..reference import AttentionProblem
 from .calls import F32, FLOATS, NAMES, Result, contiguous, draw, f32, i32, i64, launch
 
 
@@ -40,7 +40,7 @@ def _grouped(
     out, sums, largest = partials
     weights = sums * np.exp(largest - largest.max(-1, keepdims=True))
     y = (out * np.exp(largest - largest.max(-1, keepdims=True))[..., None]).sum(1) / weights.sum(-1, keepdims=True)
-    return y.reshape(q.shape), Problem(q, k, v, head_dim**-0.5).solve()
+    return y.reshape(q.shape), AttentionProblem(q, k, v, head_dim**-0.5).solve()
 
 
 def _scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:

@@ -12,9 +12,9 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.bench.studies.agent import run as agent
 from cortexmlx.bench.studies.agent.run import (
+    ActResult,
     Agent,
     Process,
-    Record,
     Took,
     first_token_of_mlx_lm,
     first_tokens_anew,
@@ -27,8 +27,8 @@ from support.tiny import tokens_of, write_tiny
 SMALL: dict[str, Any] = {"turns": 8, "output": (5, 60), "answer": 9}
 
 
-def record(prompt: list[int], answer: list[int], cached: int = 0) -> Record:
-    return Record(Kind.ASK, tuple(prompt), cached, tuple(answer), Took(0.0, 0.0))
+def record(prompt: list[int], answer: list[int], cached: int = 0) -> ActResult:
+    return ActResult(Kind.ASK, tuple(prompt), cached, tuple(answer), Took(0.0, 0.0))
 
 
 def test_new_is_what_no_text_before_begins_with() -> None:
@@ -131,7 +131,7 @@ def test_the_command_says_what_it_found(
             self.engine = Engine(settings["model"], **settings["engine"])
             self.agent = Agent(self.engine, Path(settings["file"]))
 
-        def do(self, act: Any) -> Record | None:
+        def do(self, act: Any) -> ActResult | None:
             return self.agent.do(act)
 
         def close(self) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from cortexmlx import Engine
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.engine import blocks, on_disk, sparkline, stats
-from cortexmlx.cli.chat.status import Arena
+from cortexmlx.cli.chat.status import ArenaView
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
@@ -102,7 +102,7 @@ def test_blocks_live_goes_on_until_it_is_asked_again(session: ChatSession, scree
     with pytest.raises(InvalidRequest, match="needs a terminal"):
         blocks(session, "live", screen)
     nothing: Any = None
-    session.arena = Arena(nothing)
+    session.arena = ArenaView(nothing)
     for again in ("live", ""):
         blocks(session, "live", screen)
         assert session.arena.shown and "drawn below answers" in str(printed(screen))

@@ -15,7 +15,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chats.kept import Keeper
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.sessions.saved import Saved
+from cortexmlx.sessions.saved import SavedConversation
 from support.chat_commands import printed, run_command
 
 
@@ -108,7 +108,7 @@ def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen
     run_command(f"/load {first.stem}", session, screen)
     session.ask(Question("three"))
     run_command("/undo", session, screen)
-    files = {path.stem[11:]: len(Saved.read(path).messages) for path in first.parent.iterdir()}
+    files = {path.stem[11:]: len(SavedConversation.read(path).messages) for path in first.parent.iterdir()}
     assert files == {"one": 2, "two": 2, "one-2": 2}
     with pytest.raises(InvalidRequest, match="/load needs a file, or the name"):
         run_command("/load", session, screen)

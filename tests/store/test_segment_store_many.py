@@ -1,4 +1,4 @@
-"""A shelf among other versions, and with more segments than anybody waits for."""
+"""A segment store among other versions, and with more segments than anybody waits for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.store import shelf as shelves
+from cortexmlx.store import segment_store as module
 from cortexmlx.store.index import NAME, Index
 from cortexmlx.store.segment import FORMAT
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore
 from support.records import key_of, opened, read_all, record
 
@@ -30,12 +30,12 @@ def test_segments_of_another_version_are_left_alone_and_told_apart(
     (theirs,) = tmp_path.glob("*.safetensors")
     data = make_foreign(theirs)
     (tmp_path / NAME).unlink()
-    shelf = opened(tmp_path, 3 * RECORDS[0].nbytes)
+    segment_store = opened(tmp_path, 3 * RECORDS[0].nbytes)
     for start in (0, 3, 0):
-        assert shelf.write("model", RECORDS[start : start + 3]) == 3, "they take nobody's room"
-    assert theirs.read_bytes() == data and shelf.others() == len(data) and not caplog.records
-    assert len(read_all(shelf, RECORDS)) == 3
-    assert shelf.clear() > len(data) and not theirs.exists() and shelf.others() == 0
+        assert segment_store.write("model", RECORDS[start : start + 3]) == 3, "they take nobody's room"
+    assert theirs.read_bytes() == data and segment_store.others() == len(data) and not caplog.records
+    assert len(read_all(segment_store, RECORDS)) == 3
+    assert segment_store.clear() > len(data) and not theirs.exists() and segment_store.others() == 0
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,23 @@ def test_what_no_version_can_read_goes_and_what_one_might_stays(tmp_path: Path, 
     path = tmp_path / f"{'a' * 32}.safetensors"
     path.write_bytes(data)
     (tmp_path / NAME).unlink()
-    shelf = opened(tmp_path)
-    assert path.exists() == stays and shelf.others() == (len(data) if stays else 0)
+    segment_store = opened(tmp_path)
+    assert path.exists() == stays and segment_store.others() == (len(data) if stays else 0)
 
 
 def test_an_index_is_made_again_with_few_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each change SQLite writes its file anew, so one change for each segment takes seconds."""
-    shelf = opened(tmp_path)
+    segment_store = opened(tmp_path)
     for one in RECORDS:
-        shelf.write("model", [one])
+        segment_store.write("model", [one])
     (tmp_path / NAME).unlink()
     changes, change = [], Index._change
-    monkeypatch.setattr(shelves, "_AT_ONCE", 4)
+    monkeypatch.setattr(module, "_AT_ONCE", 4)
     monkeypatch.setattr(Index, "_change", lambda index: changes.append(index) or change(index))
-    again = Shelf(tmp_path, 1 << 30)
+    again = SegmentStore(tmp_path, 1 << 30)
     asked = []
-    read = shelves.read_header
-    monkeypatch.setattr(shelves, "read_header", lambda *args: asked.append(again.may_have(key_of(0))) or read(*args))
+    read = module.read_header
+    monkeypatch.setattr(module, "read_header", lambda *args: asked.append(again.may_have(key_of(0))) or read(*args))
     again.open()
     assert len(changes) <= 3 and len(read_all(again, RECORDS)) == 6
     assert asked == [False] * 6, "nobody waits for what is not known yet"
@@ -79,12 +79,12 @@ def test_an_index_is_made_again_with_few_changes(tmp_path: Path, monkeypatch: py
 
 
 def test_closing_leaves_the_rest_of_an_index_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = opened(tmp_path)
+    segment_store = opened(tmp_path)
     for one in RECORDS:
-        shelf.write("model", [one])
+        segment_store.write("model", [one])
     (tmp_path / NAME).unlink()
-    monkeypatch.setattr(shelves, "_AT_ONCE", 1)
-    began, read, headers = Shelf(tmp_path, 1 << 30), shelves.read_header, []
+    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    began, read, headers = SegmentStore(tmp_path, 1 << 30), module.read_header, []
 
     def read_and_close(folder: Path, name: str) -> object:
         headers.append(name)
@@ -92,7 +92,7 @@ def test_closing_leaves_the_rest_of_an_index_to_the_next(tmp_path: Path, monkeyp
             store.close()
         return read(folder, name)
 
-    monkeypatch.setattr(shelves, "read_header", read_and_close)
+    monkeypatch.setattr(module, "read_header", read_and_close)
     with monkeypatch.context() as threads:
         threads.setattr("threading.Thread.start", lambda thread: None)
         threads.setattr("threading.Thread.join", lambda thread, seconds=None: None)

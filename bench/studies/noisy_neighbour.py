@@ -1,7 +1,7 @@
 """How long a request's tokens stop while another client's request, as large as its bounds allow, is served.
 
-`python -m cortexmlx.bench.studies.victim` prints the longest gap between two tokens of the victim for each attack,
-beside that for a plain request. A tiny model has fast steps, so the work of the engine's thread shows.
+`python -m cortexmlx.bench.studies.noisy_neighbour` prints the longest gap between two tokens of the victim
+for each attack, beside that for a plain request. A tiny model has fast steps, so the work of the engine's thread shows.
 """
 
 from __future__ import annotations

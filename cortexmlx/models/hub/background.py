@@ -1,4 +1,4 @@
-"""Work that waits for a network, on a thread that nobody has to wait for."""
+"""Network work on a background thread, so that Ctrl-C never waits for the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stopped(Exception):
     """Nobody wants the rest of the download any more: raised in its own threads only."""
 
 
-class Tally:
+class DownloadProgress:
     """What a download's threads have brought, in bytes. Any thread may use it."""
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class Tally:
             return Progress("downloading", self._done, self._total, self._cached, rate)
 
 
-def follow(work: Callable[[Tally], T], on_progress: OnProgress) -> T:
+def follow(work: Callable[[DownloadProgress], T], on_progress: OnProgress) -> T:
     """What `work` returns, which is called on a thread of its own; meanwhile `on_progress` is told ten times a second
     on this one. Whatever it raises ends the waiting at once and the work at its next byte.
     """
-    tally = Tally()
+    tally = DownloadProgress()
     outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
     def run() -> None:

@@ -58,7 +58,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportSection:
     """A section: its `key` in JSON, a title, tables, lines below them, records for programs, bars, series."""
 
     key: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mlx_lm.utils import _get_classes
 
-from cortexmlx.bench.studies import kinds
+from cortexmlx.bench.studies import layer_kinds
 from support.bench_model import SMALL
 
 CACHES = {
@@ -19,11 +19,11 @@ CACHES = {
 }
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("kind", layer_kinds.KINDS)
 def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
     from mlx_lm.models.cache import make_prompt_cache
 
-    model_class, args_class = _get_classes(config := kinds.COMMON | kinds.KINDS[kind])
+    model_class, args_class = _get_classes(config := layer_kinds.COMMON | layer_kinds.KINDS[kind])
     model = model_class(args_class.from_dict(config))  # lazy: no weight is computed
     caches = make_prompt_cache(model)
     assert len(model.layers) == len(caches) == 8
@@ -31,8 +31,8 @@ def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
 
 
 def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_SHAPE", kinds.Shape((24,), 8, (8,)))
-    measured = kinds.compare("full", 1, SMALL)
+    monkeypatch.setattr(layer_kinds, "_SHAPE", layer_kinds.Shape((24,), 8, (8,)))
+    measured = layer_kinds.compare("full", 1, SMALL)
     assert [c["case"].split(",")[0] for c in measured.parts[0].records] == [
         "pp24",
         "second chat turn",
@@ -48,5 +48,5 @@ def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
 def test_a_kind_that_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["kinds", "hybird"])
     with pytest.raises(SystemExit, match="2"):
-        kinds.main()
+        layer_kinds.main()
     assert "'hybird' is no kind; there are: full" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A shelf: what was written is read, the oldest goes for the newest, and whatever is wrong is a miss, said once."""
+"""A segment store: reads what was written, drops the oldest for the newest, and takes every fault as a miss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.store.index import NAME, Index
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from support.records import opened, read_all, record, same
 
 RECORDS = [record(n) for n in range(6)]
@@ -26,15 +26,15 @@ def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
 
 
 def test_it_says_what_it_may_have_and_learns_what_others_wrote(tmp_path: Path) -> None:
-    shelf, other = Shelf(tmp_path, 1 << 30), opened(tmp_path)
-    assert shelf.may_have(RECORDS[0].key), "it has not looked yet"
-    shelf.open()
-    assert not shelf.may_have(RECORDS[0].key)
-    shelf.write("model", RECORDS[:1])
+    segment_store, other = SegmentStore(tmp_path, 1 << 30), opened(tmp_path)
+    assert segment_store.may_have(RECORDS[0].key), "it has not looked yet"
+    segment_store.open()
+    assert not segment_store.may_have(RECORDS[0].key)
+    segment_store.write("model", RECORDS[:1])
     other.write("model", RECORDS[1:])
-    assert shelf.may_have(RECORDS[0].key) and not shelf.may_have(RECORDS[1].key)
-    shelf.refresh()
-    assert all(shelf.may_have(record.key) for record in RECORDS)
+    assert segment_store.may_have(RECORDS[0].key) and not segment_store.may_have(RECORDS[1].key)
+    segment_store.refresh()
+    assert all(segment_store.may_have(record.key) for record in RECORDS)
     assert all(opened(tmp_path).may_have(record.key) for record in RECORDS)
 
 
@@ -46,11 +46,11 @@ def test_a_lost_index_is_made_again_from_the_segments(tmp_path: Path) -> None:
 
 
 def test_an_index_that_is_lost_at_work_is_made_again_with_the_next_write(tmp_path: Path) -> None:
-    shelf = opened(tmp_path)
-    shelf.write("model", RECORDS[:3])
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS[:3])
     (tmp_path / NAME).unlink()
-    shelf.write("model", RECORDS[3:])
-    assert len(read_all(shelf, RECORDS)) == 6 == len(read_all(opened(tmp_path), RECORDS))
+    segment_store.write("model", RECORDS[3:])
+    assert len(read_all(segment_store, RECORDS)) == 6 == len(read_all(opened(tmp_path), RECORDS))
 
 
 def test_an_index_that_another_process_made_again_is_everybodys(tmp_path: Path) -> None:
@@ -60,42 +60,42 @@ def test_an_index_that_another_process_made_again_is_everybodys(tmp_path: Path) 
     (tmp_path / NAME).unlink()
     other.write("model", [record(2)])
     one.write("model", [record(3)])
-    for shelf in (one, other):
-        assert len(read_all(shelf, [record(n) for n in (1, 2, 3)])) == 3
+    for segment_store in (one, other):
+        assert len(read_all(segment_store, [record(n) for n in (1, 2, 3)])) == 3
 
 
 def test_segments_that_were_not_used_for_the_longest_time_go_first(tmp_path: Path) -> None:
-    shelf = opened(tmp_path)
+    segment_store = opened(tmp_path)
     for each in RECORDS[:3]:
-        shelf.write("model", [each])
-    shelf.limit = sum(line.bytes for line in shelf.segments())
-    shelf.use([shelf.find([RECORDS[0].key])[RECORDS[0].key]])
-    shelf.write("model", [RECORDS[3]])
-    assert set(read_all(shelf, RECORDS)) == {RECORDS[n].key for n in (0, 2, 3)}
-    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= shelf.limit
+        segment_store.write("model", [each])
+    segment_store.limit = sum(line.bytes for line in segment_store.segments())
+    segment_store.use([segment_store.find([RECORDS[0].key])[RECORDS[0].key]])
+    segment_store.write("model", [RECORDS[3]])
+    assert set(read_all(segment_store, RECORDS)) == {RECORDS[n].key for n in (0, 2, 3)}
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= segment_store.limit
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = opened(tmp_path)
+    segment_store = opened(tmp_path)
     for past, each in enumerate(RECORDS[:3]):
         monkeypatch.setattr("time.time", lambda past=past: 1e9 - 1e6 * past)
-        shelf.write("model", [each])
-    shelf.limit = sum(line.bytes for line in shelf.segments())
-    shelf.write("model", [RECORDS[3]])
-    assert set(read_all(shelf, RECORDS)) == {RECORDS[n].key for n in (1, 2, 3)}
+        segment_store.write("model", [each])
+    segment_store.limit = sum(line.bytes for line in segment_store.segments())
+    segment_store.write("model", [RECORDS[3]])
+    assert set(read_all(segment_store, RECORDS)) == {RECORDS[n].key for n in (1, 2, 3)}
 
 
 def test_a_record_above_the_limit_is_not_written(tmp_path: Path) -> None:
-    shelf = opened(tmp_path, RECORDS[0].nbytes - 1)
-    assert shelf.write("model", [RECORDS[0]]) == 0 and shelf.segments() == []
+    segment_store = opened(tmp_path, RECORDS[0].nbytes - 1)
+    assert segment_store.write("model", [RECORDS[0]]) == 0 and segment_store.segments() == []
 
 
 def test_other_tokens_under_the_same_key_are_a_miss(tmp_path: Path) -> None:
-    shelf = opened(tmp_path)
-    shelf.write("model", RECORDS)
-    place = shelf.find([RECORDS[0].key])[RECORDS[0].key]
-    assert shelf.read(place, (9,) * 8) is None
-    assert shelf.find([RECORDS[0].key]) == {}
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS)
+    place = segment_store.find([RECORDS[0].key])[RECORDS[0].key]
+    assert segment_store.read(place, (9,) * 8) is None
+    assert segment_store.find([RECORDS[0].key]) == {}
 
 
 def test_a_store_of_somebody_else_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,12 +113,12 @@ def test_a_store_of_somebody_else_is_a_miss(tmp_path: Path, caplog: pytest.LogCa
 def test_a_segment_that_another_process_removed_is_a_miss_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf, other = opened(tmp_path), opened(tmp_path)
-    shelf.write("model", RECORDS)
-    place = shelf.find([RECORDS[0].key])[RECORDS[0].key]
+    segment_store, other = opened(tmp_path), opened(tmp_path)
+    segment_store.write("model", RECORDS)
+    place = segment_store.find([RECORDS[0].key])[RECORDS[0].key]
     assert other.clear() > 0
-    assert shelf.read(place, RECORDS[0].tokens) is None and not caplog.records
-    assert shelf.write("model", RECORDS) == 6, "and may be written again"
+    assert segment_store.read(place, RECORDS[0].tokens) is None and not caplog.records
+    assert segment_store.write("model", RECORDS) == 6, "and may be written again"
 
 
 @pytest.mark.parametrize("change", ["forget", "add"])
@@ -148,32 +148,32 @@ def test_what_another_process_changes_at_once_is_no_damage(
 
 
 def test_a_disk_that_is_almost_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = opened(tmp_path)
+    segment_store = opened(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 29))
     with pytest.raises(OSError, match="are left to others"):
-        shelf.write("model", RECORDS)
+        segment_store.write("model", RECORDS)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_clear_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
-    shelf = opened(tmp_path)
-    shelf.write("model", RECORDS)
+    segment_store = opened(tmp_path)
+    segment_store.write("model", RECORDS)
     (tmp_path / "notes.safetensors").write_text("mine")
-    shelf.clear()
+    segment_store.clear()
     assert sorted(os.listdir(tmp_path)) == sorted([NAME, "notes.safetensors", "secret"])
 
 
 def test_a_folder_that_is_taken_away_is_misses_and_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = Shelf(tmp_path / "store", 1 << 30)
-    shelf.open()
-    shelf.write("model", RECORDS)
+    segment_store = SegmentStore(tmp_path / "store", 1 << 30)
+    segment_store.open()
+    segment_store.write("model", RECORDS)
     shutil.rmtree(tmp_path / "store")
-    assert read_all(shelf, RECORDS) == {}
+    assert read_all(segment_store, RECORDS) == {}
     with pytest.raises(OSError):
-        shelf.write("model", RECORDS)
-    shelf.write("model", RECORDS) if (tmp_path / "store").exists() else None
+        segment_store.write("model", RECORDS)
+    segment_store.write("model", RECORDS) if (tmp_path / "store").exists() else None
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) <= 1
 
 
@@ -184,9 +184,9 @@ def test_what_cannot_be_read_just_now_is_a_miss_and_not_forgotten(
     def refuse(*_: object) -> None:
         raise error
 
-    shelf = opened(tmp_path)
-    shelf.write("a model", [record(1)])
+    segment_store = opened(tmp_path)
+    segment_store.write("a model", [record(1)])
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.store.shelf.open_plain", refuse)
-        assert read_all(shelf, [record(1)]) == {}
-    assert len(read_all(shelf, [record(1)])) == 1
+        patched.setattr("cortexmlx.store.segment_store.open_plain", refuse)
+        assert read_all(segment_store, [record(1)]) == {}
+    assert len(read_all(segment_store, [record(1)])) == 1

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cortexmlx.models.hub.follow import Stopped, Tally, follow
+from cortexmlx.models.hub.background import DownloadProgress, Stopped, follow
 from cortexmlx.progress import Progress
 from support.patience import PATIENCE, soon
 
@@ -22,7 +22,7 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
     seen: list[Progress] = []
     threads = set()
 
-    def work(tally: Tally) -> None:
+    def work(tally: DownloadProgress) -> None:
         tally.expect(1000, cached=100)
         for number in range(9):
             tally.add(100)
@@ -43,7 +43,7 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
 
 
 def test_bytes_that_were_here_before_are_no_speed() -> None:
-    tally = Tally()
+    tally = DownloadProgress()
     tally.expect(1000, cached=0)
     assert tally.progress().rate == 0
     tally.expect(10**9, cached=10**9)
@@ -55,7 +55,7 @@ def test_bytes_that_were_here_before_are_no_speed() -> None:
 def test_a_callback_that_raises_ends_the_waiting_at_once_and_the_work_soon() -> None:
     ended = threading.Event()
 
-    def work(tally: Tally) -> None:
+    def work(tally: DownloadProgress) -> None:
         try:
             while True:
                 tally.add(1)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cortexmlx.cli.terminal.reading import Reading, how_far
+from cortexmlx.cli.terminal.prefill_progress import PrefillProgress, how_far
 from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent
 from support.terminal import Terminal
@@ -23,7 +23,7 @@ def test_it_says_what_is_done_and_what_was_there() -> None:
 def test_elsewhere_than_on_a_terminal_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    with Reading() as reading:
+    with PrefillProgress() as reading:
         reading.note(CHUNK)
         reading.stopping()
         reading.note(TokenEvent("a", 1))

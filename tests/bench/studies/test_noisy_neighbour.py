@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.bench.studies import victim
-from cortexmlx.bench.studies.victim import ATTACKS, Outcome, measure, table
+from cortexmlx.bench.studies import noisy_neighbour
+from cortexmlx.bench.studies.noisy_neighbour import ATTACKS, Outcome, measure, table
 
 
 def test_every_attack_is_a_request_that_is_served(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(victim, "MOST_STOP_TOKENS", 200)
+    monkeypatch.setattr(noisy_neighbour, "MOST_STOP_TOKENS", 200)
     with Engine(tiny("one layer"), kv_memory="4MB", max_rows=17) as engine:
         for attack in ATTACKS:
             outcome = measure(engine, attack)

@@ -1,6 +1,6 @@
 """Whether `cortexmlx bench --compare` notices a slower engine, and leaves one alone that is as it was.
 
-`python -m cortexmlx.bench.studies.noticed [MODEL] [--runs N]`.
+`python -m cortexmlx.bench.studies.regression_detection [MODEL] [--runs N]`.
 
 One run is saved; then fresh processes compare themselves with it: some as they are, some with an engine that computes
 the MLP of every twelfth, sixth or second layer twice, which costs about 5, 10 and 30 % of a step. How often each is
@@ -32,7 +32,7 @@ EVERY = (0, 12, 6, 2)
 """Of which layers the MLP is computed twice; 0: of none."""
 
 COMMAND = """\
-from cortexmlx.bench.studies.noticed import slow_down
+from cortexmlx.bench.studies.regression_detection import slow_down
 slow_down({every})
 from cortexmlx.cli import main
 main()"""
@@ -108,7 +108,7 @@ def table(found: Iterable[Outcome]) -> str:
 def main() -> None:
     """Save a run, compare many with it, and print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.noticed", description=(__doc__ or "").split("\n")[0]
+        prog="python -m cortexmlx.bench.studies.regression_detection", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("model", nargs="?", default="smollm2", help="a llama")
     parser.add_argument("--runs", type=int, default=10, help="of each kind (default 10)")

@@ -1,4 +1,4 @@
-"""A shelf: the segments of one folder and their index. Whatever is wrong with them is a miss, and said once."""
+"""SegmentStore: the segments of one folder and their index. Every fault is a miss, and is logged once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cortexmlx.store.bloom_filter import BloomFilter
 from cortexmlx.store.folder import open_folder, open_plain
 from cortexmlx.store.index import Index, SegmentLine, throw_away
-from cortexmlx.store.known import Known
 from cortexmlx.store.record import Record, proof, restored
 from cortexmlx.store.segment import (
     SEGMENT_NAME,
     ForeignSegment,
-    Place,
+    RecordLocation,
     printable,
     read_header,
     remove_unfinished,
@@ -37,7 +37,7 @@ _AT_ONCE = 200
 """Segments that become known together, with one change of the index."""
 
 
-class Shelf:
+class SegmentStore:
     """At most `limit` bytes of records in the folder `path`, those that were used last. Any thread may use it, and any
     number of processes the same folder.
 
@@ -53,7 +53,7 @@ class Shelf:
         self._opening = True
         self._lock = threading.Lock()
         self._opened_once = threading.Event()
-        self._known: Known | None = None
+        self._known: BloomFilter | None = None
         self._version = -1
 
     def open(self) -> None:
@@ -136,7 +136,7 @@ class Shelf:
                 raise
         return len(new)
 
-    def _there(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+    def _there(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
         """As `find`, for who is to write. An index that turns out to be broken is made again. Raises sqlite3.Error."""
         try:
             with self._used() as index:
@@ -177,17 +177,17 @@ class Shelf:
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             version = index.version()
             if version != self._version:
-                known = self._known or Known()  # which may be told of new ones meanwhile
+                known = self._known or BloomFilter()  # which may be told of new ones meanwhile
                 known.add(index.keys())
                 self._version, self._known = version, known
 
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
         """Where the records of some keys lie, of those that are there."""
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             return index.find(keys)
         return {}
 
-    def read(self, place: Place, tokens: Sequence[int]) -> Record | None:
+    def read(self, place: RecordLocation, tokens: Sequence[int]) -> Record | None:
         """The record that lies there, if it is really the one of these tokens; else it is forgotten."""
         try:
             with open_plain(self.path / place.segment) as file:
@@ -213,7 +213,7 @@ class Shelf:
             return None
         return record
 
-    def use(self, places: Sequence[Place]) -> None:
+    def use(self, places: Sequence[RecordLocation]) -> None:
         """Records were read, a chain's beginning first: their segments go last, beginnings after ends."""
         names = list(dict.fromkeys(place.segment for place in reversed(places)))
         with contextlib.suppress(sqlite3.Error), self._used() as index:
@@ -310,14 +310,14 @@ class Shelf:
         index.remove(sorted(known - set(files)))
         new = sorted(set(files) - known, key=lambda name: _modified(self.path / name), reverse=True)
         if len(new) > _AT_ONCE:
-            self._known = Known()
+            self._known = BloomFilter()
             self._opened_once.set()
         for start in range(0, len(new), _AT_ONCE):
             if self._closed:
                 return
             index.add_old(self._read_headers({name: files[name] for name in new[start : start + _AT_ONCE]}))
 
-    def _read_headers(self, files: Mapping[str, int]) -> list[tuple[str, str, int, list[Place]]]:
+    def _read_headers(self, files: Mapping[str, int]) -> list[tuple[str, str, int, list[RecordLocation]]]:
         """What the segments say of themselves, given their bytes. Damaged ones are removed; those of another format are
         left to whichever version wrote them.
         """
@@ -358,7 +358,7 @@ _NOT_THE_INDEX = {
 
 
 def _in_the_way(error: sqlite3.Error) -> bool:
-    """Whether it is others, or the disk, or that the shelf was closed, and not the index itself."""
+    """Whether it is others, or the disk, or that the store was closed, and not the index itself."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in _NOT_THE_INDEX or isinstance(error, sqlite3.ProgrammingError)
 

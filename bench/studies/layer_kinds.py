@@ -1,4 +1,6 @@
-"""Beside mlx-lm on a model of each kind of layer: `python -m cortexmlx.bench.studies.kinds [KIND ...] [--pairs N]`.
+"""Compare with mlx-lm on a model of each kind of layer.
+
+`python -m cortexmlx.bench.studies.layer_kinds [KIND ...] [--pairs N]`
 
 The models have random weights: hidden size 512 and 8 layers, so that a step is neither all overhead nor all matrix
 products. For each: decode of 8 and 16 rows, prefill of a long prompt, and the second turn of a chat against computing
@@ -129,7 +131,7 @@ def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None
 def main() -> None:
     """Print a table for each kind."""
     parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.kinds", description=(__doc__ or "").split("\n")[0]
+        prog="python -m cortexmlx.bench.studies.layer_kinds", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(KINDS)}; none: all")
     parser.add_argument("--pairs", type=int, default=MINIMUM_PAIRS)

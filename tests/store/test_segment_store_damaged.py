@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.store.index import NAME
-from cortexmlx.store.shelf import Shelf
+from cortexmlx.store.segment_store import SegmentStore
 from support.damage import DAMAGES
 from support.records import opened, read_all, record, same
 
@@ -27,16 +27,16 @@ WRITTEN = {r.key: r for r in RECORDS}
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of three segments."""
     folder = tmp_path_factory.mktemp("store")
-    shelf = opened(folder)
+    segment_store = opened(folder)
     for start in range(0, 12, 4):
-        shelf.write("model", RECORDS[start : start + 4])
-    shelf.close()
+        segment_store.write("model", RECORDS[start : start + 4])
+    segment_store.close()
     return folder
 
 
-def check(shelf: Shelf) -> int:
+def check(segment_store: SegmentStore) -> int:
     """Whatever is read is right; returns how much that is."""
-    found = read_all(shelf, RECORDS)
+    found = read_all(segment_store, RECORDS)
     assert all(same(record, WRITTEN[key]) for key, record in found.items()), "something else than what was written"
     return len(found)
 
@@ -46,17 +46,17 @@ def attack(whole: Path, folder: Path, seed: int, caplog: pytest.LogCaptureFixtur
     chance = random.Random(seed)
     shutil.copytree(whole, folder)
     at_work = chance.random() < 0.5
-    shelf = opened(folder) if at_work else None
+    segment_store = opened(folder) if at_work else None
     for _ in range(chance.choice((1, 1, 2, 4))):
         chance.choice(DAMAGES)(chance, folder)
     caplog.clear()
-    shelf = shelf or opened(folder)
-    found = check(shelf)
-    shelf.write("model", RECORDS)
-    check(shelf)
+    segment_store = segment_store or opened(folder)
+    found = check(segment_store)
+    segment_store.write("model", RECORDS)
+    check(segment_store)
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) <= 1, [r.getMessage() for r in warnings]
-    shelf.close()
+    segment_store.close()
     again = opened(folder)
     for _ in range(5):  # an index that is made again knows the damaged segments again, too
         again.write("model", RECORDS)
@@ -79,14 +79,14 @@ def test_damaged_files_are_misses_and_one_warning(
 def test_pipes_and_links_in_the_place_of_files_are_misses(whole: Path, tmp_path: Path) -> None:
     """Whoever opens a pipe waits for its writer, and all prompts would wait with him."""
     shutil.copytree(whole, tmp_path / "kv")
-    shelf = opened(tmp_path / "kv")
+    segment_store = opened(tmp_path / "kv")
     one, other, _ = sorted((tmp_path / "kv").glob("*.safetensors"))
     one.unlink()
     os.mkfifo(one)
     other.unlink()
     other.symlink_to("/dev/zero")
-    assert check(shelf) == 4
-    shelf.close()
+    assert check(segment_store) == 4
+    segment_store.close()
     (tmp_path / "kv" / NAME).unlink()
     assert check(opened(tmp_path / "kv")) == 4
 
@@ -97,12 +97,12 @@ def test_whatever_happens_while_it_opens_it_is_open_then(
     """The thread that opens it goes on to write, and those who wait for it go on."""
     shutil.copytree(whole, tmp_path / "kv")
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.store.shelf.remove_unfinished", lambda path: 1 // 0)
-        shelf = opened(tmp_path / "kv")
-    shelf.wait()
+        patched.setattr("cortexmlx.store.segment_store.remove_unfinished", lambda path: 1 // 0)
+        segment_store = opened(tmp_path / "kv")
+    segment_store.wait()
     assert len(caplog.records) == 1
-    shelf.write("model", RECORDS)
-    assert check(shelf) == 12
+    segment_store.write("model", RECORDS)
+    assert check(segment_store) == 12
 
 
 @pytest.mark.slow
@@ -116,11 +116,11 @@ import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from support.records import opened, record
-shelf = opened(Path(sys.argv[1]), 60_000)
+segment_store = opened(Path(sys.argv[1]), 60_000)
 print("begins", flush=True)
 for start in range(int(sys.argv[3]), 1 << 30, 3):
-    shelf.write("model", [record(n % 12) for n in range(start, start + 3)])
-    shelf.clear() if start % 50 == 0 else None
+    segment_store.write("model", [record(n % 12) for n in range(start, start + 3)])
+    segment_store.clear() if start % 50 == 0 else None
 """
 
 
@@ -141,15 +141,15 @@ def test_writers_that_are_killed_and_others_that_go_on_leave_a_store_that_is_rig
         ]
         for writer in writers:
             assert writer.stdout is not None and writer.stdout.readline()
-        shelf = opened(tmp_path)
+        segment_store = opened(tmp_path)
         until = time.monotonic() + chance.uniform(0.2, 0.5)
         while time.monotonic() < until:
-            check(shelf)
+            check(segment_store)
         for writer in writers:
             writer.send_signal(signal.SIGKILL)
             writer.wait()
-        check(shelf)
-        shelf.close()
+        check(segment_store)
+        segment_store.close()
     last = opened(tmp_path)
     last.write("model", RECORDS)
     assert check(last) == 12

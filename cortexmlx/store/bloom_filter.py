@@ -1,4 +1,4 @@
-"""Which keys there may be: a Bloom filter, so that a prompt that is new need not wait to hear so."""
+"""A Bloom filter of the store's keys, so that a new prompt does not wait for the index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BITS = 24
 """2**24 bits are 2 MiB: with a million keys, one of 400 others is taken for known."""
 
 
-class Known:
+class BloomFilter:
     """Keys are hashes already: four numbers of a key are its places. Any thread may use it."""
 
     def __init__(self, keys: Iterable[bytes] = ()) -> None:

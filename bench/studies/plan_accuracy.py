@@ -1,6 +1,6 @@
 """What `cortexmlx plan` says that a run takes, beside what it took.
 
-`python -m cortexmlx.bench.studies.promise [SETTING ...]`.
+`python -m cortexmlx.bench.studies.plan_accuracy [SETTING ...]`.
 
 Each setting runs in a process of its own: a queue of three times as many requests as there are rows, with prompts that
 have nothing in common, so that the arena grows to its limit and is full of prefixes in the end. What counts is MLX's
@@ -36,7 +36,7 @@ COMMAND = "from cortexmlx.cli import main; main()"
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a kind of model (`bench.studies.kinds`, or the starter model), the cache, rows, tokens of a row."""
+    """One run: a model (of `bench.studies.layer_kinds`, or the starter), the cache, rows, tokens of a row."""
 
     kind: str
     kv_memory: str
@@ -113,7 +113,7 @@ def measure(setting: Setting) -> Outcome:
 
 def _model(kind: str, folder: Path) -> str:
     from cortexmlx.bench.measure.random_model import write_random_model
-    from cortexmlx.bench.studies.kinds import COMMON, KINDS
+    from cortexmlx.bench.studies.layer_kinds import COMMON, KINDS
 
     return kind if kind == STARTER else str(write_random_model(folder, {**COMMON, **KINDS[kind]}))
 
@@ -181,7 +181,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 def main() -> None:
     """Print the table; 1 if a promise was not kept."""
     parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.promise", description=(__doc__ or "").split("\n")[0]
+        prog="python -m cortexmlx.bench.studies.plan_accuracy", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("settings", nargs="*", type=int, metavar="SETTING", help="numbers of settings; none: all")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -196,7 +196,7 @@ def main() -> None:
 
 def _apart(number: int) -> Outcome:
     """A measurement in a process of its own."""
-    command = [sys.executable, "-m", "cortexmlx.bench.studies.promise", "--one", str(number)]
+    command = [sys.executable, "-m", "cortexmlx.bench.studies.plan_accuracy", "--one", str(number)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout)
     return Outcome(**figures)

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import llama
 
-from cortexmlx.bench.studies import noticed
-from cortexmlx.bench.studies.noticed import Outcome, table
+from cortexmlx.bench.studies import regression_detection
+from cortexmlx.bench.studies.regression_detection import Outcome, table
 
 
 def test_a_slowed_model_computes_the_same_with_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_a_slowed_model_computes_the_same_with_more_work(monkeypatch: pytest.Mon
         return out
 
     monkeypatch.setattr(llama.MLP, "__call__", counted)
-    noticed.slow_down(3)
+    regression_detection.slow_down(3)
     assert all(mx.array_equal(mlp(x), expected) for _ in range(6))
     assert calls == [6 + 2]
 
@@ -39,12 +39,14 @@ def test_the_table_counts_who_was_called_slower() -> None:
 def test_every_kind_of_engine_takes_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is, and with the MLP of every 12th, 6th and 2nd layer twice; what the log has is not run again."""
     ran, saved = list[int](), list[int]()
-    monkeypatch.setattr(noticed, "run", lambda model, every, arguments: saved.append(every))
-    monkeypatch.setattr(noticed, "compare", lambda model, file, every: ran.append(every) or Outcome(every, 0, {}, {}))
+    monkeypatch.setattr(regression_detection, "run", lambda model, every, arguments: saved.append(every))
+    monkeypatch.setattr(
+        regression_detection, "compare", lambda model, file, every: ran.append(every) or Outcome(every, 0, {}, {})
+    )
     log = tmp_path / "log.jsonl"
     for runs in ("1", "2"):
         monkeypatch.setattr("sys.argv", ["noticed", "a model", "--runs", runs, "--log", str(log)])
-        noticed.main()
+        regression_detection.main()
     assert saved == [0, 0] and ran == [0, 12, 6, 2] * 2
 
 
@@ -54,5 +56,5 @@ def test_a_slowed_engine_is_reported(tmp_path: Path) -> None:
     """Every third MLP twice: a fifth of a step, which shows on a busy machine, too."""
     saved = tmp_path / "a.json"
     arguments = ["-p", "64", "-n", "12", "-r", "10"]
-    noticed.run("smollm2", 0, [*arguments, "--save", str(saved)])
-    assert noticed.compare("smollm2", saved, 3).code == noticed.SLOWER
+    regression_detection.run("smollm2", 0, [*arguments, "--save", str(saved)])
+    assert regression_detection.compare("smollm2", saved, 3).code == regression_detection.SLOWER

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cortexmlx.bench.studies import kinds, promise
-from cortexmlx.bench.studies.promise import CONSTANT, SETTINGS, STARTER, Outcome, Setting, table
+from cortexmlx.bench.studies import layer_kinds, plan_accuracy
+from cortexmlx.bench.studies.plan_accuracy import CONSTANT, SETTINGS, STARTER, Outcome, Setting, table
 
 PARTS = dict.fromkeys(
     ("weight_bytes", "arena_bytes", "states_bytes", "snapshot_bytes", "tail_bytes", "prefill_bytes", "decode_bytes"),
@@ -31,7 +31,7 @@ def test_the_table_has_every_part_and_says_which_promise_was_broken() -> None:
 
 
 def test_the_settings_are_of_all_kinds_and_differ_in_everything() -> None:
-    assert {s.kind for s in SETTINGS} == {STARTER, *kinds.KINDS}
+    assert {s.kind for s in SETTINGS} == {STARTER, *layer_kinds.KINDS}
     for name in ("kv_memory", "max_rows", "tokens", "block_size", "prefill_budget"):
         assert len({getattr(setting, name) for setting in SETTINGS}) >= 3
 
@@ -39,7 +39,7 @@ def test_the_settings_are_of_all_kinds_and_differ_in_everything() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.kind != STARTER], ids=lambda s: s.name)
 def test_a_run_takes_what_was_planned(setting: Setting) -> None:
-    outcome = promise._apart(SETTINGS.index(setting))
+    outcome = plan_accuracy._apart(SETTINGS.index(setting))
     assert outcome.kept, table([outcome])
 
 
@@ -47,5 +47,5 @@ def test_a_run_takes_what_was_planned(setting: Setting) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.kind == STARTER], ids=lambda s: s.name)
 def test_a_run_of_the_starter_model_takes_what_was_planned(setting: Setting) -> None:
-    outcome = promise._apart(SETTINGS.index(setting))
+    outcome = plan_accuracy._apart(SETTINGS.index(setting))
     assert outcome.kept, table([outcome])

@@ -1,4 +1,4 @@
-"""How far a long prompt is, in words; and a bar on stderr, where a person looks, that goes before the answer begins."""
+"""Progress of a long prompt: in words, and as a bar that goes before the answer begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def how_far(news: Progress) -> str:
     return f"reading {news.done:,} of {news.total:,} tokens{cached}"
 
 
-class Reading:
+class PrefillProgress:
     """Told of every event of an answer. Nothing is shown of a prompt that takes one step."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Reading:
         self._task: TaskID
         self._wanted = console.is_terminal(sys.stderr)
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> PrefillProgress:
         return self
 
     def __exit__(
