@@ -203,6 +203,17 @@ def _attention() -> Iterator[Check]:
         yield Check("kernel", verdict, f"{check.variant.label}: {check.outcome}", advice, check.message)
 
 
+def _simulator() -> Iterator[Check]:
+    """Whether the developers' parts are here. Nothing that a user runs needs them."""
+    from cortexmlx.host.developer_parts import HOW_TO_GET_THEM, has_developer_parts
+
+    if has_developer_parts():
+        yield Check("simulator", Verdict.OK, "installed, with the other parts for developers")
+    else:
+        detail = f"not in this install, nor needed to run models; to work on the kernels, {HOW_TO_GET_THEM}"
+        yield Check("simulator", Verdict.OK, detail)
+
+
 _SLOWER = "this shape runs on the reference path, slower: please report what `cortexmlx doctor --json` says of it"
 
 CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
@@ -216,4 +227,5 @@ CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "models": _models,
     "terminal": _terminal,
     "attention": _attention,
+    "simulator": _simulator,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from cortexmlx.errors import InvalidRequest
@@ -19,6 +20,14 @@ DEVELOPER_PARTS = (
 """A wheel leaves these out. A wheel's modules import them through `developer_part` only."""
 
 
+HOW_TO_GET_THEM = "clone the repository and run `pip install -e '.[dev]'` in it"
+
+
+def has_developer_parts() -> bool:
+    """Whether this install has all developers' parts. Imports none of them."""
+    return all(find_spec(part) is not None for part in DEVELOPER_PARTS)
+
+
 def developer_part(module: str, purpose: str) -> ModuleType:
     """Import and return `module`. Raise InvalidRequest, which names `purpose`, where this install lacks it."""
     try:
@@ -27,6 +36,5 @@ def developer_part(module: str, purpose: str) -> ModuleType:
         if error.name is None or not error.name.startswith(DEVELOPER_PARTS):
             raise
         raise InvalidRequest(
-            f"{purpose} needs the kernel simulator, which this install does not have: "
-            "clone the repository and run `pip install -e '.[dev]'` in it"
+            f"{purpose} needs the kernel simulator, which this install does not have: {HOW_TO_GET_THEM}"
         ) from None

@@ -84,4 +84,5 @@ def test_a_wheel_runs_without_the_developers_parts(tmp_path: Path) -> None:
         done = run(*command)
         assert done.returncode == 0, (command, done.stderr)
         assert "attention='sim' needs the kernel simulator" in done.stdout and "Traceback" not in done.stderr
+        assert command != ("doctor",) or "simulator     not in this install" in done.stdout
     assert "no cost sheet: the cost sheet needs the kernel simulator" in done.stdout + done.stderr

@@ -148,3 +148,12 @@ def test_what_a_terminal_cannot_show_is_warned_of(
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     [check] = CHECKS["terminal"]()
     assert (check.verdict, check.detail) == (Verdict.OK, "none: plain text is written")
+
+
+def test_an_install_without_the_developers_parts_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    [check] = CHECKS["simulator"]()
+    assert (check.verdict, check.detail) == (Verdict.OK, "installed, with the other parts for developers")
+    monkeypatch.setattr("cortexmlx.host.developer_parts.DEVELOPER_PARTS", ("cortexmlx.metal.not_here",))
+    [check] = CHECKS["simulator"]()
+    assert check.verdict is Verdict.OK and check.detail.startswith("not in this install")
+    assert "pip install -e '.[dev]'" in check.detail
