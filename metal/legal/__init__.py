@@ -5,8 +5,8 @@
 [Complaint(line=1, message='Metal has no double')]
 """
 
+from .diagnostics import Language
 from .frontend import Complaint, available
 from .judge import complaints
-from .language import Language
 
 __all__ = ["Complaint", "Language", "available", "complaints"]

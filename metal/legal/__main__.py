@@ -6,8 +6,8 @@ A file is judged as the text of a kernel that MLX compiles: after MLX's own prea
 import sys
 from pathlib import Path
 
+from .diagnostics import Language
 from .judge import complaints
-from .language import Language
 
 
 def main(paths: list[str]) -> int:

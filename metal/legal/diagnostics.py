@@ -1,9 +1,18 @@
-"""Which of the front end's diagnostics are Metal's, too, and what they say there."""
+"""Which of the front end's diagnostics Metal's compiler has too, at which language level, and in which words."""
 
 import re
 from collections.abc import Sequence
+from enum import Enum
 
-from .language import Language
+
+class Language(Enum):
+    """The language level at which MLX compiles a kernel: by the version of macOS."""
+
+    METAL_3_1 = "3.1"
+    """macOS 14; C++14."""
+    METAL_4_0 = "4.0"
+    """macOS 26; C++17, with lambdas."""
+
 
 # OpenCL cannot copy a struct out of `constant` memory, and its temporaries lie in a space of their own; Metal can, and
 # does not care.

@@ -16,8 +16,7 @@ from cortexmlx.errors import ToolchainMissing
 from cortexmlx.metal.legal.msl import PREAMBLE
 
 from . import swizzles
-from .diagnostics import verdict
-from .language import Language
+from .diagnostics import Language, verdict
 from .text import to_opencl
 
 DIALECT = Path(__file__).parent / "dialect"

@@ -7,8 +7,8 @@ from pathlib import Path
 from cortexmlx.metal.legal.msl import PREAMBLE
 from cortexmlx.metal.sim.toolchain import mlx_headers
 
+from .diagnostics import Language
 from .frontend import Complaint, parse
-from .language import Language
 from .rules import conversions, entry_points, features, spaces, storage
 from .tree import walk
 

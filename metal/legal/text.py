@@ -4,14 +4,15 @@
 - a threadgroup variable becomes a static, the only kind that OpenCL lets live in a function that is no OpenCL kernel;
 - `const thread T&` takes a value, to which OpenCL lets it bind no temporary: an annotation says what it was;
 - a function constant gets a value, without which OpenCL takes no constant;
-- `1.5bf` becomes a conversion; an explicit instantiation of a kernel is also named, so that the tree leads to it.
+- `1.5bf` becomes a conversion; an explicit instantiation of a kernel is also named, so that the tree leads to it;
+- `this` in Metal points to thread memory, in OpenCL to any memory. So `return member;` in a function that returns
+  `thread T&` goes through `__thread_memory`, which takes no other space;
+- `reinterpret_cast<thread T*>(...)` becomes a cast that OpenCL allows from any memory except `device`.
 """
 
 import re
 
-from cortexmlx.metal.legal.msl import blank, blank_comments, split
-
-from .members import in_thread_memory
+from cortexmlx.metal.legal.msl import blank, blank_comments, closing, split
 
 _ATTRIBUTES = re.compile(r"\[\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]\]")
 _ANNOTATED = (
@@ -34,6 +35,14 @@ _THREAD_MEMBER = re.compile(r"(\)\s*)((?:const\b\s*)?)thread\b(\s*const\b)?(?=\s
 _CONSTEXPR_REFERENCE = re.compile(r"\bconstexpr\b(?=\s+(?:const\s+)?thread\b[^;{}()=]*[&*][^;{}=]*\()")
 _STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
 _WORD = re.compile(r"\s*[A-Za-z_]\w*")
+_RETURNS_REFERENCE = re.compile(
+    r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\("
+)
+_RETURN = re.compile(r"\breturn\b(\s+)([^;{}]+);")
+_REINTERPRETED = re.compile(
+    r"\breinterpret_cast\s*<((?:[^<>]|<[^<>]*>)*\bthread\b(?:[^<>]|<[^<>]*>)*[*&]\s*)>\s*(?=\()"
+)
+_BODY = re.compile(r"[^;{}()]*\{")
 
 
 def _line_breaks(text: str) -> str:
@@ -120,6 +129,23 @@ def to_opencl(text: str) -> str:
     text = _CONST_REFERENCE.sub(_by_value, text)
     text = _CONSTEXPR_REFERENCE.sub("", text)
     text = _THREAD_MEMBER.sub(r"\1\2\3", text)
-    text = in_thread_memory(text)
+    text = _in_thread_memory(text)
     text = _BFLOAT.sub(r"(bfloat(\1f))", text)
     return _statics(text, blank(text))
+
+
+def _in_thread_memory(text: str) -> str:
+    """The text with the results of its functions and its casts in the thread's memory. Lines stay."""
+    text = _REINTERPRETED.sub(r"(\1)", text)
+    out, at = [], 0
+    for header in _RETURNS_REFERENCE.finditer(text):
+        if header.start() < at:
+            continue
+        parameters_end = closing(text, header.end() - 1)
+        body = _BODY.match(text, parameters_end + 1) if parameters_end else None
+        end = closing(text, body.end() - 1) if body else None
+        if body is None or end is None:
+            continue
+        out += [text[at : body.end()], _RETURN.sub(r"return\1__thread_memory(\2);", text[body.end() : end])]
+        at = end
+    return "".join(out) + text[at:]

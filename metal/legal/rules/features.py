@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from cortexmlx.metal.legal.msl import blank
 
+from ..diagnostics import Language
 from ..frontend import Complaint, Parsed
-from ..language import Language
 from ..tree import Node
 
 _WORDS = (

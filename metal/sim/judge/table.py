@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from . import mlx_kernels, mlx_lm_kernels, mlx_vlm_kernels, sdpa, steel
+from . import mlx_lm_kernels, mlx_vlm_kernels, sdpa, steel
 from .cases import Case, Skipped
 from .mlx import attention, elementwise, gemv, others, quantized, reduce, rows, scan, sort
 
@@ -12,7 +12,7 @@ FAMILIES: dict[str, Cases] = {
     "sdpa": sdpa.cases,
     "attention": attention.cases,
     "steel": steel.cases,
-    "softmax": mlx_kernels.cases,
+    "softmax": rows.softmax_cases,
     "rows": rows.cases,
     "reduce": reduce.cases,
     "scan": scan.cases,

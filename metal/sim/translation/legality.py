@@ -6,7 +6,6 @@ from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal import legal
-from cortexmlx.metal.legal import msl
 
 from ..built import cache_folder, content_key
 
@@ -18,7 +17,7 @@ def _own_text() -> str:
     """The judge's own text: another judge may have another opinion."""
     folder = Path(legal.__file__).parent
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h")]
-    return "".join(path.read_text() for path in [*files, Path(msl.__file__)])
+    return "".join(path.read_text() for path in files)
 
 
 @cache

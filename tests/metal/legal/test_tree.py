@@ -1,7 +1,7 @@
 """The walk finds what is written, and every instantiation once."""
 
+from cortexmlx.metal.legal.diagnostics import Language
 from cortexmlx.metal.legal.frontend import parse
-from cortexmlx.metal.legal.language import Language
 from cortexmlx.metal.legal.tree import walk
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from support.legal_tools import kernel

@@ -1,4 +1,4 @@
-"""MLX's kernels for rows of logits and dot products: cross entropy and its gradient, logsumexp in a loop, dot."""
+"""MLX's kernels for rows of logits and dot products: softmax, logsumexp, cross entropy and its gradient, dot."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -37,17 +37,21 @@ def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) ->
     return y, cotangent[:, None] * (weights - (np.arange(width) == at[:, None]))
 
 
-def _logsumexp(dtype: mx.Dtype, width: int, threads: int) -> tuple[Floats, Floats]:
-    bits, x = draw(width, (2, width), dtype, 4.0)
+def _row(header: str, function: str, dtype: mx.Dtype, rows: int, width: int, threads: int) -> tuple[Floats, Floats]:
+    """Softmax or logsumexp of each row."""
+    bits, x = draw(width, (rows, width), dtype, 4.0)
+    shifted = np.exp(x - x.max(-1, keepdims=True))
+    sums = shifted.sum(-1)
+    expected = shifted / sums[:, None] if header == "softmax.h" else np.log(sums) + x.max(-1)
     (y,) = launch(
-        "logsumexp.h",
-        "logsumexp_looped",
+        header,
+        function,
         f"{NAMES[dtype]}, float",
-        {0: bits, 1: Result((2,), dtype), 2: i32(width)},
-        groups=(2, 1, 1),
+        {0: bits, 1: Result(expected.shape, dtype), 2: i32(width)},
+        groups=(rows, 1, 1),
         threadgroup=(threads, 1, 1),
     )
-    return y, np.log(np.exp(x).sum(-1))
+    return y, expected
 
 
 def _dot(dtype: mx.Dtype, size: int) -> tuple[Floats, Floats]:
@@ -75,6 +79,20 @@ def cases() -> Iterator[Case]:
                 kernel = "cross_entropy_vjp" if gradient else "cross_entropy"
                 run = partial(_cross_entropy, dtype, width, threads, gradient)
                 yield Case("MLX", f"{kernel} {name} {width}", run, tolerance * (8 if dtype == F32 else 1))
-        yield Case("MLX", f"logsumexp_looped {name} 5000", partial(_logsumexp, dtype, 5000, 1024), tolerance)
+        looped = partial(_row, "logsumexp.h", "logsumexp_looped", dtype, 2, 5000, 1024)
+        yield Case("MLX", f"logsumexp_looped {name} 5000", looped, tolerance)
         for size in (8192, 9001):
             yield Case("MLX", f"dot_product {name} {size}", partial(_dot, dtype, size), TOLERANCE[F32] * 4)
+
+
+def softmax_cases() -> Iterator[Case]:
+    """Widths below, at and above what the threads of one group read at once."""
+    for dtype in FLOATS:
+        for header, function, width, threads in (
+            ("softmax.h", "softmax_single_row", 100, 32),
+            ("softmax.h", "softmax_single_row", 1000, 256),
+            ("softmax.h", "softmax_looped", 5000, 1024),
+            ("logsumexp.h", "logsumexp", 1000, 256),
+        ):
+            run = partial(_row, header, function, dtype, 3, width, threads)
+            yield Case("MLX", f"{function} {NAMES[dtype]} {width}", run, TOLERANCE[dtype])
