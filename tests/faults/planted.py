@@ -316,7 +316,12 @@ FAULTS = (
         "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)",
         "reference.attend_pieces(queries, kv, scale, sinks, softcap, None)",
     ),
-    Fault("slopes are no part of a variant's key", BACKEND, ", slopes is not None)", ", False)"),
+    Fault(
+        "slopes are no part of a variant's key",
+        BACKEND,
+        ", slopes is not None, kv.quantization)",
+        ", False, kv.quantization)",
+    ),
     Fault(
         "keys are brought while values are read",
         PREFILL,
@@ -382,5 +387,5 @@ FAULTS = (
     Fault(
         "a part of a value has the scales of the first", QUANTIZED_MATRIX, "scales.first + first +", "scales.first +"
     ),
-    Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, piece.tokens)", "begin + tile"),
+    Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, last)", "begin + tile"),
 )
