@@ -67,7 +67,7 @@ class StateStore:
         self.forget_rows()
 
     def forget_rows(self) -> None:
-        """No row is there any more; snapshots stay."""
+        """Drop the rows' states; snapshots stay."""
         self._newest: dict[Row, Place] = {}
         self._step: StateStep | None = None
         self._batch: Batch | None = None
@@ -77,7 +77,7 @@ class StateStore:
             leaf.end()
 
     def forget(self) -> None:
-        """Nothing is there any more."""
+        """Drop all states and snapshots."""
         self.forget_rows()
         self._snapshots.clear()
 
@@ -104,8 +104,6 @@ class StateStore:
 
     def begin(self, plan: StepPlan) -> None:
         """Hand the leaves the states that a step begins with. Raises KVBlockError for a state that is not there."""
-        if not self.leaves:
-            return
         self.carry_out(plan.states)
         self._cuts = {}
         for cut in plan.states.cuts:
@@ -127,9 +125,7 @@ class StateStore:
                 self._newest.pop((segment.job, segment.generation), None)
 
     def end(self) -> list[mx.array]:
-        """Take the states that the step left in the leaves; returns the arrays to evaluate."""
-        if not self.leaves:
-            return []
+        """Take the states that the step left in the leaves. Return the arrays to evaluate."""
         assert self._step is not None
         by_leaf = [leaf.end() for leaf in self.leaves.values()]
         parts = self._step.parts
@@ -203,7 +199,7 @@ class StateStore:
         )
 
     def _keep(self, snapshot: int, place: Place) -> list[mx.array]:
-        """A real copy: a slice would hold the memory of all that it is a slice of."""
+        """Keep a copy of one row's state: a slice would hold the memory of the whole batch."""
         batch = self._snapshots[snapshot] = place.batch.taken([place.row])
         return list(batch.arrays())
 

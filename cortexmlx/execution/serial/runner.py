@@ -32,7 +32,7 @@ _GROWN = 256
 
 
 def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Concatenate[SerialRunner, P], T]:
-    """If a step fails, the caches keep nothing."""
+    """`work`, after whose failure the caches keep nothing."""
 
     @wraps(work)
     def done(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -92,7 +92,7 @@ class SerialRunner:
         return ()
 
     def begin(self, blocks: Counts) -> None:
-        """Keep nothing, in caches that are new, and count so many blocks."""
+        """Begin with new caches, which keep nothing, and count `blocks` blocks."""
         self.arena = OwnCaches(self._model, self.arena.groups, self.arena.block_size)
         self.arena.resize(blocks)
 
@@ -105,7 +105,7 @@ class SerialRunner:
         return self.arena.can_resize(blocks)
 
     def resize(self, blocks: Counts) -> None:
-        """Count so many blocks."""
+        """Count `blocks` blocks."""
         self.arena.resize(blocks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -151,14 +151,14 @@ class SerialRunner:
         self._start(self._choose(mask), started)
 
     def _start(self, results: list[mx.array], started: float) -> None:
-        """Have results computed whose graph was `started`."""
+        """Start to compute results whose graph was `started`."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         self.wait_seconds += time.perf_counter() - built
 
     def _pass(self, plan: StepPlan) -> list[mx.array]:
-        """The forward pass of a step as a graph. Returns what is to be computed of it."""
+        """Build the forward pass of a step as a graph. Return the arrays to compute."""
         self._started, self._plan, self._logits, self._scores = time.perf_counter(), plan, None, None
         if plan.blocks != self.arena.blocks:
             self.arena.resize(plan.blocks)
@@ -169,7 +169,7 @@ class SerialRunner:
         return self.arena.arrays() if plan.kind is StepKind.MIXED else []
 
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
-        """The choice of the step's token as a graph. The step is in flight from now on."""
+        """Build the choice of the step's token as a graph. The step is in flight from now on."""
         plan, logits, scores = self._plan, self._logits, self._scores
         assert plan is not None
         sampled = None

@@ -19,39 +19,40 @@ from cortexmlx.scheduling.waiting.readings import Readings
 from cortexmlx.scheduling.waiting.turns import Client, Turns, size
 
 _NEVER = -1
-"""In the place of `RunningSet.changes` when nobody could begin: nobody can until that or the queue changes."""
+"""No value of `RunningSet.changes`. `_nobody_at` is the value at which no job could begin: none can until that value or
+the queue changes.
+"""
 
 _LOOKED_AT = 128
-"""How many of one client are asked in a step whether they can begin: bounds its work. Who cannot is held, so that the
+"""How many jobs of one client are looked at in a step: bounds its work. Jobs that cannot begin are held, so that the
 next step continues after them.
 """
 
 _TOO_LARGE = 16
-"""Clients whose first job is looked up in the prefix cache and does not fit. Of the clients after them only those begin
-in this step whose first job fits even if nothing of it is cached: to find that out takes microseconds.
+"""How many clients' first jobs are looked up in the prefix cache and do not fit. After that a job begins in this step
+only if it fits with nothing of it cached: to find that out takes microseconds.
 """
 
 _PASSED = 2048
-"""Clients that are passed in a step because their first job is too large: bounds its work, too."""
+"""How many clients are passed over in a step because their first job is too large: bounds its work, too."""
 
 Gate = Key | Job | Wish
-"""What a job is held by: the block that another computes for it, the job that it forks, or what is read from below."""
+"""What holds a job: a block that another computes, the job that it forks, or a load from the tier below."""
 
 
 class Admission:
     """The queue in front of the rows.
 
-    Turns go among the clients: the next to begin is a job of the client that has had the fewest tokens (see `Turns`).
-    Priority and age order the jobs of one client only. A job passes a client's whole line for two reasons. The client
-    may have `client_tokens` tokens running (None: no limit), prompts and answers together, and has them. Or the first
-    of the line does not fit into the memory: then others may begin until each has had as many tokens more than that
-    client as this job needs, and after that nobody may, so the job begins at last.
+    The next job to begin is one of the client that has had the fewest tokens (see `Turns`). Priority and age order the
+    jobs of one client only. A client's whole line is passed over for two reasons. The client has its `client_tokens`
+    tokens running, prompts and answers together (None: no limit). Or the first job of the line does not fit into the
+    memory. Then each other client may have as many tokens more than this client as the job needs. After that no other
+    job begins, so this one begins at last.
 
-    Some jobs are *held*, in nobody's way and at no cost for their client: a fork waits for its parent's prompt. One
-    whose next blocks are being computed by another may wait for them (see `Claims`), and one whose next blocks lie in
-    the tier below, until they are read (see `Readings`). So what a step costs here depends on the rows, not on how many
-    wait. `cached_tokens` of the prompts that began were found in the prefix cache or below it. How long computing takes
-    is known to `costs`.
+    Some jobs are *held*. They block no other job, and cost their client nothing. A fork waits for its parent's prompt.
+    A job whose next blocks are being computed by another may wait for them (see `Claims`). One whose next blocks lie in
+    the tier below waits until they are read (see `Readings`). So the time of a step depends on the rows, not on how
+    many jobs wait. `costs` estimates how long computing takes.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Admission:
     ) -> None:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
+        """Tokens of the prompts that began which were found in the prefix cache or below it."""
         self._running = running
         self._turns = Turns()
         self._lines = Lines(self._turns)

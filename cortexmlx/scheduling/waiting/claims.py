@@ -13,13 +13,12 @@ WORTH_WAITING = 32
 
 
 class Claims:
-    """A running job *claims* the blocks of its prompt until they are stored. One that would compute the same blocks
+    """A running job *claims* the blocks of its prompt until they are stored. A job that would compute the same blocks
     may wait for them.
 
-    Waiting saves the tokens that are shared, and costs a step: the row, empty meanwhile, ends one step later than if
-    its whole prompt had been in the other's. Its own tokens are computed either way. A step has a price whatever it
-    computes, for it reads all weights; so a job waits if that saves it at least `worth_waiting` tokens, which cost as
-    much. The bar is low on purpose: all who wait pay for one step together, but save the tokens each.
+    Waiting saves the shared tokens and costs a step, since the row is empty meanwhile. A step has a price whatever it
+    computes, because it reads all weights. So a job waits if that saves it at least `worth_waiting` tokens, which cost
+    as much. The bar is low on purpose: all that wait pay for one step together, and each saves the tokens.
     """
 
     def __init__(self, block_size: int, worth_waiting: int) -> None:
@@ -33,18 +32,18 @@ class Claims:
 
     @property
     def owners(self) -> set[Job]:
-        """Who claims something."""
+        """The jobs that claim something."""
         return {*self._owners.values(), *self._open}
 
     def claim(self, job: Job) -> None:
-        """A job begins: it will compute what it has not found."""
+        """Claim the blocks of a job's prompt that it has not found: the job begins."""
         self._open[job] = job.num_computed_tokens // self._block_size
         for key in job.keys[self._open[job] :]:
             self._owners.setdefault(key, job)
 
     def release(self, job: Job, blocks: int | None = None) -> list[Key]:
-        """A job's first `blocks` blocks are stored (None: it claims nothing any more). Returns the keys that nobody
-        claims from now on.
+        """End the claims to a job's first `blocks` blocks, which are stored (None: all its claims). Return the keys
+        that no job claims from now on.
         """
         begin = self._open.pop(job, len(job.keys))
         if blocks is not None and blocks < len(job.keys):
@@ -71,7 +70,7 @@ class Claims:
         return last if last in self._owners else job.keys[begin]
 
     def keep_state(self, gate: object) -> None:
-        """Somebody waits for a block, if the gate is one: who computes it is to keep its recurrent state behind it."""
+        """If the gate is a block, let the job that computes it keep its recurrent state after it."""
         if isinstance(gate, Key) and (owner := self._owners.get(gate)) is not None:
             owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
 

@@ -13,15 +13,15 @@ T = TypeVar("T")
 Order = tuple[float, int]
 
 _FEW = 16
-"""Things that have left a heap which are not worth a look at all of it."""
+"""So few things that have left a heap are not worth a look at all of it."""
 
 
 class Ordered(Generic[T]):
-    """Things by their order, the first of them at hand. No two that are here have the same order, but one that is back
-    has the order of what it left behind in the heap: what came later counts as later.
+    """Things by their order, no two of the same. A thing that comes back may have the order of its old entry in the
+    heap: the later entry counts as later.
 
-    A heap in which what has left stays until it comes to the top, or until half of the heap is such: `add` and `remove`
-    cost O(log n) in the mean, wherever the thing stands, and `first` O(1).
+    It is a heap. Removed things stay in it until they come to the top, or are half of it. So `add` and `remove` cost
+    O(log n) in the mean, wherever the thing stands, and `first` O(1).
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Ordered(Generic[T]):
 
 
 class Lines:
-    """The jobs that wait: those of one client in a line of their own, by priority and age, and the lines by whose turn
-    it is. A line can be passed over as a whole, however long it is.
+    """The waiting jobs. Each client has a line, ordered by priority and age, and turns order the lines. A line can be
+    passed over as a whole, however long it is.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -85,7 +85,7 @@ class Lines:
         return self._lines[self._heads.first].first if self._heads else None
 
     def add(self, job: Job) -> None:
-        """To its place in its client's line."""
+        """Put a job into its place in its client's line."""
         line = self._lines.get(job.client)
         if line is None:
             line = self._lines[job.client] = Ordered()

@@ -8,13 +8,13 @@ from heapq import heappop, heappush
 from cortexmlx.scheduling.job import Job
 
 QUANTUM = 32
-"""Tokens that every client that waits may still have before one that comes now. It must be above 0: a stream of new
-clients would otherwise keep one that has had more waiting for ever.
+"""Tokens that each waiting client may still have before a new one. It must be above 0: otherwise a stream of new
+clients would keep one that has had more waiting for ever.
 """
 
 ADVANCE = 256
-"""Tokens of an answer that are charged when it begins. Nobody knows its length then; without an advance many answers
-would begin at the price of one long prompt. What is not used is paid back.
+"""Tokens of an answer that are charged when it begins, as its length is unknown. Without an advance many answers would
+begin at the price of one long prompt. What is not used is paid back.
 """
 
 Client = str | None
@@ -24,15 +24,17 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class _Account:
-    """`tokens` are what the client has had, on a scale that all clients share. `requests` of it wait, held ones
-    included, and `rows` run. `owed`: it is in the heap of those that are idle and have had more than others.
-    """
+    """What is known of a client."""
 
     tokens: int
+    """Tokens that it has had, on a scale that all clients share."""
     number: int
     requests: int = 0
+    """How many of its requests wait, held ones included."""
     rows: int = 0
+    """How many run."""
     owed: bool = False
+    """It is in the heap of clients that are idle and have had more than others."""
 
 
 class Turns:
@@ -40,9 +42,9 @@ class Turns:
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
-    client that was served last. A client that had nothing to wait for begins `QUANTUM` tokens behind `now`, so it
-    cannot save up turns; if it has had more than that, it keeps its own account. Accounts of idle clients are dropped
-    as soon as they make no difference, and all of them when nobody waits or runs.
+    client that was served last. A client without requests begins again `QUANTUM` tokens below `now`, so it cannot save
+    up turns; if it has had more than that, it keeps its own account. Accounts of idle clients are dropped as soon as
+    they make no difference, and all accounts when no request waits or runs.
     """
 
     def __init__(self) -> None:
