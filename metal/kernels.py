@@ -1,6 +1,6 @@
-"""The decode and reduce kernels as `mx.fast.metal_kernel` objects, and how they are called.
+"""The decode and reduce kernels as `mx.fast.metal_kernel` objects, and their calls.
 
-The mathematics is in the .metal files; what stands here is the few lines between MLX's generated signature and them.
+The mathematics is in `shaders/`. This module has the few lines between MLX's generated signature and those functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cortexmlx.metal.work import STRUCTS
 _OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
 
 KernelFactory = Callable[..., Any]
-"""`mx.fast.metal_kernel`, or anything that is called as it is and makes what is called as its kernels are."""
+"""`mx.fast.metal_kernel`, or a function with the same arguments whose kernels are called in the same way."""
 
 
 REDUCE_ENTRY = f"""{STRUCTS}
@@ -40,48 +40,55 @@ REDUCE_ENTRY = f"""{STRUCTS}
 
 
 def kernel_text(name: str) -> str:
-    """The text of a kernel source with its own headers in place."""
+    """The text of a file in `shaders/`, with our own headers in place of their includes."""
     text = (files("cortexmlx.metal") / "shaders" / name).read_text()
     return _OWN_HEADER.sub(lambda header: kernel_text(header[1]), text)
 
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """What a layer's decode reads: queries `[rows, query_heads, query_tokens, key_dim]`, slabs `[kv_heads, slots, dim]`
-    and tails `[rows, kv_heads, W, dim]`, and the step's metadata on the device. Values that lie in their keys have
-    neither slab nor tail.
+    """The arrays that a layer's decode reads.
 
-    `factors` holds (scale, softcap); `sinks` and `slopes` are `[query_heads]` float32, anything if the variant has
-    none.
+    All of them must be row-contiguous, because the kernels read each array's memory by its shape. MLX would copy an
+    array that is not, without a word: for a slab that is gigabytes for every layer of every step. So MLX is told not
+    to copy, and the caller makes sure.
 
-    Quantized keys and values are the three arrays of `mx.quantize` each: slabs and tails have the codes, 32-bit words
-    `[..., dim * bits / 32]`, and `scales` and `biases` those of (keys, values, tail_keys, tail_values), `[..., dim /
-    group]` in the KV dtype. The tail has all three, too, and not what they stand for: to quantize that once more need
-    not give the same bits, and a token must be the same before and after it moves to the arena.
-
-    All are row-contiguous: the kernels read the memory of each by its shape. MLX would copy what is not, and say
-    nothing: of a slab gigabytes, for every layer of every step. So it is told not to, and whoever fills this in sees
-    to it.
+    With quantization, slabs and tails hold the codes of `mx.quantize`: 32-bit words `[..., dim * bits / 32]`. The tail
+    holds codes too, not the numbers they stand for. Quantizing those again may give other bits, and a token must stay
+    the same when it moves to the arena.
     """
 
     queries: mx.array
+    """`[rows, query_heads, query_tokens, key_dim]`."""
     keys: mx.array
+    """The arena's slab, `[kv_heads, slots, key_dim]`."""
     values: mx.array | None
+    """The same of values, `[kv_heads, slots, value_dim]`; None if values lie in their keys."""
     tail_keys: mx.array
+    """`[rows, kv_heads, columns, key_dim]`."""
     tail_values: mx.array | None
+    """The same of values; None if values lie in their keys."""
     tables: mx.array
+    """Block tables `[rows, blocks]` int32."""
     plan: mx.array
+    """`WorkList.plan`."""
     factors: mx.array
+    """(scale, softcap), float32."""
     sinks: mx.array
+    """`[query_heads]` float32; ignored if the variant has no sinks."""
     slopes: mx.array
+    """`[query_heads]` float32; ignored if the variant has no ALiBi."""
     scales: tuple[mx.array, ...] = ()
+    """The scales of (keys, values, tail_keys, tail_values), each `[..., dim / group]` in the KV dtype."""
     biases: tuple[mx.array, ...] = ()
+    """Their biases."""
 
 
 LARGEST = 1 << 30
-"""Words of a layer's quantized keys, or values (4 GiB): the kernels find theirs by numbers of 32 bits, which the
-hardware adds to an address for nothing, and which count bytes where a lane loads two codes of 4 bits. Plain ones are
-found by 64 bits."""
+"""The most 32-bit words of a layer's quantized keys, or of its values (4 GiB).
+
+The kernels index codes by 32 bits, which the hardware adds to an address for free. The index counts bytes where a lane
+loads two codes of 4 bits. Plain keys and values are indexed by 64 bits."""
 
 _INPUTS = ["queries", *SLABS, "block_tables", "decode_plan", "score_factors", "head_slopes"]
 _QUANTIZED_INPUTS = [*_INPUTS, *SCALES, *BIASES]

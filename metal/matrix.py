@@ -78,9 +78,9 @@ class MatrixGeometry(Geometry):
 
     @property
     def cycles(self) -> float:
-        """For each simdgroup that shares a slice, used columns or not: 13 for places and the softmax, and for each
-        number of a key and of its part of a value a 64th of a product (20.9 cycles) and its share of the loads; of
-        quantized ones what it takes to make numbers of codes, too.
+        """See `Geometry.cycles`. Each simdgroup of a slice spends 13 cycles on slots and the softmax, whether its
+        columns are used or not. Each number of a key, and of its part of a value, takes a 64th of a product (20.9
+        cycles) and its share of the loads. Codes take a conversion too.
         """
         shape = self.shape
         numbers = shape.key_dim + shape.value_dim / self.parts

@@ -38,8 +38,8 @@ ENTRY = f"""{PREFILL_STRUCT}
 
 @dataclass(frozen=True)
 class PrefillVariant(Shape):
-    """One instantiation of the prefill kernel, and how it fills a threadgroup: with the queries of `heads` query heads
-    of a KV head and `tile` tokens of a row.
+    """One instantiation of the prefill kernel. A threadgroup takes the queries of `tile` tokens of a row, for `heads`
+    query heads of a KV head.
     """
 
     @cached_property
@@ -115,19 +115,22 @@ def refusal(variant: PrefillVariant) -> str | None:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """What a layer's prefill reads: the queries of the pieces `[tokens, query_heads, 1, key_dim]`, slabs `[kv_heads,
-    slots, dim]`, and of `prefill_list` `tables` and `plan` on the device. `factors` and `sinks` as in DecodeInputs.
-
-    All are row-contiguous, as those of DecodeInputs.
-    """
+    """The arrays that a layer's prefill reads. All of them must be row-contiguous, as those of `DecodeInputs`."""
 
     queries: mx.array
+    """Of the pieces, `[tokens, query_heads, 1, key_dim]`."""
     keys: mx.array
+    """The arena's slab, `[kv_heads, slots, key_dim]`."""
     values: mx.array
+    """The same of values, `[kv_heads, slots, value_dim]`."""
     tables: mx.array
+    """`PrefillList.tables`."""
     plan: mx.array
+    """`PrefillList.plan`."""
     factors: mx.array
+    """(scale, softcap), float32."""
     sinks: mx.array
+    """`[query_heads]` float32; ignored if the variant has no sinks."""
 
 
 class PrefillKernel:

@@ -1,7 +1,7 @@
-"""Which kernel serves a shape, or why none does, and the variants that are checked as such.
+"""Which kernel serves a shape, or why none does, and the variants that are checked one by one.
 
-The rule: of the kernels that serve a shape, the one that spends the fewest cycles on a token (`Geometry.cycles`). All
-read the same bytes, so where memory is the limit of two, this is the one with more room below it.
+Of the kernels that serve a shape, the one with the fewest cycles per token is used (`Geometry.cycles`). All kernels
+read the same bytes. So where memory limits two of them, the cheaper one has more cycles to spare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cortexmlx.metal.wide import WideGeometry
 
 THREADGROUP_BYTES = 32 * 1024
 THREADS = 448
-"""Threads of a threadgroup at most: what a core can hold of them."""
+"""The most threads of a threadgroup that a core can hold."""
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
@@ -34,29 +34,28 @@ EVERY_KERNEL: tuple[Rule, ...] = (
         "a head_dim must be a multiple of the quantization group, so that no group has numbers of two heads",
     ),
 )
-"""What each kernel asks."""
+"""The rules of all kernels."""
 
 
 @dataclass(frozen=True)
 class Variant(Shape):
-    """One instantiation of the decode and reduce kernels: a shape, and the kernel for it. `forced` is a kernel in place
-    of the one that would be chosen: for comparisons.
-    """
+    """One instantiation of the decode and reduce kernels: a shape, and the kernel for it."""
 
     forced: Kernel | None = None
+    """For comparisons: a kernel to use instead of the one that would be chosen."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        """Made once: what is kept for a variant is looked up twice in every layer of every step."""
+        """Computed once, because each layer of each step looks up a variant twice."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the shape fills a threadgroup of the kernel that a partition runs on, the cheapest that serves it.
-        What none serves is given to the one that would come nearest, to say why.
+        """How the shape fills a threadgroup of the cheapest kernel that serves it. If none does, return the nearest
+        kernel's geometry, whose rules say why.
         """
         if self.forced is not None:
             return GEOMETRIES[self.forced](self)
@@ -119,5 +118,5 @@ VARIANTS: tuple[Variant, ...] = (
         )
     ),
 )
-"""The variants that are checked as such: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
-integration. Every head_dim and dtype on both kernels where both have shapes, groups, block sizes and options."""
+"""The variants that `cortexmlx doctor` checks on the GPU and Apple's compiler in continuous integration. They cover
+every head_dim and dtype on each kernel that serves it, and groups, block sizes and options."""

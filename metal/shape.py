@@ -14,13 +14,13 @@ from cortexmlx.kv.spec import ITEMSIZE
 DTYPES = ("float32", "float16", "bfloat16")
 
 QUANTIZATIONS = ((None, None), (8, 32), (8, 64), (4, 32), (4, 64))
-"""How keys and values may be quantized: (bits, numbers of a group)."""
+"""The quantizations of keys and values that the kernels read: (bits, numbers in a group)."""
 
 PARTITION = 256
-"""Tokens of a partition: an absolute range of positions that one threadgroup attends to (`Geometry.partition`).
+"""Tokens of a partition: a range of absolute positions that one threadgroup attends to (`Geometry.partition`).
 
-Short enough that a lone row of a few thousand tokens fills a GPU, long enough that the partial results are a few
-percent of what is read. The same for all batches, so that a row's sums are always cut in the same places.
+It is short enough that one row of a few thousand tokens fills a GPU. It is long enough that partial results are a few
+percent of the bytes read. It is the same for all batches, so that a row's sums are always cut at the same positions.
 """
 
 SIMDGROUP = 32
@@ -28,7 +28,7 @@ SIMDGROUP = 32
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of a number; 4 of a dtype that the kernels do not know, which a rule of its own refuses."""
+    """Bytes of a number: 4 for a dtype that the kernels do not know, which a rule refuses."""
     return ITEMSIZE.get(dtype, 4)
 
 
@@ -45,29 +45,32 @@ class Kernel(Enum):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a layer's decode attention looks like. `group` query heads share a KV head; `dtype` is that of the queries
-    and the result, `kv_dtype` that of keys and values; `softcap`, `sinks` and `alibi` (slopes) say whether they are
-    used. The queries are a row's newest `query_tokens` tokens, of which each sees what was before it and itself. With
-    `latent` a value is the first `value_dim` numbers of its key (latent attention), and there are no values beside the
-    keys. Keys and values may be quantized to `kv_bits` bits in groups of `quant_group` along their dims, with scales
-    and biases in `kv_dtype`.
-
-    The sliding window is no part of it: a window is where a row's first work item begins.
+    """The shape of a layer's decode attention. A sliding window is not part of it: it decides where a row's first work
+    item begins.
     """
 
     dtype: str
+    """Of the queries and the result."""
     kv_dtype: str
+    """Of keys and values, and of their scales and biases."""
     key_dim: int
     value_dim: int
     block_size: int
+    """Tokens of a KV block."""
     group: int
+    """Query heads that share a KV head."""
     softcap: bool = False
     sinks: bool = False
     alibi: bool = False
+    """Whether slopes are added to the scores."""
     query_tokens: int = 1
+    """A row's newest tokens that attend. Each sees the tokens before it and itself."""
     latent: bool = False
+    """Latent attention: a value is the first `value_dim` numbers of its key, and no values are stored."""
     kv_bits: int | None = None
+    """Bits of quantized keys and values; None if they are plain."""
     quant_group: int | None = None
+    """Numbers along a dim that share a scale and a bias."""
 
     @property
     def token_numbers(self) -> int:
@@ -101,7 +104,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that a shape must meet; `reason` is what to say when it does not."""
+    """A condition that a shape must meet, and the `reason` to give if it does not."""
 
     holds: Callable[[Shape], bool]
     reason: str
@@ -109,22 +112,25 @@ class Rule:
 
 @dataclass(frozen=True)
 class Geometry(ABC):
-    """A kernel of a partition, and how a shape is spread over its threadgroup, which has `threads` threads: `slices`
-    simdgroups share the tokens, for each of `tiles` tiles of `tile` queries and each of `parts` parts of a value.
+    """A kernel of a partition, and how a shape fills its threadgroup.
 
-    `name`, `file` and `entry` are the kernel's: its entry is the few lines between MLX's generated signature and the
-    file's function, and there is another for quantized keys and values. It serves the shapes for which all of its
-    `rules` hold.
+    `slices` simdgroups share the tokens. There are as many for each of `tiles` tiles of `tile` queries, and for each of
+    `parts` parts of a value.
     """
 
     kernel: ClassVar[Kernel]
     name: ClassVar[str]
+    """The name of the kernel's function."""
     file: ClassVar[str]
+    """Its file in `shaders/`."""
     entry: ClassVar[str]
+    """The lines between MLX's generated signature and the function."""
     quantized_entry: ClassVar[str | None] = None
+    """The same for quantized keys and values; None if the kernel reads none."""
     rules: ClassVar[tuple[Rule, ...]]
+    """The kernel serves the shapes for which all rules hold."""
     slice_tokens: ClassVar[int] = 32
-    """Tokens that a simdgroup meets at a time: the softmax, among others, is done once for so many."""
+    """Tokens that a simdgroup takes at a time. The softmax is done once for each slice."""
 
     shape: Shape
 
@@ -146,8 +152,8 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def cycles(self) -> float:
-        """About how many cycles of a core's scheduler a token of a KV head costs: the cost sheet's figure, within a
-        tenth, from what the geometry says (tests/metal/cost/test_choice.py). By it rules.py chooses.
+        """Estimated cycles of a core's scheduler for one token of a KV head. `rules.py` chooses a kernel by it. It is
+        within a tenth of the cost sheet's figure (tests/metal/cost/test_choice.py).
         """
 
     @property
@@ -158,12 +164,12 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def template(self) -> list[tuple[str, int | bool]]:
-        """The kernel's own template arguments, behind those of every kernel (dtypes, dimensions, block size, group)."""
+        """The kernel's own template arguments. They follow those of all kernels: dtypes, dims, block size, group."""
 
     @cached_property
     def partition(self) -> int:
-        """Tokens of a partition, the same for all batches and query tokens: twice the usual ones where so many heads
-        share them that their partial results, written and read again, would be more than a tenth of what is read.
+        """Tokens of a partition, the same for all batches and query tokens. It doubles where many heads share the
+        tokens: if partial results, written and read again, would exceed a tenth of the bytes read.
         """
         partials = 2 * 4 * self.shape.group * self.shape.partial_floats
         read = PARTITION * self.shape.token_numbers * item_bytes(self.shape.kv_dtype)

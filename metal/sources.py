@@ -1,5 +1,5 @@
-"""Where a kernel of a partition finds keys and values: its inputs by name, and the lines of an entry that say where
-those of a row and KV head begin. The kernels themselves are the same text for plain and for quantized ones.
+"""Where a kernel of a partition finds keys and values: the names of its inputs, and the entry's lines that locate a
+row and KV head in them. The kernels' own text is the same for plain and for quantized keys and values.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ _KINDS = ("keys", "values")
 _PARTS = ("", "_scales", "_biases")
 
 SLABS = tuple(f"{place}_{kind}" for place in ("arena", "tail") for kind in _KINDS)
-"""Inputs: slabs `[kv_heads, slots, dim]` and tails `[rows, kv_heads, columns, dim]`; of quantized ones the codes, in
-words of 32 bits."""
+"""Inputs: slabs `[kv_heads, slots, dim]` and tails `[rows, kv_heads, columns, dim]`. If quantized, they hold the codes
+in 32-bit words."""
 
 SCALES, BIASES = (tuple(f"{name}{part}" for name in SLABS) for part in _PARTS[1:])
-"""Inputs for quantized ones: the same of scales and of biases, one for each group."""
+"""Inputs of quantized keys and values: the same for scales and for biases, one number for each group."""
 
 WORK = """\
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
@@ -42,4 +42,4 @@ PLAIN = _BEGIN + "".join(
 """Lines of an entry that declare `keys` and `values`, from `kv_head` and `row_head`."""
 
 QUANTIZED = _BEGIN + _quantized("keys", "KEY_DIM") + _quantized("values", "VALUE_DIM")
-"""The same for quantized ones, of BITS bits in groups of QUANT_GROUP."""
+"""The same for keys and values of BITS bits in groups of QUANT_GROUP."""

@@ -9,8 +9,8 @@ from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
 REGISTERS = 64
-"""Floats of a tile of query heads and the tokens loaded ahead that a thread may hold: with addresses and sums they are
-at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
+"""The most floats that a thread may hold for a tile of query heads and the tokens loaded ahead. With addresses and sums
+that is at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
 
 
 def lane_numbers(dim: int) -> int:
@@ -90,9 +90,9 @@ class VectorGeometry(Geometry):
 
     @property
     def cycles(self) -> float:
-        """For each tile a product for each query and number of a lane, and what each query's sums, weight and softmax
-        take; the bfloat16 that a lane loads are shifted, and of codes numbers are made; 31 for places and addresses,
-        and 60 for a step of `ahead`.
+        """See `Geometry.cycles`. Each tile has one product for each query and number of a lane, and 4.2 cycles for each
+        query's sums, weight and softmax. A bfloat16 takes a shift, a code takes a conversion. Slots and addresses take
+        31 cycles, and a step of `ahead` tokens 60.
         """
         numbers = lane_numbers(self.shape.key_dim) + lane_numbers(self.shape.value_dim)
         shifts = numbers if self.shape.kv_dtype == "bfloat16" else 0

@@ -9,7 +9,7 @@ from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item
 from cortexmlx.metal.work import STRUCTS
 
 SLICE = 16
-"""Tokens of a slice: a part's numbers of so many latent keys fit the registers beside its part of the output."""
+"""Tokens of a slice. A part's share of that many latent keys fits the registers beside its part of the output."""
 _GAP = 4
 """Floats between the scores of two queries in threadgroup memory, so that lanes write to different banks."""
 
@@ -86,8 +86,8 @@ class WideGeometry(Geometry):
 
     @property
     def cycles(self) -> float:
-        """For each tile a 64th of a product (20.9 cycles) for each number of a key and of a value and its share of the
-        loads, and for each part, whose simdgroup has all scores, 12 for places and the softmax.
+        """See `Geometry.cycles`. In each tile, each number of a key and of a value takes a 64th of a product (20.9
+        cycles) and its share of the loads. Each part has all scores, and spends 12 cycles on slots and the softmax.
         """
         numbers = self.shape.key_dim + self.shape.value_dim
         return self.tiles * (numbers * (0.4 if self.shape.kv_dtype == "bfloat16" else 0.37) + 12 * self.parts)

@@ -1,6 +1,4 @@
-"""What the kernels read of a decode step: the work list (which tokens of which row each threadgroup attends to) and the
-padded block tables. NumPy only.
-"""
+"""The work list of a step: which tokens of which row each threadgroup attends to; and padded block tables. No mlx."""
 
 from __future__ import annotations
 
@@ -15,19 +13,20 @@ from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import PrefillPiece
 
 SMALL = 8
-"""Inputs of fewer elements go to another address space, which would be another kernel: metadata is padded to this."""
+"""The fewest elements of an input. MLX puts smaller inputs into another address space, which makes another kernel. So
+metadata is padded to this length."""
 
 ROW_ITEMS = np.dtype([(name, np.int32) for name in ("first_item", "items", "start", "end")])
-"""A row's items are `items` consecutive ones. Its newest token sees its tokens `start .. end`, the one before it those
-from `start - 1` to `end - 1`, as far as there are such tokens."""
+"""A row has `items` consecutive work items from `first_item` on. Its newest token sees the tokens `start .. end`. The
+token before it sees `start - 1 .. end - 1`, as far as those tokens exist."""
 
 WORK_ITEM = np.dtype([(name, np.int32) for name in ("row", "first", "last", "arena_tokens")])
-"""A threadgroup's part of a row: its tokens `first .. last`. `arena_tokens` of the whole row lie in the arena."""
+"""A threadgroup's part of a row: the tokens `first .. last`. The whole row has `arena_tokens` tokens in the arena."""
 
 PREFILL_ITEM = np.dtype([(name, np.int32) for name in ("blocks", "begin", "end", "origin", "reach")])
-"""A tile of a prefill piece: the queries of its row's tokens `begin .. end`, where token t's is query `origin + t` of
-the step's pieces. Each sees at most the newest `reach` tokens up to itself. The row's blocks begin at `blocks` of all
-tables."""
+"""A tile of a prefill piece: the queries of the row's tokens `begin .. end`. Token t is query `origin + t` of the
+step's pieces. Each query sees at most the newest `reach` tokens up to itself. The row's blocks begin at index `blocks`
+of all tables."""
 
 
 def _struct(name: str, fields: np.dtype[np.void]) -> str:
@@ -42,8 +41,8 @@ PREFILL_STRUCT = _struct("PrefillItem", PREFILL_ITEM)
 
 @dataclass(frozen=True)
 class WorkList:
-    """`plan` is flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least 8 numbers.
-    The kernels read it as structs of these fields.
+    """A step's work. `plan` is flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least
+    8 numbers. The kernels read it as structs with these fields.
     """
 
     rows: int
@@ -93,13 +92,13 @@ def padded_tables(tables: IntArray) -> IntArray:
 
 
 EVERYTHING = 1 << 30
-"""The `reach` of a query without a window: more tokens than a row has."""
+"""The `reach` of a query without a window. No row has so many tokens."""
 
 
 @dataclass(frozen=True)
 class PrefillList:
-    """`plan` is flat int32, a PREFILL_ITEM for each of `items` items; `tables` the pieces' block tables one after the
-    other. Both are padded to at least 8 numbers.
+    """A step's prefill work. `plan` is flat int32: a PREFILL_ITEM for each of `items` items. `tables` is the pieces'
+    block tables in order. Both are padded to at least 8 numbers.
     """
 
     items: int
@@ -108,10 +107,10 @@ class PrefillList:
 
 
 def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, reach: Reach, tile: int) -> PrefillList:
-    """Cut every piece at the multiples of `tile` of its row's tokens. The items that see most come first, so that the
-    last to be begun are short.
+    """Cut every piece where its row's tokens are multiples of `tile`. The items that see the most tokens come first, so
+    that the last ones to start are short.
 
-    A chunk, which must be of whole blocks, is to the kernel a row of its own, whose tokens are counted from its start.
+    The kernel takes a chunk for a row, with tokens counted from the chunk's start. Chunks must consist of whole blocks.
     """
     items, tables, blocks = [], [], 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""A launch and its arguments, as bytes, and where MLX would have them begin."""
+"""A launch, its arguments as bytes, and the addresses at which MLX would place them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,35 +13,38 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One argument: its data (None for an output that starts undefined), its size and that of an element, in bytes.
-
-    `pieces` are the parts of a sparse input that are not zero, by their offset in bytes. The memory begins `offset`
-    bytes behind an address of full alignment, and its first element lies `start` bytes into it: strides may
-    be negative. `element` is the type in MLX's words, where that is known.
-    """
+    """One argument of a launch."""
 
     name: str
     data: npt.NDArray[np.generic] | None
+    """None for an output that starts undefined."""
     nbytes: int
     item_bytes: int
+    """Bytes of an element."""
     writable: bool = False
     pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
+    """The parts of a sparse input that are not zero: (offset in bytes, numbers)."""
     offset: int = 0
+    """Bytes from an address of full alignment to the memory's start."""
     start: int = 0
+    """Bytes from there to the first element: strides may be negative."""
     element: str = ""
+    """The element's type in MLX's words, if it is known."""
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch: the kernel by its name and the text that findings quote, its arguments, and how many threads run
-    (`grid` counts threads, not threadgroups).
-    """
+    """One launch of a kernel."""
 
     kernel: str
+    """Its name."""
     text: str
+    """The kernel text that findings quote."""
     buffers: Sequence[BufferSpec]
     grid: Triple
+    """Threads, not threadgroups, in each dimension."""
     threadgroup: Triple
+    """Threads of a threadgroup in each dimension."""
 
 
 MAX_ALIGNMENT = 256
@@ -65,9 +68,9 @@ def _allocations() -> tuple[int, int]:
 
 
 def offset_of(array: mx.array) -> int:
-    """How many bytes behind the start of its buffer the array begins, modulo the alignment that the allocator gives.
+    """Bytes from the start of its buffer to the array, modulo the allocator's alignment.
 
-    MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` is no more aligned than an element of x.
+    MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` is aligned like an element of x.
     """
     alignment, start = _allocations()
     return (host_view(array).ctypes.data - start) % alignment if array.size else 0
