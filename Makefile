@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-blas test-metal compile-metal check bench pictures screens clean distclean
+.PHONY: chat test test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
@@ -50,6 +50,11 @@ check: .venv/.dev
 	@# A program that uses all of the library is read with it, and so are the examples.
 	@ln -s $(CURDIR)/tests/support/client.py $(CURDIR)/examples/*/*.py build/types/
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx -m client -m app -m host -m server
+
+# Repair what ruff can repair, and format all of it.
+format: .venv/.dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
 
 bench: .venv/.starter
 	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)

@@ -63,6 +63,27 @@ def test_what_stands_beside_other_programs_words_exists_here() -> None:
     assert settings - {*SAMPLING, *ENGINE, "think"} == set()
 
 
+def test_every_slash_command_has_a_row_on_the_page_of_the_chat() -> None:
+    rows = re.findall(r"^\| (`/.*?) \|", read("docs/chat.md"), re.MULTILINE)
+    listed = {code.split()[0] for row in rows for code in re.findall(r"`(/[^`]*)`", row)}
+    assert {command.name for command in COMMANDS} - listed == set()
+
+
+def test_every_room_has_a_row_on_the_page_of_the_architecture() -> None:
+    rows = re.findall(r"^\| (`[a-z].*?) \|", read("docs/architecture.md"), re.MULTILINE)
+    listed = {name.rstrip("/") for row in rows for name in re.findall(r"`(\w+/)`", row)}
+    rooms = {path.parent.name for path in (ROOT / "cortexmlx").glob("*/__init__.py")}
+    assert rooms - listed == set()
+
+
+TARGETS = sorted({name for page in PAGES for name in re.findall(r"`make ([\w-]+)", prose(page))})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_of_make_in_a_sentence_is_there(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_messages_that_a_reader_looks_up_are_those_of_the_program() -> None:
     sources = [path for top in ("cortexmlx", "cli", "bench") for path in (ROOT / top).rglob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in [*sources, ROOT / "Makefile"])
