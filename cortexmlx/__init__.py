@@ -52,16 +52,16 @@ from cortexmlx.stats import (
     Latency,
     MemoryPressure,
     ModelInfo,
-    Moment,
     StoreState,
     StoreStats,
+    UsageSample,
 )
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.perplexity import Perplexity
-    from cortexmlx.serving.completed import AsCompleted
+    from cortexmlx.serving.as_completed import AsCompleted
     from cortexmlx.serving.handle import RequestHandle
     from cortexmlx.serving.prompt import Prompt
     from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
@@ -106,7 +106,6 @@ __all__ = [
     "ModelInfo",
     "ModelNotFound",
     "ModelUnsupported",
-    "Moment",
     "NoTokenToChoose",
     "OutOfMemory",
     "Perplexity",
@@ -130,6 +129,7 @@ __all__ = [
     "TokenStream",
     "ToolchainMissing",
     "Usage",
+    "UsageSample",
     "__version__",
 ]
 
@@ -142,7 +142,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
         "Perplexity": "cortexmlx.perplexity",
-        "AsCompleted": "cortexmlx.serving.completed",
+        "AsCompleted": "cortexmlx.serving.as_completed",
         "RequestHandle": "cortexmlx.serving.handle",
         "Prompt": "cortexmlx.serving.prompt",
         "AsyncTokenStream": "cortexmlx.serving.streams",

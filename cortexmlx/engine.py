@@ -31,7 +31,7 @@ from cortexmlx.serving.app.keywords import SamplingKeywords, checked_params, wit
 from cortexmlx.serving.app.not_copyable import NotCopyable
 from cortexmlx.serving.app.options import takes_options_of
 from cortexmlx.serving.app.submitter import Submitter
-from cortexmlx.serving.completed import AsCompleted, NotYet, paired
+from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle

@@ -16,7 +16,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
-from cortexmlx.serving.completed import AsCompleted
+from cortexmlx.serving.as_completed import AsCompleted
 from cortexmlx.serving.prompt import Prompt
 
 DEFAULT_CONTEXT = 2048

@@ -54,7 +54,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Moment:
+class UsageSample:
     """How full the engine was, `seconds` after it began. Blocks are counted as in `EngineStats`."""
 
     seconds: float
@@ -218,7 +218,7 @@ class EngineStats:
     active_memory: int
     peak_memory: int
     kv_store: StoreStats | None
-    timeline: tuple[Moment, ...] = field(repr=False)
+    timeline: tuple[UsageSample, ...] = field(repr=False)
     sequences: tuple[str, ...]
 
     @property

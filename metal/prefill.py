@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal.kernels import KernelFactory, kernel_text
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
 from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes
@@ -199,7 +199,7 @@ NARROW = 128
 of a piece of n tokens MLX computes n + window scores for a query: of 512, 5 times what a window of 128 shows."""
 
 
-def why_ours(variant: PrefillVariant, reach: Reach, *, matrix_units: bool) -> str | None:
+def why_ours(variant: PrefillVariant, attention_window: AttentionWindow, *, matrix_units: bool) -> str | None:
     """Why the kernel serves a layer's pieces and not MLX's attention, as what that would do; or None, and MLX's does.
 
     It says the same for all pieces of a layer. If it asked how long they are or how their blocks lie, an answer would
@@ -214,7 +214,11 @@ def why_ours(variant: PrefillVariant, reach: Reach, *, matrix_units: bool) -> st
         return "its attention has no soft cap, and would write every score"
     if variant.dtype != variant.kv_dtype:
         return "it would convert all keys and values"
-    if reach.tokens is not None and not reach.chunked and (reach.tokens <= NARROW or not matrix_units):
+    if (
+        attention_window.tokens is not None
+        and not attention_window.chunked
+        and (attention_window.tokens <= NARROW or not matrix_units)
+    ):
         return "it would compute what the window hides, and mask it"
     fused = variant.key_dim == variant.value_dim and variant.key_dim in FUSED
     if not fused and not matrix_units:

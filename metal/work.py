@@ -9,7 +9,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 
 SMALL = 8
@@ -51,25 +51,25 @@ class WorkList:
 
 
 def work_list(
-    arena_tokens: IntArray, tail_tokens: int, reach: Reach, partition: int, query_tokens: int = 1
+    arena_tokens: IntArray, tail_tokens: int, attention_window: AttentionWindow, partition: int, query_tokens: int = 1
 ) -> WorkList:
     """Cut every row's visible tokens at the multiples of `partition`.
 
     `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. What the
-    newest `query_tokens` tokens of a row see, each within `reach`, is in its items. A row that sees nothing has one
+    newest `query_tokens` tokens of a row see, each within `attention_window`, is in its items. A row that sees nothing has one
     empty item.
 
     Raises:
         KVBlockError: several query tokens and chunks: the kernels move what a query sees along with the query.
     """
-    if reach.chunked and query_tokens > 1:
+    if attention_window.chunked and query_tokens > 1:
         raise KVBlockError(
             f"the {query_tokens} newest tokens of a row may lie in two chunks, which the decode kernels cannot tell "
             "apart: give layers with chunks one query token"
         )
     rows = len(arena_tokens)
     end = arena_tokens.astype(np.int64) + tail_tokens
-    sees_from = reach.oldest(np.maximum(end - 1, 0))
+    sees_from = attention_window.oldest(np.maximum(end - 1, 0))
     start = np.maximum(sees_from - (query_tokens - 1), 0)
     first_part = start // partition
     counts = np.maximum(-(-end // partition) - first_part, 1)
@@ -106,7 +106,7 @@ class PrefillList:
     tables: IntArray
 
 
-def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, reach: Reach, tile: int) -> PrefillList:
+def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, attention_window: AttentionWindow, tile: int) -> PrefillList:
     """Cut every piece where its row's tokens are multiples of `tile`. The items that see the most tokens come first, so
     that the last ones to start are short.
 
@@ -125,19 +125,19 @@ def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, reach: Reach, 
         tables.append(_blocks(piece, block_size))
         blocks += len(tables[-1])
     every = np.concatenate(items)
-    every["reach"] = EVERYTHING if reach.tokens is None or reach.chunked else reach.tokens
+    every["reach"] = EVERYTHING if attention_window.tokens is None or attention_window.chunked else attention_window.tokens
     sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
     plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
     return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
 
 
-def _seen_apart(piece: PrefillPiece, reach: Reach) -> Iterator[tuple[int, int]]:
+def _seen_apart(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
     """The stretches `first, end` of its row that a piece's queries see one without the other: chunks, or one of all."""
-    if reach.tokens is None or not reach.chunked:
+    if attention_window.tokens is None or not attention_window.chunked:
         yield 0, piece.tokens
         return
-    for start in range(reach.oldest(piece.first), piece.tokens, reach.tokens):
-        yield start, min(start + reach.tokens, piece.tokens)
+    for start in range(attention_window.oldest(piece.first), piece.tokens, attention_window.tokens):
+        yield start, min(start + attention_window.tokens, piece.tokens)
 
 
 def _blocks(piece: PrefillPiece, block_size: int) -> IntArray:

@@ -42,8 +42,10 @@ class Shift:
 
     def change(self, doubt: float) -> Change:
         """With the interval that misses the truth with a probability of `doubt`, if the repetitions are like others."""
-        reach = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
-        low, mid, high = (math.expm1(x) for x in (self.mean - reach, self.mean, self.mean + reach))
+        attention_window = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
+        low, mid, high = (
+            math.expm1(x) for x in (self.mean - attention_window, self.mean, self.mean + attention_window)
+        )
         return Change(mid, low, high)
 
 

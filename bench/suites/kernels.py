@@ -18,7 +18,7 @@ from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import CortexError
 from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.machine import metal_device
@@ -107,7 +107,7 @@ class KernelInputs:
         heads = shape.kv_heads * shape.group
         self._queries = mx.random.normal((shape.rows, heads, 1, shape.dim), key=mx.random.key(2)).astype(dtype)
         lengths = np.full(shape.rows, shape.tokens, np.int32)
-        step = GroupStep(tables, lengths, (None,) * shape.rows, (), Reach())
+        step = GroupStep(tables, lengths, (None,) * shape.rows, (), AttentionWindow())
         self._kv = PagedKV(arena, 0, step, None, 0, dtype, choose_backend(attention).attend)
         self._scale = shape.dim**-0.5
         self.bytes = 2 * self._keys.nbytes

@@ -212,8 +212,8 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int)
         if event.token_id is not None and not first:
             first.append((Stamp.now(), core.kv_bytes_in_use))
 
-    restraint = core.scheduler.restraint
-    budget = restraint.tokens
+    backoff = core.scheduler.backoff
+    budget = backoff.tokens
     handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.take(test.depth + test.prompt)
@@ -221,11 +221,11 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int)
     computed = 0
     try:
         while computed < test.depth:
-            restraint.tokens = min(budget, test.depth - computed)
+            backoff.tokens = min(budget, test.depth - computed)
             core.step()
             computed = core.scheduler.jobs[0].num_computed_tokens
     finally:
-        restraint.tokens = budget
+        backoff.tokens = budget
     core.drain()
     before, begun = core.stats(), Stamp.now()
     while not core.idle:

@@ -23,7 +23,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
 from cortexmlx.request import SamplingParams
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 _LONGEST_NAME = 80
 _APART = ("params", "defaults")

@@ -14,7 +14,7 @@ from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.request import Asked, Request
 from cortexmlx.request import Completion, FinishReason, SamplingParams
-from cortexmlx.serving.completed import NotYet
+from cortexmlx.serving.as_completed import NotYet
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -10,7 +10,7 @@ from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.kv import sizing
 from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"
 """What `weights_as` says where packed weights are not packed in memory."""

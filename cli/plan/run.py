@@ -13,7 +13,7 @@ from cortexmlx.kv import sizing
 from cortexmlx.kv.spec import Counts, LayerGroup, paged
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.mode import Way
+    from cortexmlx.execution.mode import ExecutionMode
     from cortexmlx.serving.config import EngineConfig
 
 
@@ -52,14 +52,14 @@ def plan_runs(
     """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
     model that is not paged, or if a cache of the default size has no room.
     """
-    from cortexmlx.execution.mode import Paged, way_of
+    from cortexmlx.execution.mode import PagedMode, way_of
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()
     model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
     way = way_of(model, config.kv_bits, config.kv_group_size)
     memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
-    if not isinstance(way, Paged) or not memory:
+    if not isinstance(way, PagedMode) or not memory:
         return ()
     if config.keep is None:
         fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
@@ -69,7 +69,9 @@ def plan_runs(
     return tuple(run for run in runs if run is not None)
 
 
-def plan_run(skeleton: Skeleton, way: Way, weights: int, load: sizing.Load, memory: int, tokens: int) -> Run | None:
+def plan_run(
+    skeleton: Skeleton, way: ExecutionMode, weights: int, load: sizing.Load, memory: int, tokens: int
+) -> Run | None:
     """The run of so long sequences with a cache of `memory` bytes: as many at once as fit, of `load.rows` at most; None
     if not one does. Raises InvalidRequest if the cache holds no block.
     """

@@ -18,7 +18,7 @@ from cortexmlx.models.context import UNSTATED_CONTEXT, of_language, stated_conte
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.mode import Way
+    from cortexmlx.execution.mode import ExecutionMode
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
     return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _specs(cache, dtype)])
 
 
-def _way(model: Any) -> tuple[Way | None, str | None]:
+def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
     """How the engine runs the model, or why it does not."""
     from cortexmlx.execution.mode import way_of
 

@@ -56,7 +56,7 @@ class MetalStep:
         step, known = self._step, self._work
         if known is not None and (known.tail_tokens, known.partition) == (tail_tokens, partition):
             return known
-        work = work_list(step.lengths, tail_tokens, step.reach, partition)
+        work = work_list(step.lengths, tail_tokens, step.attention_window, partition)
         self._work = made = _Work(tail_tokens, partition, work.items, mx.array(work.plan))
         return made
 
@@ -115,7 +115,7 @@ class MetalAttention:
                 parts.append(self._decode(variant, single, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
             shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
-            if self._prefill.serves(shape, kv.step.reach):
+            if self._prefill.serves(shape, kv.step.attention_window):
                 factors, per_head = self._score_factors(scale, softcap), self._heads("sinks", kv.layer, sinks)
                 of_pieces = queries[rows:] if rows else queries
                 parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, check_prefill
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours
@@ -34,7 +34,7 @@ class PrefillStep:
     def work(self, block_size: int, tile: int) -> _Work:
         """The list for tiles of `tile` tokens."""
         if (block_size, tile) not in self._lists:
-            work = prefill_list(self._step.pieces, block_size, self._step.reach, tile)
+            work = prefill_list(self._step.pieces, block_size, self._step.attention_window, tile)
             self._lists[block_size, tile] = _Work(work.items, mx.array(work.plan), mx.array(work.tables))
         return self._lists[block_size, tile]
 
@@ -57,13 +57,15 @@ class MetalPrefill:
         """Ask for every approval again."""
         self._approved.clear()
 
-    def serves(self, variant: PrefillVariant, reach: Reach) -> bool:
+    def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
         """Whether the kernel serves a layer; else MLX's attention does."""
-        if why_ours(variant, reach, matrix_units=self._matrix_units) is None:
+        if why_ours(variant, attention_window, matrix_units=self._matrix_units) is None:
             return False
-        whole = not reach.chunked or (reach.tokens or 0) % variant.block_size == 0
+        whole = not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0
         if (variant, whole) not in self._approved:
-            reason = refusal(variant) if whole else f"chunks of {reach.tokens} tokens are not of whole blocks"
+            reason = (
+                refusal(variant) if whole else f"chunks of {attention_window.tokens} tokens are not of whole blocks"
+            )
             check = self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
             self._approved[variant, whole] = check
         return self._approved[variant, whole]

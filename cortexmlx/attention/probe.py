@@ -13,10 +13,10 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
-from cortexmlx.attention.seam import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
     install()
     patches.install(model)
     made = own_caches(model)
-    reaches = [Reach() if is_state(cache) else _reach(model, cache) for cache in made]
+    attention_windows = [AttentionWindow() if is_state(cache) else _reach(model, cache) for cache in made]
     recurrent = RecurrentProbe(model, made)
     seen: dict[int, ProbeKV] = {}
 
@@ -73,13 +73,13 @@ def probe(model: nn.Module) -> list[KVSpec]:
         recurrent.attends()
         return seen[layer]
 
-    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(reaches))]
+    caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(attention_windows))]
     try:
         with recurrent.watched():
             logits = model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
         recurrent.install()
         if recurrent.leaves:
-            parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(reaches))]
+            parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(attention_windows))]
             model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
         states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
@@ -100,14 +100,14 @@ def probe(model: nn.Module) -> list[KVSpec]:
         raise NotPaged(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
     if not isinstance(logits, mx.array):
         raise ModelUnsupported(f"{_kind(model)}: mlx-lm's code for it returns no logits with these settings")
-    paged = [layer for layer in range(len(reaches)) if layer not in states]
+    paged = [layer for layer in range(len(attention_windows)) if layer not in states]
     unused = [layer for layer in paged if layer not in seen and caches[layer].left_alone]
     bypassed = [layer for layer in paged if layer not in unused and (layer not in seen or not seen[layer].attended)]
     if bypassed:
         raise NotPaged(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
-    for cache, reach in zip(caches, reaches, strict=True):
-        if cache.mask_window not in (None, reach.tokens):
-            kept = "all of them" if reach.tokens is None else f"only {reach.tokens}"
+    for cache, attention_window in zip(caches, attention_windows, strict=True):
+        if cache.mask_window not in (None, attention_window.tokens):
+            kept = "all of them" if attention_window.tokens is None else f"only {attention_window.tokens}"
             raise ModelUnsupported(
                 f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
                 "answer's: which of the two is meant is not known"
@@ -120,11 +120,11 @@ def probe(model: nn.Module) -> list[KVSpec]:
             key_dim=seen[layer].keys.shape[-1],
             value_dim=seen[layer].value_dim,
             dtype=dtype_name(seen[layer].keys.dtype),
-            window=reach.tokens,
-            chunked=reach.chunked,
+            window=attention_window.tokens,
+            chunked=attention_window.chunked,
             value_in_key=seen[layer].value_in_key,
         )
-        for layer, reach in enumerate(reaches)
+        for layer, attention_window in enumerate(attention_windows)
     ]
 
 
@@ -144,14 +144,14 @@ def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) 
     return logits
 
 
-def _reach(model: nn.Module, cache: Any) -> Reach:
+def _reach(model: nn.Module, cache: Any) -> AttentionWindow:
     """How far back a query sees with one of mlx-lm's own caches."""
     if type(cache) is PlainCache:
-        return Reach()
+        return AttentionWindow()
     if type(cache) is RotatingKVCache and cache.keep == 0:
-        return Reach(_window(model, cache.max_size))
+        return AttentionWindow(_window(model, cache.max_size))
     if type(cache) is ChunkedKVCache:
-        return Reach(_window(model, cache.chunk_size), chunked=True)
+        return AttentionWindow(_window(model, cache.chunk_size), chunked=True)
     raise NotPaged(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
 
 

@@ -269,7 +269,7 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, sof
     MLX's own, of nothing but scaled products.
     """
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    first = 0 if kv.step.reach.tokens is None else kv.step.reach.oldest(length + tail - 1)
+    first = 0 if kv.step.attention_window.tokens is None else kv.step.attention_window.oldest(length + tail - 1)
     begin = min(first, length)
     view = kv.arena.view(kv.layer, run, length)
     if begin:
@@ -333,7 +333,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     for begin in range(0, count, STRETCH):
         end = min(begin + STRETCH, count)
         first, last = piece.first + begin, piece.first + end
-        oldest = kv.step.reach.oldest(first)
+        oldest = kv.step.attention_window.oldest(first)
         stretch = q[:, :, begin:end].reshape(heads, -1, dim)
         scores = stretch @ keys[:, oldest - base : last - base].swapaxes(-1, -2)
         scores = softmax.capped(scores).reshape(heads, group, end - begin, -1)

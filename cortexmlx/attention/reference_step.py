@@ -37,7 +37,7 @@ class ReferenceStep:
 
     def oldest(self, piece: PrefillPiece) -> int:
         """The oldest token that a query of the piece sees: what lies before it is not looked at."""
-        return self._step.reach.oldest(piece.first)
+        return self._step.attention_window.oldest(piece.first)
 
     def slots(self, piece: PrefillPiece) -> mx.array:
         """The slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
@@ -51,7 +51,7 @@ class ReferenceStep:
         bool, or "causal" if the last query sees them all, too.
         """
         oldest = self.oldest(piece)
-        if self._step.reach.oldest(piece.tokens - 1) == oldest:
+        if self._step.attention_window.oldest(piece.tokens - 1) == oldest:
             return "causal"
         if piece.begin not in self._masks:
             self._masks[piece.begin] = mx.array(self._seen(piece.first, piece.tokens, oldest))
@@ -69,7 +69,7 @@ class ReferenceStep:
     def _seen(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
         """Which of the tokens `oldest .. last` each of the queries `first .. last` sees."""
         query, token = np.arange(first, last)[:, None], np.arange(oldest, last)
-        return (token <= query) & (token >= self._step.reach.oldest(query))
+        return (token <= query) & (token >= self._step.attention_window.oldest(query))
 
     @staticmethod
     def distance(first: int, last: int, oldest: int) -> mx.array:
@@ -101,7 +101,7 @@ class RowIndex:
         tail = kv.tail_tokens
         if tail not in self._visible:
             lengths = kv.step.lengths[:, None]
-            oldest = kv.step.reach.oldest(lengths + (tail - 1))
+            oldest = kv.step.attention_window.oldest(lengths + (tail - 1))
             seen = (self._position < lengths) & (self._position >= oldest)
             columns = lengths + np.arange(tail) >= oldest
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
@@ -124,7 +124,7 @@ def _seen_blocks(step: GroupStep, block_size: int) -> tuple[IntArray, IntArray]:
 
     A row that has fewer blocks than another is filled up with what its table ends with: padding, or its last block.
     """
-    first = step.reach.oldest(np.maximum(step.lengths - 1, 0)) // block_size
+    first = step.attention_window.oldest(np.maximum(step.lengths - 1, 0)) // block_size
     if not first.any():
         return step.tables, first
     width = int((-(-step.lengths // block_size) - first).max())

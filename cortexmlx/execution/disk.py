@@ -15,9 +15,9 @@ from typing import Any
 
 from cortexmlx.execution.boundary import Refused, Runner, Shapes
 from cortexmlx.execution.fingerprint import described, fingerprint
-from cortexmlx.execution.mode import Way
+from cortexmlx.execution.mode import ExecutionMode
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, Content, LowerTier, Wish
+from cortexmlx.kv.lower import STATE, Content, LoadRequest, LowerTier
 from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
@@ -31,8 +31,8 @@ from cortexmlx.store.threads import Reading
 
 log = logging.getLogger("cortexmlx")
 
-Arrived = Callable[[Wish, Mapping[Key, Content]], None]
-"""Told of what was read for a wish, as far as it is right, on another thread than the engine's."""
+Arrived = Callable[[LoadRequest, Mapping[Key, Content]], None]
+"""Told of what was read for a load request, as far as it is right, on another thread than the engine's."""
 
 Later = Callable[[Callable[[], None]], None]
 """Has something called on the engine's thread, between two steps. Any thread may ask."""
@@ -193,15 +193,19 @@ class Disk:
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, wish: Wish) -> None:
+    def _ask(self, load_request: LoadRequest) -> None:
         def done(found: dict[bytes, Record]) -> None:
-            self._arrived(wish, self._right(wish, found))
+            self._arrived(load_request, self._right(load_request, found))
 
-        self._store.ask(Reading(wish.pieces(), wish.choose, done, max(_PATIENCE, wish.seconds)))
+        self._store.ask(Reading(load_request.pieces(), load_request.choose, done, max(_PATIENCE, load_request.seconds)))
 
-    def _right(self, wish: Wish, found: dict[bytes, Record]) -> dict[bytes, Record]:
+    def _right(self, load_request: LoadRequest, found: dict[bytes, Record]) -> dict[bytes, Record]:
         """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""
-        groups = {wish.tier.piece_key(key, group): group for key in wish.keys for group in wish.tier.every}
+        groups = {
+            load_request.tier.piece_key(key, group): group
+            for key in load_request.keys
+            for group in load_request.tier.every
+        }
 
         def fits(key: Key, record: Record) -> bool:
             shapes = tuple((array.shape, array.dtype.str) for array in record.arrays)
@@ -231,7 +235,9 @@ class StoreOpening:
         there = "_shelf" in self.__dict__ or os.path.exists(self._path / SECRET)
         return KeptHashes(self._shelf.path, self._shelf.secret) if there and self._shelf is not None else None
 
-    def disk(self, loaded: LoadedModel, way: Way, others: tuple[object, ...], arrived: Arrived) -> Disk | None:
+    def disk(
+        self, loaded: LoadedModel, way: ExecutionMode, others: tuple[object, ...], arrived: Arrived
+    ) -> Disk | None:
         """The store with its threads; None if it cannot be had: then the user is told, by a warning or by
         `not_stored`. Beside the model, keys and values depend on `others`. Nobody waits for threads that hash files.
         """
@@ -275,6 +281,6 @@ class StoreOpening:
         self.weights.cancel()
 
 
-def not_stored(way: Way) -> tuple[str, ...]:
+def not_stored(way: ExecutionMode) -> tuple[str, ...]:
     """Why nothing of a model goes to a store."""
     return () if way.most_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

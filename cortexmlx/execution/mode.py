@@ -34,7 +34,7 @@ from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
 from cortexmlx.kv.state.snapshots import Snapshots
 
 
-class Way(Protocol):
+class ExecutionMode(Protocol):
     """An execution mode: one way to run a model."""
 
     groups: tuple[LayerGroup, ...]
@@ -65,7 +65,7 @@ class Way(Protocol):
         """
 
 
-class Paged:
+class PagedMode:
     """Many rows at once, on one arena."""
 
     most_rows: int | None = None
@@ -107,7 +107,7 @@ class Paged:
         )
 
 
-class OneByOne:
+class SerialMode:
     """One row at a time, on mlx-lm's own caches, because of `why`."""
 
     most_rows: int | None = 1
@@ -177,14 +177,14 @@ def _refused(why: NotPaged) -> Iterator[None]:
         raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
 
 
-def way_of(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> Way:
+def way_of(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> ExecutionMode:
     """Paged if the model can be, with keys and values of `kv_bits` bits (`quantized`), else one request at a time.
     Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on how its prompts
     are cut, or whose keys and values cannot be quantized.
     """
     try:
-        return Paged(model, quantized(group_layers(probe(model)), kv_bits, kv_group_size))
+        return PagedMode(model, quantized(group_layers(probe(model)), kv_bits, kv_group_size))
     except NotPaged as why:
         if kv_bits is not None:
             raise unquantized(kv_bits, str(why)) from why
-        return OneByOne(model, why)
+        return SerialMode(model, why)

@@ -30,7 +30,7 @@ class Change(Protocol):
         """`logits [R, V] float32`, changed."""
 
 
-class OfSome(Generic[C]):
+class RowSubset(Generic[C]):
     """A change to some rows of a batch, which others do not pay for: lists are as wide as their longest row's."""
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.attention.seam import LayerCache, arranged, own_caches
 from cortexmlx.attention.state.probe import is_state
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed

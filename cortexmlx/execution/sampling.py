@@ -30,7 +30,7 @@ from cortexmlx.execution.logits import (
     top_tokens,
     uniforms,
 )
-from cortexmlx.execution.penalties import CountPenalty, LogitBias, OfSome, RepetitionPenalty
+from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
 from cortexmlx.execution.processors import LogitsProcessors
 from cortexmlx.request import LogitsProcessor, SamplingParams
 from cortexmlx.scheduling.job import JobId
@@ -267,28 +267,28 @@ class _Logprobs:
         return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
 
 
-def _bias(rows: Sequence[SamplingRow]) -> OfSome[LogitBias] | None:
+def _bias(rows: Sequence[SamplingRow]) -> RowSubset[LogitBias] | None:
     asking = [i for i, row in enumerate(rows) if row.params.logit_bias]
-    return OfSome(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
+    return RowSubset(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
 
 
-def _repetition(rows: Sequence[SamplingRow]) -> OfSome[RepetitionPenalty] | None:
+def _repetition(rows: Sequence[SamplingRow]) -> RowSubset[RepetitionPenalty] | None:
     asking = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
     if not asking:
         return None
     params = [rows[i].params for i in asking]
     contexts = [p.repetition_context for p in params]
     tails = [_tail(rows[i], count) for i, count in zip(asking, contexts, strict=True)]
-    return OfSome(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
+    return RowSubset(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
 
 
-def _counts(rows: Sequence[SamplingRow]) -> OfSome[CountPenalty] | None:
+def _counts(rows: Sequence[SamplingRow]) -> RowSubset[CountPenalty] | None:
     asking = [i for i, row in enumerate(rows) if row.params.presence_penalty or row.params.frequency_penalty]
     if not asking:
         return None
     params, outputs = [rows[i].params for i in asking], [rows[i].output for i in asking]
     presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
-    return OfSome(CountPenalty(outputs, presence, frequency), asking, len(rows))
+    return RowSubset(CountPenalty(outputs, presence, frequency), asking, len(rows))
 
 
 def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:

@@ -16,7 +16,7 @@ from typing import Any
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.invariants import check_invariants
-from cortexmlx.kv.lower import STATE, Found, LowerTier, PieceLoad
+from cortexmlx.kv.lower import STATE, LoadResult, LowerTier, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match
 from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.spec import LayerGroup
@@ -150,7 +150,7 @@ class KVCache(SequenceTables):
         pairs = zip(self._pools, cached.blocks, strict=True)
         return any(block != GONE and (pool.ref_counts[block] or block in pool.sources) for pool, block in pairs)
 
-    def load(self, seq: int, found: Found, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
+    def load(self, seq: int, found: LoadResult, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
         """A sequence of `tokens` that has begun with as many `loaded` tokens as were found below: they are cached like
         those that it computes. Returns what the caller must bring into the arena before the next step.
         """

@@ -71,13 +71,15 @@ def check_invariants(
     """Raise AssertionError if counts, tables, allocators and the prefix cache disagree."""
     block_size = prefix.block_size
     for group, pool in enumerate(pools):
-        reach = groups[group].spec.reach
+        attention_window = groups[group].spec.attention_window
         owners = np.zeros(len(pool.ref_counts), np.int32)
         for seq, sequence in sequences.items():
             table = sequence.tables[group]
             assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"
             assert table.end * block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
-            assert table.first * block_size <= reach.oldest(sequence.length), f"sequence {seq} lacks what it sees"
+            assert table.first * block_size <= attention_window.oldest(sequence.length), (
+                f"sequence {seq} lacks what it sees"
+            )
             owners[table.blocks] += 1
         assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
         free, waiting = pool.list_free(), [*pool.passed, *pool.unused, *pool.pinned]
@@ -99,7 +101,7 @@ def check_invariants(
         held = {entry.blocks[group]: entry for entry in prefix.entries if entry.blocks[group] != GONE}
         assert len(held) == sum(entry.blocks[group] != GONE for entry in prefix.entries), "a block has two entries"
         assert pool.cached == held, f"group {group}: a cached block does not lead to its entry"
-        if reach.tokens is None:
+        if attention_window.tokens is None:
             assert len(held) == len(prefix), f"group {group}: an entry has no block"
     hollow = [entry for entry in prefix.entries if set(entry.blocks) == {GONE}]
     assert all(entry.children for entry in hollow), "an entry without blocks leads nowhere"

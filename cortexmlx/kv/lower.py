@@ -49,7 +49,7 @@ class PieceLoad:
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
+class LoadRequest:
     """What a prompt would have from below: the blocks of its text from place `begin` on. `keys` are those of their
     entries, `tokens` what they hold, one after the other, and `matched` tokens of the text are in memory. A token costs
     `seconds_per_token` to compute.
@@ -109,29 +109,31 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What was read for a wish: a text can begin with it up to place `end`."""
+class LoadResult:
+    """What was read for a load request: a text can begin with it up to place `end`."""
 
-    wish: Wish
+    load_request: LoadRequest
     end: int
     pieces: Mapping[Key, Content] = field(repr=False)
 
     def piece(self, place: int, group: int) -> Content:
         """One that it takes."""
-        return self.pieces[self.wish.tier.piece_key(self.wish.keys[place - self.wish.begin], group)]
+        return self.pieces[
+            self.load_request.tier.piece_key(self.load_request.keys[place - self.load_request.begin], group)
+        ]
 
     def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
         """Whether it goes on where the first `blocks` blocks of a text, known by `keys`, end, and ends within the first
         `most` tokens.
         """
-        wish, size = self.wish, self.wish.tier.block_size
+        load_request, size = self.load_request, self.load_request.tier.block_size
         if (
-            not wish.begin <= blocks < self.end <= min(len(keys), most // size)
-            or keys[self.end - 1] != wish.keys[self.end - 1 - wish.begin]
+            not load_request.begin <= blocks < self.end <= min(len(keys), most // size)
+            or keys[self.end - 1] != load_request.keys[self.end - 1 - load_request.begin]
         ):
             return False
-        begin, count = wish.begin * size, (self.end - wish.begin) * size
-        return tuple(tokens[begin : begin + count]) == wish.tokens[:count]
+        begin, count = load_request.begin * size, (self.end - load_request.begin) * size
+        return tuple(tokens[begin : begin + count]) == load_request.tokens[:count]
 
 
 class LowerTier:
@@ -148,7 +150,7 @@ class LowerTier:
         groups: Sequence[LayerGroup],
         block_size: int,
         states: bool,
-        ask: Callable[[Wish], None],
+        ask: Callable[[LoadRequest], None],
         identity: bytes | None,
         dropped: Callable[[int], None] = lambda pieces: None,
         may_have: Callable[[Key], bool] = lambda piece: True,
@@ -159,7 +161,7 @@ class LowerTier:
         self.ask = ask
         self.identity = identity
         self.every = (*range(len(groups)), *((STATE,) if states else ()))
-        self.whole = [g for g, group in enumerate(groups) if group.spec.reach.tokens is None]
+        self.whole = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
         self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
         self._dropped = dropped
         self._may_have = may_have
@@ -167,7 +169,7 @@ class LowerTier:
 
     def front(self, group: int, place: int) -> int:
         """The place of the first block that the first token of a place sees."""
-        return self.groups[group].spec.reach.first_block(place * self.block_size, self.block_size)
+        return self.groups[group].spec.attention_window.first_block(place * self.block_size, self.block_size)
 
     def piece_key(self, entry: Key, group: int) -> Key:
         """The key of an entry's piece."""
@@ -230,7 +232,7 @@ class LowerTier:
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def wish(
+    def load_request(
         self,
         tokens: Sequence[int],
         keys: Sequence[Key],
@@ -238,7 +240,7 @@ class LowerTier:
         matched: int,
         most: int,
         seconds_per_token: float | None,
-    ) -> Wish | None:
+    ) -> LoadRequest | None:
         """What a text would have from below that has its first `blocks` blocks, and `matched` tokens in all, in memory;
         None if there is no whole block in the rest. What lies behind its first `most` tokens is computed in any case,
         and so is what lies behind `MOST_READ` bytes.
@@ -250,4 +252,4 @@ class LowerTier:
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
         seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token
-        return Wish(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)
+        return LoadRequest(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)

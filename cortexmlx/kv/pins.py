@@ -53,7 +53,7 @@ class Pins:
         if not keys:
             raise InvalidRequest(f"a pin holds whole blocks of {size} tokens, and this has {len(tokens)} tokens")
         last = len(keys) * size - 1
-        fronts = (group.spec.reach.first_block(last, size) for group in self._cache.groups)
+        fronts = (group.spec.attention_window.first_block(last, size) for group in self._cache.groups)
         chain = PinnedKeys(keys, tuple(keys[front:] for front in fronts))
         self._check(chain)
         number = next(self._numbers)

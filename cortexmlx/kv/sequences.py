@@ -26,7 +26,7 @@ class SequenceTables(BlockPools):
     ) -> None:
         super().__init__(groups, blocks, block_size, **options)
         self._sequences: dict[int, SequenceBlocks] = {}
-        self._most = [row_blocks(group.spec.reach, block_size) for group in groups]
+        self._most = [row_blocks(group.spec.attention_window, block_size) for group in groups]
         self._windows = [g for g, most in enumerate(self._most) if most is not None]
 
     @property
@@ -112,4 +112,4 @@ class SequenceTables(BlockPools):
 
     def _front(self, group: int, position: int) -> int:
         """The place of the first block that a query at a position sees."""
-        return self.groups[group].spec.reach.first_block(position, self.block_size)
+        return self.groups[group].spec.attention_window.first_block(position, self.block_size)

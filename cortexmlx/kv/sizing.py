@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, TAIL_COLUMNS, Counts, LayerGroup
 
 DEFAULT_TOKENS_PER_ROW = 32 * 1024
@@ -117,15 +117,15 @@ def first_blocks(most: int, block_size: int) -> int:
     return min(most, -(-_FIRST_TOKENS // block_size))
 
 
-def row_blocks(reach: Reach, block_size: int) -> int | None:
+def row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None:
     """Blocks of a group that a decoding row has at most: those that the next token sees, and those of the tail's
     columns. None: all of its tokens'.
 
     From blocks of 16 tokens on, a window of w tokens takes at most `ceil(w / block_size) + 2`.
     """
-    if reach.tokens is None:
+    if attention_window.tokens is None:
         return None
-    tokens = reach.tokens - 1 + TAIL_COLUMNS
+    tokens = attention_window.tokens - 1 + TAIL_COLUMNS
     return (tokens - 2) // block_size + 2
 
 
@@ -133,7 +133,9 @@ def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, ite
     """Bytes of a running row of `tokens` tokens: whole blocks, of a window as many as it has at most, and its state."""
     places = -(-tokens // block_size)
     return row_bytes(groups := tuple(groups)) + sum(
-        _per_token(group, itemsize) * block_size * min(places, row_blocks(group.spec.reach, block_size) or places)
+        _per_token(group, itemsize)
+        * block_size
+        * min(places, row_blocks(group.spec.attention_window, block_size) or places)
         for group in groups
     )
 
@@ -154,7 +156,7 @@ class Load:
         Of a window: what the rows have at most, the pieces of a step, and as much as the rows have for prefixes that
         are cached, since the last window of each is all that those who begin with it need.
         """
-        most = row_blocks(group.spec.reach, self.block_size)
+        most = row_blocks(group.spec.attention_window, self.block_size)
         return _NO_LIMIT if most is None else self.rows * (2 * most + 1) - (-self.piece // self.block_size)
 
 
@@ -198,7 +200,7 @@ def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, items
 def sequences_that_fit(groups: Sequence[LayerGroup], blocks: Counts, block_size: int, tokens: int) -> int:
     """How many sequences of `tokens` tokens are at once in an arena of so many blocks of each group."""
     needed = -(-tokens // block_size)
-    most = [row_blocks(group.spec.reach, block_size) or needed for group in groups]
+    most = [row_blocks(group.spec.attention_window, block_size) or needed for group in groups]
     return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
 
 

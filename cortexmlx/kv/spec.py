@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens that a block may have."""
@@ -26,9 +26,9 @@ class KVSpec:
     `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
     "bfloat16") for every token; with `value_in_key` the value is the key's first numbers and takes no memory of its own
     (latent attention). `window` None attends to all earlier tokens; w attends to the w newest, the token itself
-    included, or if it is `chunked`, to those since the last multiple of w (`reach`). `row_bytes` is state that does not
-    grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one group and share
-    block tables.
+    included, or if it is `chunked`, to those since the last multiple of w (`attention_window`). `row_bytes` is state
+    that does not grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one group
+    and share block tables.
 
     Quantized keys and values are codes of `kv_bits` bits, and for every `kv_group_size` numbers of a head a scale and a
     bias of `dtype`.
@@ -46,9 +46,9 @@ class KVSpec:
     kv_group_size: int | None = None
 
     @property
-    def reach(self) -> Reach:
+    def attention_window(self) -> AttentionWindow:
         """How far back a query sees."""
-        return Reach(self.window, self.chunked)
+        return AttentionWindow(self.window, self.chunked)
 
     @property
     def dims(self) -> tuple[int, ...]:

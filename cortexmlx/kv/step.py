@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class GroupStep:
     a run may be another's.
 
     `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
-    padding entries of a table name the null block. `runs` has a row's run where it is a single one. `reach` is the
-    group's. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
+    padding entries of a table name the null block. `runs` has a row's run where it is a single one.
+    `attention_window` is the group's. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
     """
 
     tables: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
     runs: tuple[KVHandle | None, ...]
     pieces: tuple[PrefillPiece, ...]
-    reach: Reach
+    attention_window: AttentionWindow
     listed: bool = False
 
     @property
@@ -98,11 +98,11 @@ def only_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, nul
     Raises:
         KVBlockError: the step has a window or chunks, or a list is not one of the row's blocks in ascending order.
     """
-    if step.reach.tokens is not None:
-        kind = "chunks" if step.reach.chunked else "a window"
+    if step.attention_window.tokens is not None:
+        kind = "chunks" if step.attention_window.chunked else "a window"
         raise KVBlockError(
-            f"blocks are listed for layers with {kind} of {step.reach.tokens} tokens, which counts positions and not "
-            "over gaps: list the blocks that are seen, in a step without either"
+            f"blocks are listed for layers with {kind} of {step.attention_window.tokens} tokens, which counts "
+            "positions and not over gaps: list the blocks that are seen, in a step without either"
         )
     if len(lists) != step.rows:
         raise KVBlockError(f"there are {len(lists)} lists of blocks for {step.rows} rows: give each row one")

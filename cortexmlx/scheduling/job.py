@@ -10,7 +10,7 @@ from typing import NewType
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.state.ops import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 JobId = NewType("JobId", int)
 """Names a job, and its sequence of blocks in the cache."""

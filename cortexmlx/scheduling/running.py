@@ -6,28 +6,28 @@ from collections.abc import Iterable, Sequence
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import Found, PieceLoad
+from cortexmlx.kv.lower import LoadResult, PieceLoad
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.state.beginning import whole_blocks
 from cortexmlx.kv.state.ops import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
+from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.restraint import Restraint
 from cortexmlx.scheduling.shortage import fit
 
 
 class RunningSet:
-    """The running jobs, `jobs`, in the order in which they began: at most as many as the `restraint` lets.
+    """The running jobs, `jobs`, in the order in which they began: at most as many as the `backoff` lets.
 
     `headroom` tokens are asked for beyond a job's tokens, so that its answer stays in one run. With `share_prefixes`,
     what a job stores can be found by others. `changes` goes up whenever a row or blocks are given up or stored, so
     that a question about them need not be asked twice.
     """
 
-    def __init__(self, cache: KVCache, restraint: Restraint, headroom: int, share_prefixes: bool) -> None:
+    def __init__(self, cache: KVCache, backoff: Backoff, headroom: int, share_prefixes: bool) -> None:
         self.cache = cache
-        self.restraint = restraint
+        self.backoff = backoff
         self.headroom = headroom
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
@@ -120,7 +120,7 @@ class RunningSet:
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
         return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
-    def begin(self, job: Job, match: Match | None, found: Found | None = None) -> tuple[BlockCopy, ...]:
+    def begin(self, job: Job, match: Match | None, found: LoadResult | None = None) -> tuple[BlockCopy, ...]:
         """Give a job a row and blocks for its tokens: those of `match`, after its whole blocks what was `found` in the
         tier below, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
         then nothing changed.

@@ -19,19 +19,19 @@ from dataclasses import replace
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling import drafts
+from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId, Reader
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.restraint import Restraint
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import ScheduledTokens
 from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.waiting.admission import Admission
-from cortexmlx.scheduling.waiting.claims import WORTH_WAITING
+from cortexmlx.scheduling.waiting.in_flight_prefixes import WORTH_WAITING
 
 
 class Scheduler:
@@ -40,10 +40,11 @@ class Scheduler:
     A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
     `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
     its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
-    have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see `Claims`.
-    `keep` lets rows go on beyond the context without the tokens between (None: they keep all). `pipeline` False plans a
-    step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs that ended without a new
-    token, because the system refused memory for the cache. `arrived` is told of what was read from the tier below.
+    have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see
+    `InFlightPrefixes`. `keep` lets rows go on beyond the context without the tokens between (None: they keep all).
+    `pipeline` False plans a step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
+    that ended without a new token, because the system refused memory for the cache. `arrived` is told of what was read
+    from the tier below.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
-        self.restraint = Restraint(max_rows, prefill_budget)
+        self.backoff = Backoff(max_rows, prefill_budget)
         self.limits = Limits(context_length, max_request_tokens, keep)
         self.token_target = token_target
         self.share_between_clients = share_between_clients
@@ -74,7 +75,7 @@ class Scheduler:
         self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
-        self._running = RunningSet(cache, self.restraint, headroom, share_prefixes)
+        self._running = RunningSet(cache, self.backoff, headroom, share_prefixes)
         self._admission = Admission(self._running, client_tokens, worth_waiting, self.costs)
         self.arrived = self._admission.arrived
         self._builder = StepBuilder(cache)
@@ -151,7 +152,7 @@ class Scheduler:
         nor what is cached. If it was refused memory, at most `rows` rows run from now on.
         """
         if rows is not None:
-            self.restraint.tighten(rows)
+            self.backoff.tighten(rows)
             self.restarts += self.rows_running
         for job in self._window.awaiting_flush:
             self.cache.free(job.id)
@@ -288,7 +289,7 @@ class Scheduler:
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
         target = self.token_target if any(not job.request.background for job in decoding) else None
-        budget = self.costs.budget(target, self.restraint.tokens, len(decoding))
+        budget = self.costs.budget(target, self.backoff.tokens, len(decoding))
         counts = share(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         pieces = []
         for job, count in zip(prefilling, counts, strict=True):
@@ -377,7 +378,7 @@ class Scheduler:
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._of(segment)):
                 job.num_scored_tokens = segment.scored.stop
-        if self.restraint.holds_back and self.restraint.relax():
+        if self.backoff.holds_back and self.backoff.relax():
             self._admission.ask_again()
         committed: list[Committed] = []
         end = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.steps.plan import StepPlan
 
 _ENDLESS = 2**31 - 1

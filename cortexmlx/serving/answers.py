@@ -26,7 +26,7 @@ from cortexmlx.request import (
 )
 from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text.stream import Piece, TextStream
+from cortexmlx.serving.text.stream import TextDelta, TextStream
 
 PROGRESS_SECONDS = 0.1
 """Least time between two progress events."""
@@ -89,7 +89,7 @@ class RequestAnswers:
         if not self._chosen_later:
             self.handle.push(event)
 
-    def end(self, answer: Answer, rest: Piece, completion: Completion) -> None:
+    def end(self, answer: Answer, rest: TextDelta, completion: Completion) -> None:
         """Complete one answer, with the `rest` of its text that was not shown yet."""
         self.open.remove(answer)
         self._done.append(completion)
@@ -166,7 +166,7 @@ class Answer:
         if logprob is not None:
             self._logprobs.append(logprob)
         text = self._text
-        piece = Piece() if stop_token else text.push(token)
+        piece = TextDelta() if stop_token else text.push(token)
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
         told = TokenEvent(piece.text, token, shown, index=self.index, dropped=dropped, thinking=piece.thinking)

@@ -12,7 +12,7 @@ from cortexmlx.kv.quantized import GROUP_SIZES, KV_BITS
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.progress import OnProgress
-from cortexmlx.scheduling.keep import DEFAULT_FIRST, KeepPolicy
+from cortexmlx.scheduling.keep_policy import DEFAULT_FIRST, KeepPolicy
 from cortexmlx.serving.app.arguments import checked_function
 
 

@@ -23,7 +23,7 @@ from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
-from cortexmlx.stats import EngineStats, Moment
+from cortexmlx.stats import EngineStats, UsageSample
 
 _T = TypeVar("_T")
 
@@ -198,7 +198,7 @@ class EngineCore:
             return
         used, cached, free = self.cache.block_counts
         running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
-        self.measured.timeline.add(Moment(seconds, used, cached, free, running, waiting))
+        self.measured.timeline.add(UsageSample(seconds, used, cached, free, running, waiting))
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 

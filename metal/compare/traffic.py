@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal import sim
 from cortexmlx.metal.compare.mlx_decode import Shape, one_pass
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
@@ -76,7 +76,9 @@ def launches(
     if variant.kv_bits is not None and variant.quant_group is not None:
         each = [mx.quantize(numbers, group_size=variant.quant_group, bits=variant.kv_bits) for numbers in slabs]
         slabs, scales, biases = ([parts[n] for parts in each] for n in range(3))
-    work = work_list(np.array([arena_tokens], np.int32), tail_tokens, Reach(window), variant.geometry.partition)
+    work = work_list(
+        np.array([arena_tokens], np.int32), tail_tokens, AttentionWindow(window), variant.geometry.partition
+    )
     inputs = DecodeInputs(
         mx.ones((1, heads, 1, variant.key_dim), getattr(mx, variant.dtype)),
         slabs[0],

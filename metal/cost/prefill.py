@@ -15,8 +15,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal import sim
@@ -63,7 +63,7 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
     work = prefill_list(
         [PrefillPiece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)],
         variant.block_size,
-        Reach(window),
+        AttentionWindow(window),
         variant.tile,
     )
     inputs = PrefillInputs(

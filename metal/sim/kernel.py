@@ -33,9 +33,9 @@ def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
     if view.flags.c_contiguous:
         return view.reshape(-1), 0
     reaches = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
-    below = -sum(reach for reach in reaches if reach < 0)
-    count = (below + sum(reach for reach in reaches if reach > 0)) // view.itemsize + 1
-    lowest = view[tuple(slice(-1, None) if reach < 0 else slice(0, 1) for reach in reaches)]
+    below = -sum(attention_window for attention_window in reaches if attention_window < 0)
+    count = (below + sum(attention_window for attention_window in reaches if attention_window > 0)) // view.itemsize + 1
+    lowest = view[tuple(slice(-1, None) if attention_window < 0 else slice(0, 1) for attention_window in reaches)]
     return np.lib.stride_tricks.as_strided(lowest, (count,), (view.itemsize,)), below
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.execution.mode import Way, way_of
+from cortexmlx.execution.mode import ExecutionMode, way_of
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
 from support.core_driver import Driver
@@ -91,7 +91,7 @@ def no_exit() -> Iterator[None]:
         raise ImportError("a package that mlx-lm does not bring is missing") from error
 
 
-def kept_by(way: Way) -> tuple[str, ...]:
+def kept_by(way: ExecutionMode) -> tuple[str, ...]:
     """How many caches of a model keep what, such as "2 × window"; nothing where they are mlx-lm's own."""
     if way.most_rows is not None:
         return ()

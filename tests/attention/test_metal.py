@@ -15,8 +15,8 @@ from cortexmlx.attention.metal import MetalAttention, MetalStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
@@ -24,7 +24,7 @@ from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS,
 from support.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
-EVERYTHING = Reach()
+EVERYTHING = AttentionWindow()
 
 
 class Step:
@@ -34,7 +34,7 @@ class Step:
         self,
         lengths: Sequence[int],
         pieces: tuple[PrefillPiece, ...] = (),
-        reach: Reach = EVERYTHING,
+        attention_window: AttentionWindow = EVERYTHING,
         dim: int = DIM,
         latent: int | None = None,
     ):
@@ -49,7 +49,7 @@ class Step:
         for row, count in enumerate(counts):
             tables[row, :count] = [next(blocks) for _ in range(count)]
         runs: tuple[KVHandle | None, ...] = (None,) * len(lengths)
-        self.step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, reach)
+        self.step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, attention_window)
         self.derived = Derived()
         flat = len(lengths) + sum(p.end - p.begin for p in pieces)
         self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
@@ -73,10 +73,14 @@ def _agree(step: Step, kernels: MetalAttention, tail_tokens: int, **options: Any
     assert kernels.notes() == ()
 
 
-@pytest.mark.parametrize("reach", [EVERYTHING, Reach(9), Reach(16, chunked=True)], ids=["all", "window", "chunks"])
-def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, reach: Reach) -> None:
+@pytest.mark.parametrize(
+    "attention_window",
+    [EVERYTHING, AttentionWindow(9), AttentionWindow(16, chunked=True)],
+    ids=["all", "window", "chunks"],
+)
+def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, attention_window: AttentionWindow) -> None:
     """Rows go on into their next chunk in the midst of the tail."""
-    step = Step([30, 1, 8], reach=reach)
+    step = Step([30, 1, 8], attention_window=attention_window)
     _agree(step, kernels, 1)
     tables = step.derived.get(MetalStep, step.step).tables
     for tail_tokens in range(2, 17):
@@ -89,8 +93,8 @@ def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAtten
     scattered = (blocks * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
     pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None), PrefillPiece(9, 14, 15, None, scattered))
     _agree(Step([17, 40], pieces), kernels, 0)
-    _agree(Step([17, 40], pieces, Reach(6)), kernels, 0)
-    _agree(Step([17, 40], pieces, Reach(8, chunked=True)), kernels, 0)
+    _agree(Step([17, 40], pieces, AttentionWindow(6)), kernels, 0)
+    _agree(Step([17, 40], pieces, AttentionWindow(8, chunked=True)), kernels, 0)
 
 
 def test_values_that_lie_in_their_keys() -> None:
@@ -116,7 +120,7 @@ def test_slopes_of_decoding_rows_and_of_pieces(kernels: MetalAttention) -> None:
     _agree(Step([30, 5]), kernels, 4, slopes=slopes)
     _agree(Step([30, 5]), kernels, 4, slopes=slopes * 2, sinks=sinks)
     pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None),)
-    _agree(Step([17, 40], pieces, Reach(12)), kernels, 0, slopes=slopes, sinks=sinks)
+    _agree(Step([17, 40], pieces, AttentionWindow(12)), kernels, 0, slopes=slopes, sinks=sinks)
     without, level = (Step([30, 5]).attend(kernels.attend, 4, slopes=s) for s in (None, mx.zeros(4)))
     assert np.array_equal(without, level) and len(kernels._served) > 1
 
@@ -277,7 +281,9 @@ def test_a_row_is_bitwise_the_same_alone_and_in_a_batch_through_the_backend(kern
     together = step.attend(kernels.attend, 5)
     for row in range(3):
         alone = Step([200, 40, 3])
-        alone.step = GroupStep(step.step.tables[row : row + 1], step.step.lengths[row : row + 1], (None,), (), Reach())
+        alone.step = GroupStep(
+            step.step.tables[row : row + 1], step.step.lengths[row : row + 1], (None,), (), AttentionWindow()
+        )
         alone.queries = step.queries[row : row + 1]
         alone.tail = tuple(t[row : row + 1] for t in step.tail)
         assert np.array_equal(alone.attend(kernels.attend, 5)[0], together[row])

@@ -15,8 +15,8 @@ from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.metal_prefill import PrefillStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
@@ -24,7 +24,7 @@ from support.broken_kernels import COMPILE_ERROR, broken, copying, damaged, drop
 from support.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
-EVERYTHING = Reach()
+EVERYTHING = AttentionWindow()
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)
 PIECES = (PrefillPiece(0, 7, 5, KVHandle(2, 2), None), PrefillPiece(7, 12, 15, None, SCATTERED))
 
@@ -32,12 +32,12 @@ PIECES = (PrefillPiece(0, 7, 5, KVHandle(2, 2), None), PrefillPiece(7, 12, 15, N
 class Layer:
     """A step of prefill pieces alone, over a random arena."""
 
-    def __init__(self, reach: Reach = EVERYTHING, dim: int = 16) -> None:
+    def __init__(self, attention_window: AttentionWindow = EVERYTHING, dim: int = 16) -> None:
         random = np.random.default_rng(3)
         self.arena = KVArena([LayerGroup(KVSpec(KV_HEADS, dim, dim, "float32"), (0,))], 40, BLOCK)
         for slab in self.arena.slab(0):
             slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
-        self.step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), PIECES, reach)
+        self.step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), PIECES, attention_window)
         self.queries = mx.array(random.standard_normal((12, HEADS, 1, dim), np.float32))
         self.derived = Derived()
 
@@ -46,11 +46,15 @@ class Layer:
         return np.array(backend(self.queries, kv, scale=0.25, **options))
 
 
-@pytest.mark.parametrize("reach", [EVERYTHING, Reach(6), Reach(16, chunked=True)], ids=["all", "window", "chunks"])
-def test_pieces_alone_are_attended_to_in_one_launch(reach: Reach) -> None:
+@pytest.mark.parametrize(
+    "attention_window",
+    [EVERYTHING, AttentionWindow(6), AttentionWindow(16, chunked=True)],
+    ids=["all", "window", "chunks"],
+)
+def test_pieces_alone_are_attended_to_in_one_launch(attention_window: AttentionWindow) -> None:
     launches = []
     attention = MetalAttention(broken(lambda kernel, call: launches.append(call) or kernel(**call)), check=False)
-    layer = Layer(reach)
+    layer = Layer(attention_window)
     for _ in range(2):
         assert error(layer.attend(attention.attend), layer.attend(reference.attend)) < TOLERANCE["float32"]
     assert len(launches) == 2 and attention.kernels() == ("prefill",) and attention.notes() == ()
@@ -81,13 +85,13 @@ def test_sinks_and_a_softcap_reach_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reach", "matrix_units"),
-    [(EVERYTHING, False), (Reach(600), True), (Reach(8, chunked=True), False)],
+    ("attention_window", "matrix_units"),
+    [(EVERYTHING, False), (AttentionWindow(600), True), (AttentionWindow(8, chunked=True), False)],
     ids=["fused", "wide beside matrix units", "fused but for pieces in two chunks"],
 )
-def test_what_mlx_does_as_well_is_left_to_it(reach: Reach, matrix_units: bool) -> None:
+def test_what_mlx_does_as_well_is_left_to_it(attention_window: AttentionWindow, matrix_units: bool) -> None:
     unused = raising(RuntimeError("not to be called"), "prefill")
-    attention, layer = MetalAttention(unused, check=False, matrix_units=matrix_units), Layer(reach, dim=64)
+    attention, layer = MetalAttention(unused, check=False, matrix_units=matrix_units), Layer(attention_window, dim=64)
     assert np.array_equal(layer.attend(attention.attend), layer.attend(reference.attend))
     assert attention.kernels() == attention.notes() == ()
 
@@ -95,7 +99,7 @@ def test_what_mlx_does_as_well_is_left_to_it(reach: Reach, matrix_units: bool) -
 def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
     attention, layer, run = (
         MetalAttention(sim.metal_kernel, check=False),
-        Layer(Reach(16, chunked=True)),
+        Layer(AttentionWindow(16, chunked=True)),
         KVHandle(2, 4),
     )
     found = []
@@ -109,10 +113,10 @@ def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
 
 
 def test_chunks_that_end_within_blocks_use_the_reference_and_say_so() -> None:
-    attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer(Reach(12, chunked=True))
+    attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer(AttentionWindow(12, chunked=True))
     assert np.array_equal(layer.attend(attention.attend), layer.attend(reference.attend))
     assert "chunks of 12 tokens are not of whole blocks" in attention.notes()[0]
-    assert not np.array_equal(layer.attend(reference.attend), Layer(Reach(12)).attend(reference.attend))
+    assert not np.array_equal(layer.attend(reference.attend), Layer(AttentionWindow(12)).attend(reference.attend))
     other = Layer()
     assert error(other.attend(attention.attend), other.attend(reference.attend)) < TOLERANCE["float32"]
     assert attention.kernels() == ("prefill",), "layers without chunks have the kernel all the same"

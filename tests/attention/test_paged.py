@@ -12,11 +12,11 @@ import pytest
 from cortexmlx.attention.paged import Derived, PagedKV, paged_attention
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 
-STEP = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), (), Reach())
+STEP = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), (), AttentionWindow())
 
 
 class One:

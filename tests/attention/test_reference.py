@@ -17,8 +17,8 @@ from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.attention.softmax import Softmax
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
@@ -51,7 +51,7 @@ class Case:
         )
         self.dtype = draw(st.sampled_from(["float32", "float32", "float16", "bfloat16"]))
         self.query_dtype = draw(st.sampled_from([self.dtype, self.dtype, "float32"]))
-        self.reach = Reach(draw(st.sampled_from([None, 1, 3, 9, 20, 100])), draw(st.booleans()))
+        self.attention_window = AttentionWindow(draw(st.sampled_from([None, 1, 3, 9, 20, 100])), draw(st.booleans()))
         self.cap = draw(st.sampled_from([None, 2.0]))
         self.scale = draw(st.sampled_from([0.3, 1.0])) if self.dtype == "float32" else 0.1
         self.sinks = self.rounded(rng.normal(size=self.heads * self.group) * 3) if draw(st.booleans()) else None
@@ -87,7 +87,9 @@ class Case:
             begin += count
         if not begin:
             return
-        step = GroupStep(padded, np.array(self.decoding, np.int32), tuple(runs[:rows]), tuple(pieces), self.reach)
+        step = GroupStep(
+            padded, np.array(self.decoding, np.int32), tuple(runs[:rows]), tuple(pieces), self.attention_window
+        )
         tail, tail_content = self.tail(rows)
         kv = PagedKV(arena, 0, step, tail, self.tail_tokens, getattr(mx, self.dtype), attend)
         queries = self.rounded(rng.normal(size=(begin, self.heads * self.group, self.dim)) * 2)
@@ -105,8 +107,8 @@ class Case:
             if self.tail_tokens:
                 keys = np.concatenate([keys, tail_content[0][row]], 1)
                 values = np.concatenate([values, tail_content[1][row]], 1)
-            if (limit := self.reach.tokens) is not None:
-                limit = (keys.shape[1] - 1) % limit + 1 if self.reach.chunked else limit
+            if (limit := self.attention_window.tokens) is not None:
+                limit = (keys.shape[1] - 1) % limit + 1 if self.attention_window.chunked else limit
                 keys, values = keys[:, -limit:], values[:, -limit:]
             for head in range(self.heads * self.group):
                 kv_head = head // self.group
@@ -209,7 +211,7 @@ def test_few_scores_take_mlxs_own_softmax_unless_something_is_added(monkeypatch:
     ]:
         made.clear()
         run = KVHandle(0, 2)
-        step = GroupStep(np.array([[0, 1]], np.int32), np.array([length], np.int32), (run,), (), Reach())
+        step = GroupStep(np.array([[0, 1]], np.int32), np.array([length], np.int32), (run,), (), AttentionWindow())
         kv = PagedKV(arena, 0, step, None, 0, mx.float32, attend)
         paged_attention(mx.zeros((1, 2, 1, 8)), kv, scale=1.0, sinks=sinks, softcap=cap, slopes=slopes)
         assert len(made) == powers
@@ -235,7 +237,7 @@ def test_a_gpus_errors_are_those_of_mlxs_attention(
     mx.eval(arena.arrays())
     runs = tuple(KVHandle(row * blocks, blocks) for row in range(rows))
     tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
-    step = GroupStep(tables, np.full(rows, length, np.int32), runs, (), Reach())
+    step = GroupStep(tables, np.full(rows, length, np.int32), runs, (), AttentionWindow())
     columns = [(0, 0), (0, 0), (0, TAIL_COLUMNS - tail), (0, 0)]
     newest = tuple(mx.pad(a[:, :, length:], columns) for a in (keys, values))
     kv = PagedKV(arena, 0, step, newest, tail, kind, attend)
@@ -277,7 +279,7 @@ class Prefill:
         slots = None if self.slots is None else self.slots[:last]
         nothing = np.zeros((0, 0), np.int32)
         pieces = (PrefillPiece(0, last - first, first, self.run, slots),)
-        step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, Reach(self.window))
+        step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, AttentionWindow(self.window))
         kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
         return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5, **options)
 
@@ -359,6 +361,6 @@ def test_a_row_far_below_zero_keeps_its_softmax() -> None:
     arena.write(0, slice(8, 16), keys, values)
     q = mx.broadcast_to(mx.array([1.0, 0, 0, 0]), (2, 1, 1, 4))
     for run in (KVHandle(1, 1), None):
-        step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), Reach())
+        step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), AttentionWindow())
         out = paged_attention(q, PagedKV(arena, 0, step, None, 0, mx.float32, attend), scale=1.0)
         np.testing.assert_allclose(np.array(out)[:, 0, 0], [[14, 15, 16, 17], [4, 5, 6, 7]], rtol=1e-5)

@@ -13,8 +13,8 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal import sim
@@ -47,7 +47,7 @@ class Rows:
                 columns[row, :, :tail_tokens] = mine[:, length:]
             begin += count
         self.tail = tuple(to_mlx(a, dtype) for a in tail) if tail_tokens else None
-        self.whole = GroupStep(tables, np.array(lengths, np.int32), tuple(runs), (), Reach())
+        self.whole = GroupStep(tables, np.array(lengths, np.int32), tuple(runs), (), AttentionWindow())
 
     def attend(self, backend: Any, step: GroupStep, **options: Any) -> np.ndarray:
         kind = getattr(mx, self.v.dtype)

@@ -12,8 +12,8 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
@@ -84,7 +84,7 @@ class _Problem:
             table[row, : len(blocks)] = blocks
         handle = KVHandle(10, 3) if run else None
         pieces = (PrefillPiece(rows, rows + 6, len(piece) - 6, handle, None if run else piece.astype(np.int32)),)
-        step = GroupStep(table, np.array(self.lengths, np.int32), (None, None), pieces, Reach(window))
+        step = GroupStep(table, np.array(self.lengths, np.int32), (None, None), pieces, AttentionWindow(window))
         mx.eval(slab, tail)
         self.queries = draw(rows + 6, HEADS * GROUP, 1, DIM)
         self.kv = PagedKV(
@@ -144,7 +144,7 @@ def test_a_lone_row_in_a_run_is_what_its_codes_stand_for(dtype: str) -> None:
     """Of plain numbers such a row is read as a view of its run."""
     problem = _Problem(Quantization(4, 32), dtype, None, run=True)
     whole = problem.kv.step
-    problem.kv.step = GroupStep(whole.tables[1:], whole.lengths[1:], (KVHandle(5, 1),), (), Reach())
+    problem.kv.step = GroupStep(whole.tables[1:], whole.lengths[1:], (KVHandle(5, 1),), (), AttentionWindow())
     got = np.array(reference.attend(problem.queries[1:2], problem.kv, scale=problem.scale).astype(mx.float32))
     assert np.abs(got[0, :, 0] - problem.wanted(None)[1]).max() < TOLERANCE[dtype]
 
@@ -177,7 +177,7 @@ def test_no_slab_is_dequantized_for_single_tokens() -> None:
     mx.eval(wide)
     problem.kv.arena = _Arena(wide)
     problem.kv.arena.blocks = BLOCKS + 200_000 // BLOCK
-    problem.kv.step = GroupStep(problem.kv.step.tables, problem.kv.step.lengths, (None, None), (), Reach())
+    problem.kv.step = GroupStep(problem.kv.step.tables, problem.kv.step.lengths, (None, None), (), AttentionWindow())
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     mx.eval(reference.attend(problem.queries[:2], problem.kv, scale=0.125))

@@ -13,7 +13,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.restraint import STEPS_TO_RELAX
+from cortexmlx.scheduling.backoff import STEPS_TO_RELAX
 from cortexmlx.scheduling.steps.plan import StepPlan
 from support.core_driver import Driver, assert_nothing_lost
 from support.patience import PATIENCE

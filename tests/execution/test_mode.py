@@ -10,7 +10,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention.probe import NotPaged
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.execution.mode import OneByOne, Paged, way_of
+from cortexmlx.execution.mode import PagedMode, SerialMode, way_of
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load
 
@@ -26,8 +26,8 @@ class Foreign(PlainCache):
 
 def test_a_model_that_can_be_paged_is(judged: Any) -> None:
     way = way_of(judged("llama")[0])
-    assert isinstance(way, Paged) and way.most_rows is None and way.notes == ()
-    assert way.pipelined and OneByOne(judged("llama")[0], WHY).pipelined
+    assert isinstance(way, PagedMode) and way.most_rows is None and way.notes == ()
+    assert way.pipelined and SerialMode(judged("llama")[0], WHY).pipelined
     assert way.blocks(64 * 2 * LAYER, LOAD, 512) == (8,)
     assert way.backend("reference").name == "reference"
 
@@ -38,7 +38,7 @@ def test_a_model_with_a_cache_of_its_own_runs_one_request_at_a_time_and_says_why
     model = judged("llama")[0]
     monkeypatch.setattr(type(model), "make_cache", lambda self: [Foreign() for _ in self.layers])
     way = way_of(model)
-    assert isinstance(way, OneByOne) and way.most_rows == 1
+    assert isinstance(way, SerialMode) and way.most_rows == 1
     first, second = way.notes
     assert first.startswith("one request runs at a time, on mlx-lm's own caches. llama keeps a Foreign")
     assert second.endswith("Foreign cannot always be cut back") and not way.pipelined
@@ -65,7 +65,7 @@ def test_a_model_that_fails_only_when_it_is_computed_is_refused_before_it_answer
     judged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = judged("llama")[0]
-    way = OneByOne(model, WHY)
+    way = SerialMode(model, WHY)
     monkeypatch.setattr(type(model), "__call__", lambda *_, **__: mx.zeros((1, 8, 0))[:, :, 5:].reshape(1, 8, 1))
     with pytest.raises(ModelUnsupported, match="fails here, too"):
         way.runner(8, 320, way.backend("reference"))
@@ -74,7 +74,7 @@ def test_a_model_that_fails_only_when_it_is_computed_is_refused_before_it_answer
 def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a mask of truth values that a model adds to its scores."""
     model = judged("llama")[0]
-    way = OneByOne(model, WHY)
+    way = SerialMode(model, WHY)
     monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", lambda *_, **__: None)
     with pytest.raises(ModelUnsupported, match="sees those after it: answers would depend on how their prompts"):
         way.runner(8, 320, way.backend("reference"))
@@ -91,13 +91,13 @@ def test_a_model_whose_prompts_see_what_is_behind_them_is_refused(judged: Any, m
 )
 def test_blocks_are_what_one_sequence_needs(name: str, memory: int, blocks: int, judged: Any) -> None:
     """No more than the context has, and a windowed layer's memory ends with its window."""
-    assert OneByOne(judged(name)[0], WHY).blocks(memory, LOAD, 512) == (blocks,)
+    assert SerialMode(judged(name)[0], WHY).blocks(memory, LOAD, 512) == (blocks,)
 
 
 @pytest.mark.parametrize(("name", "least"), [("llama", "2 KiB"), ("mamba", "5.5 KiB")])
 def test_a_memory_that_is_too_small_is_refused_with_the_numbers(name: str, least: str, judged: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"of 1000 B holds no 8 tokens: give it at least {least}"):
-        OneByOne(judged(name)[0], WHY).blocks(1000, LOAD, 512)
+        SerialMode(judged(name)[0], WHY).blocks(1000, LOAD, 512)
 
 
 def test_keys_and_values_of_caches_of_mlx_lms_are_not_quantized(judged: Any, unpaged: None) -> None:
@@ -113,10 +113,10 @@ def test_heads_that_groups_do_not_divide_are_refused(judged: Any) -> None:
         way_of(judged("llama")[0], 8)
 
 
-@pytest.mark.parametrize("kind", [Paged, OneByOne])
+@pytest.mark.parametrize("kind", [PagedMode, SerialMode])
 def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
     model = judged("llama")[0]
-    way = way_of(model) if kind is Paged else OneByOne(model, WHY)
+    way = way_of(model) if kind is PagedMode else SerialMode(model, WHY)
     runner: Any = way.runner(8, 320, way.backend("reference"))
     assert runner.blocks == (0,)
     cache = way.begin((8,), PrefixCache(8))

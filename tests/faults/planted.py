@@ -14,7 +14,7 @@ VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
-BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/reach.py"
+BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/attention_window.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 _CAP = "        score[s] = softcap * precise::tanh(score[s] / softcap);\n"

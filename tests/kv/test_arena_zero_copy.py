@@ -18,8 +18,8 @@ import pytest
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.request import RequestState
@@ -151,7 +151,7 @@ def arena() -> KVArena:
 
 
 def paged(arena: KVArena, tables: Any, lengths: Any, runs: Any, pieces: tuple[PrefillPiece, ...] = ()) -> PagedKV:
-    step = GroupStep(np.array(tables, np.int32), np.array(lengths, np.int32), tuple(runs), pieces, Reach())
+    step = GroupStep(np.array(tables, np.int32), np.array(lengths, np.int32), tuple(runs), pieces, AttentionWindow())
     return PagedKV(arena, 0, step, None, 0, mx.float32, attend)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import Load, arena_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.steps.plan import StepKind
@@ -15,22 +15,30 @@ from support.stage import Stage
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
 
-def seeing(reach: Reach, layers: int = 1, first: int = 1) -> LayerGroup:
-    spec = KVSpec(1, 4, 4, "float32", reach.tokens, chunked=reach.chunked)
+def seeing(attention_window: AttentionWindow, layers: int = 1, first: int = 1) -> LayerGroup:
+    spec = KVSpec(1, 4, 4, "float32", attention_window.tokens, chunked=attention_window.chunked)
     return LayerGroup(spec, tuple(range(first, first + layers)))
 
 
-EVERY_ROW = [(reach, size) for reach in (Reach(16), Reach(40), Reach(64), Reach(64, True)) for size in (16, 32)]
-FEW_ROWS = [(Reach(16), 16), (Reach(40), 32)]
+EVERY_ROW = [
+    (attention_window, size)
+    for attention_window in (AttentionWindow(16), AttentionWindow(40), AttentionWindow(64), AttentionWindow(64, True))
+    for size in (16, 32)
+]
+FEW_ROWS = [(AttentionWindow(16), 16), (AttentionWindow(40), 32)]
 
 
 @pytest.mark.parametrize(
-    ("reach", "size"), [r if r in FEW_ROWS else pytest.param(*r, marks=pytest.mark.slow) for r in EVERY_ROW]
+    ("attention_window", "size"), [r if r in FEW_ROWS else pytest.param(*r, marks=pytest.mark.slow) for r in EVERY_ROW]
 )
-def test_rows_of_twenty_windows_have_the_blocks_of_one_and_two_more(reach: Reach, size: int) -> None:
+def test_rows_of_twenty_windows_have_the_blocks_of_one_and_two_more(
+    attention_window: AttentionWindow, size: int
+) -> None:
     """While they decode; a prompt has those of its piece beside them."""
-    window = reach.tokens or 0
-    stage = Stage([100, 100], size, 1000, groups=[ALL, seeing(reach)], context_length=10_000, prefill_budget=48)
+    window = attention_window.tokens or 0
+    stage = Stage(
+        [100, 100], size, 1000, groups=[ALL, seeing(attention_window)], context_length=10_000, prefill_budget=48
+    )
     jobs = [stage.ask([1, 2, 3] * n, 20 * window) for n in (1, 2 * window)]
     most, whole = 0, 0
     while any(job.finish_reason is None for job in jobs):
@@ -74,7 +82,7 @@ def test_a_model_like_gemma_3_at_32k_tokens_takes_a_quarter_of_full_attentions_a
             used = max(used, stage.cache.bytes_in_use)
         return arena.nbytes, used
 
-    mixed, mixed_used = bytes_at_work([ALL, seeing(Reach(1024), 5)])
+    mixed, mixed_used = bytes_at_work([ALL, seeing(AttentionWindow(1024), 5)])
     full, full_used = bytes_at_work([LayerGroup(ALL.spec, range(6))])
     assert full >= full_used >= 6 * tokens * 8 * 4
     assert mixed <= 0.25 * full and mixed_used <= 0.25 * full_used
@@ -103,7 +111,7 @@ TEXT = list(range(40))
 
 
 def test_a_prefix_hit_needs_only_the_last_windows_blocks() -> None:
-    cache = KVCache([ALL, seeing(Reach(6))], [20, 6], 4)
+    cache = KVCache([ALL, seeing(AttentionWindow(6))], [20, 6], 4)
     cached(cache, TEXT)
     assert cache.allocator(1).total_blocks == 6 and found(cache, [*TEXT, 99]) == 40
     cache.allocate_for(1, 44, match=cache.match([*TEXT, 99], cache.prefix.keys(TEXT), 40))
@@ -113,7 +121,7 @@ def test_a_prefix_hit_needs_only_the_last_windows_blocks() -> None:
 
 
 def test_a_text_begins_at_the_last_place_behind_a_whole_window() -> None:
-    cache = KVCache([ALL, seeing(Reach(6))], 40, 4)
+    cache = KVCache([ALL, seeing(AttentionWindow(6))], 40, 4)
     cached(cache, TEXT)
     for _ in range(3):
         assert cache._evict(1)
@@ -125,7 +133,7 @@ def test_a_text_begins_at_the_last_place_behind_a_whole_window() -> None:
 
 
 def test_what_windows_have_passed_goes_before_the_cache_grows_and_whole_prefixes_go_last() -> None:
-    cache = KVCache([ALL, seeing(Reach(4))], [20, 7], 4, max_blocks=[40, 40])
+    cache = KVCache([ALL, seeing(AttentionWindow(4))], [20, 7], 4, max_blocks=[40, 40])
     cached(cache, TEXT)
     assert cache.blocks == (20, 7), "ten blocks went through seven"
     other = [100 + t for t in range(16)]
@@ -135,7 +143,7 @@ def test_what_windows_have_passed_goes_before_the_cache_grows_and_whole_prefixes
 
 
 def test_a_chain_without_blocks_leads_on_to_those_that_have_some_and_goes_with_them() -> None:
-    cache = KVCache([seeing(Reach(4))], 6, 4)
+    cache = KVCache([seeing(AttentionWindow(4))], 6, 4)
     cached(cache, TEXT)
     assert found(cache, [*TEXT, 99]) == 40 and len(cache.prefix) == 10
     assert cache.capacity_tokens > 10**9, "its length costs nothing"
@@ -144,7 +152,7 @@ def test_a_chain_without_blocks_leads_on_to_those_that_have_some_and_goes_with_t
 
 
 def test_a_fork_needs_what_its_next_token_sees() -> None:
-    cache = KVCache([ALL, seeing(Reach(6))], 40, 4)
+    cache = KVCache([ALL, seeing(AttentionWindow(6))], 40, 4)
     cache.allocate_for(1, 20)
     cache.append(1, 20)
     assert cache.can_fork(1, 3)

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import LowerTier
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 from support.blocks import check_block_map
@@ -34,31 +34,41 @@ def few_keys(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 HASHES: dict[str, Callable[[bytes, Sequence[int]], bytes]] = {"good": chain_hash, "bad": few_keys}
 THEMES = ([1, 1, 2] * 14, [2, 1] * 20, [1, 1, 1, 1, 2, 2] * 7)
-ALL = Reach()
-REACHES: list[list[Reach]] = [
-    *([ALL], [ALL, ALL], [ALL, Reach(3)], [Reach(1), ALL], [Reach(5)], [Reach(2), Reach(9)], [ALL, Reach(4, True)]),
-    *([Reach(6, True)], [ALL, Reach(1), Reach(7)]),
+ALL = AttentionWindow()
+REACHES: list[list[AttentionWindow]] = [
+    *(
+        [ALL],
+        [ALL, ALL],
+        [ALL, AttentionWindow(3)],
+        [AttentionWindow(1), ALL],
+        [AttentionWindow(5)],
+        [AttentionWindow(2), AttentionWindow(9)],
+        [ALL, AttentionWindow(4, True)],
+    ),
+    *([AttentionWindow(6, True)], [ALL, AttentionWindow(1), AttentionWindow(7)]),
 ]
 tokens_lists = st.lists(st.integers(1, 2), min_size=1, max_size=9)
 
 
 class PrefixMachine(RuleBasedStateMachine):
     @initialize(
-        reaches=st.sampled_from(REACHES),
+        attention_windows=st.sampled_from(REACHES),
         blocks=st.integers(3, 14),
         more=st.sampled_from([0, 0, 5]),
         block_size=st.sampled_from([1, 2, 4]),
         hashing=st.sampled_from(sorted(HASHES)),
     )
-    def begin(self, reaches: list[Reach], blocks: int, more: int, block_size: int, hashing: str) -> None:
-        self.reaches = reaches
-        each = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
+    def begin(
+        self, attention_windows: list[AttentionWindow], blocks: int, more: int, block_size: int, hashing: str
+    ) -> None:
+        self.attention_windows = attention_windows
+        each = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(attention_windows)]
         specs = [LayerGroup(spec, (i,)) for i, spec in enumerate(each)]
         self.cache = KVCache(
             specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, HASHES[hashing])
         )
         self.size = block_size
-        self.arena: list[dict[int, Content]] = [{} for _ in reaches]
+        self.arena: list[dict[int, Content]] = [{} for _ in attention_windows]
         self.texts: dict[int, list[int]] = {}
         self.salts: dict[int, Salt] = {}
         self.known: set[Text] = set()
@@ -139,11 +149,11 @@ class PrefixMachine(RuleBasedStateMachine):
         except KVCacheFull:
             return
         places = self.cache.blocks_for(length + more)
-        for group, reach in enumerate(self.reaches):
-            seen = places - reach.oldest(length) // self.size
+        for group, attention_window in enumerate(self.attention_windows):
+            seen = places - attention_window.oldest(length) // self.size
             assert len(self.cache.block_table(seq, group)) >= seen
-            if not more and reach.tokens is not None:
-                front = self.cache.row(seq, group, length)[: reach.oldest(length) // self.size]
+            if not more and attention_window.tokens is not None:
+                front = self.cache.row(seq, group, length)[: attention_window.oldest(length) // self.size]
                 assert (front == self.cache.null_block(group)).all()
 
     # -- what the engine does under pressure --------------------------------------------------------------------------
@@ -180,7 +190,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def store(self, every: int, group: int) -> None:
         """Some of what is cached is in the tier below now."""
         for entry in list(self.cache.prefix.entries)[::every]:
-            if group < len(self.reaches) and entry.blocks[group] != GONE:
+            if group < len(self.attention_windows) and entry.blocks[group] != GONE:
                 LowerTier.stored(entry, group)
 
     @invariant()
@@ -192,8 +202,8 @@ class PrefixMachine(RuleBasedStateMachine):
         self.forget_free_blocks()
         for seq, text in self.texts.items():
             assert self.cache.length(seq) == len(text)
-            for group, reach in enumerate(self.reaches):
-                oldest = min(reach.oldest(len(text)), len(text))
+            for group, attention_window in enumerate(self.attention_windows):
+                oldest = min(attention_window.oldest(len(text)), len(text))
                 slots = self.cache.slots(seq, group, oldest, len(text) - oldest).tolist()
                 assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, oldest, self.salts[seq])
 
@@ -213,8 +223,8 @@ class PrefixMachine(RuleBasedStateMachine):
         if match.partial is not None:
             blocks.append(match.partial.blocks)
         assert length <= max(0, len(tokens) - 1)
-        for group, (arena, reach) in enumerate(zip(self.arena, self.reaches, strict=True)):
-            oldest = min(reach.oldest(length), length)
+        for group, (arena, attention_window) in enumerate(zip(self.arena, self.attention_windows, strict=True)):
+            oldest = min(attention_window.oldest(length), length)
             slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][oldest:length]
             assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], oldest, salt)
         return match

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
@@ -119,15 +119,17 @@ def test_a_decoding_row_of_a_window_has_at_most_the_blocks_that_the_worst_place_
     window: int, chunked: bool, size: int
 ) -> None:
     """Between two flushes: the oldest token that the first step sees, up to the last column of the tail."""
-    reach = Reach(window, chunked)
-    worst = max((p + TAIL_COLUMNS - 1) // size - reach.oldest(p) // size + 1 for p in range(2 * window + 2 * size))
-    most = row_blocks(reach, size)
+    attention_window = AttentionWindow(window, chunked)
+    worst = max(
+        (p + TAIL_COLUMNS - 1) // size - attention_window.oldest(p) // size + 1 for p in range(2 * window + 2 * size)
+    )
+    most = row_blocks(attention_window, size)
     assert most is not None and worst <= most
     if not chunked:
         assert worst == most
     if size >= 16:
         assert most <= -(-window // size) + 2
-    assert row_blocks(Reach(), size) is None
+    assert row_blocks(AttentionWindow(), size) is None
 
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 100, 1024]), min_size=1, max_size=4)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import GroupStep, PrefillPiece, only_blocks
 
 SIZE, NULL = 4, 900
@@ -26,7 +26,7 @@ def step_of(lengths: list[int], window: int | None = None, chunked: bool = False
     for row, count in enumerate(counts):
         tables[row, :count] = 100 * row + np.arange(count)
     runs = tuple(KVHandle(100 * row, count) for row, count in enumerate(counts))
-    return GroupStep(tables, np.array(lengths, np.int32), runs, (PIECE,), Reach(window, chunked))
+    return GroupStep(tables, np.array(lengths, np.int32), runs, (PIECE,), AttentionWindow(window, chunked))
 
 
 def tokens_of(step: GroupStep, row: int) -> list[tuple[int, int]]:
@@ -49,7 +49,7 @@ def test_a_row_reads_the_tokens_of_its_listed_blocks_in_order(data: st.DataObjec
         assert tokens_of(step, row) == [token for token in tokens_of(whole, row) if token[0] in wanted]
         assert (step.tables[row, len(places) :] == NULL).all()
         assert step.runs[row] == (whole.runs[row] if tokens_of(step, row) == tokens_of(whole, row) else None)
-    assert step.listed and not whole.listed and step.pieces == (PIECE,) and step.reach == Reach()
+    assert step.listed and not whole.listed and step.pieces == (PIECE,) and step.attention_window == AttentionWindow()
 
 
 def test_all_blocks_are_the_step_itself() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
@@ -36,7 +36,10 @@ def listed(v: Variant, layout: Layout, lists: Sequence[Sequence[int]]) -> Layout
     places = [np.array(places, np.int32) for places in lists]
     runs = (None,) * len(places)
     step = only_blocks(
-        GroupStep(layout.tables, layout.arena_tokens, runs, (), Reach()), places, v.block_size, layout.tables.max() + 1
+        GroupStep(layout.tables, layout.arena_tokens, runs, (), AttentionWindow()),
+        places,
+        v.block_size,
+        layout.tables.max() + 1,
     )
     wanted = {int(layout.tables[row, place]) for row, mine in enumerate(places) for place in mine}
     keys, values = layout.keys.copy(), layout.values.copy()

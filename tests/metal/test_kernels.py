@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, kernel_text
 from cortexmlx.metal.rules import Variant
@@ -25,7 +25,7 @@ def test_the_simulator_runs_the_text_that_mlx_compiles(
     batch: int, forced: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, alibi=True, forced=forced)
-    work = work_list(np.full(batch, 40, np.int32), 0, Reach(), 256)
+    work = work_list(np.full(batch, 40, np.int32), 0, AttentionWindow(), 256)
     arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
     arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
     arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2)]

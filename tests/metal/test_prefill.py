@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
@@ -172,5 +172,5 @@ def test_a_refusal_says_why() -> None:
 def test_the_kernel_serves_what_mlx_would_do_unfused_or_in_vain(
     v: PrefillVariant, window: int | None, ours: bool, beside_matrix_units: bool
 ) -> None:
-    assert (why_ours(v, Reach(window), matrix_units=False) is not None) is ours
-    assert (why_ours(v, Reach(window), matrix_units=True) is not None) is beside_matrix_units
+    assert (why_ours(v, AttentionWindow(window), matrix_units=False) is not None) is ours
+    assert (why_ours(v, AttentionWindow(window), matrix_units=True) is not None) is beside_matrix_units

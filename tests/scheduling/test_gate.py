@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.gate import Drain
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from support.clockwork import LAYER

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Lane
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from support.clockwork import Clockwork
 from support.requests import job_of
 

@@ -12,8 +12,8 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import RequestState
+from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.restraint import Restraint
 from cortexmlx.scheduling.running import RunningSet, can_fork
 from support.requests import job_of
 
@@ -22,7 +22,7 @@ GROUPS = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]
 
 def running_set(blocks: int, limit: int | None = None, size: int = 4, **settings: Any) -> RunningSet:
     cache = KVCache(GROUPS, blocks, size, max_blocks=limit, may_resize=settings.pop("may_resize", lambda blocks: True))
-    return RunningSet(cache, **({"restraint": Restraint(8, 512), "headroom": 0, "share_prefixes": True} | settings))
+    return RunningSet(cache, **({"backoff": Backoff(8, 512), "headroom": 0, "share_prefixes": True} | settings))
 
 
 def begin(running: RunningSet, job: Job) -> None:
@@ -61,7 +61,7 @@ def test_what_fits_can_begin_and_leaves_every_row_a_block(
         assert books(running) == before, "asking changes nothing"
         if not rows:
             assert fits or len(job.tokens) > running.cache.capacity_tokens
-        if not fits or len(running.jobs) == running.restraint.rows:
+        if not fits or len(running.jobs) == running.backoff.rows:
             continue
         running.make_room(job, match)
         running.begin(job, match)

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import LowerTier, Wish
+from cortexmlx.kv.lower import LoadRequest, LowerTier
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
 
@@ -78,8 +78,8 @@ class Watched:
         """A new engine with the old one's store."""
         groups = [ALL, WINDOW][: len(self.blocks)]
         self.cache = KVCache(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None)
-        self.wishes: list[Wish] = []
-        self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.wishes.append, b"model")
+        self.load_requests: list[LoadRequest] = []
+        self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.load_requests.append, b"model")
         self.pins = Pins(self.cache)
         self.scheduler = Scheduler(
             self.cache, context_length=1 << 20, headroom=0, clock=self.clock.__next__, **self.config
@@ -122,10 +122,10 @@ class Watched:
 
     def step(self) -> None:
         """One step, after what others wished of the tier below was read; then all that is new goes there."""
-        while self.wishes:
-            wish = self.wishes.pop()
-            found = [key for key, tokens in wish.pieces().items() if self.below.get(key) == tokens]
-            self.scheduler.arrived(wish, dict.fromkeys(found, PIECE))
+        while self.load_requests:
+            load_request = self.load_requests.pop()
+            found = [key for key, tokens in load_request.pieces().items() if self.below.get(key) == tokens]
+            self.scheduler.arrived(load_request, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
             self.scheduler.commit(plan, [5] * len(plan.logit_segments))

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 import pytest
 
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from support.desk import Desk
 from support.stage import Stage
 
@@ -62,8 +62,8 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     stage.steps(20)
     assert parent.drops and child.state is RequestState.WAITING
     stage.scheduler.check_invariants()
-    restraint = stage.scheduler.restraint
-    stage.scheduler.max_rows = restraint.most_rows = restraint.rows = 2
+    backoff = stage.scheduler.backoff
+    stage.scheduler.max_rows = backoff.most_rows = backoff.rows = 2
     stage.scheduler._running.changes += 1
     stage.steps(3)
     assert child.running and parent.running

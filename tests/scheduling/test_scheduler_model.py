@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import placement
 from support.requests import add
@@ -34,15 +34,29 @@ THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
 WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
-ALL = Reach()
-REACHES: list[list[Reach]] = [
-    *([ALL], [ALL], [ALL, ALL], [Reach(5)], [ALL, Reach(1)], [Reach(12), ALL], [Reach(3), Reach(20)], [Reach(40), ALL]),
-    *([ALL, Reach(2), Reach(17)], [ALL, Reach(6, True)], [Reach(16, True)], [Reach(9), Reach(8, True)]),
+ALL = AttentionWindow()
+REACHES: list[list[AttentionWindow]] = [
+    *(
+        [ALL],
+        [ALL],
+        [ALL, ALL],
+        [AttentionWindow(5)],
+        [ALL, AttentionWindow(1)],
+        [AttentionWindow(12), ALL],
+        [AttentionWindow(3), AttentionWindow(20)],
+        [AttentionWindow(40), ALL],
+    ),
+    *(
+        [ALL, AttentionWindow(2), AttentionWindow(17)],
+        [ALL, AttentionWindow(6, True)],
+        [AttentionWindow(16, True)],
+        [AttentionWindow(9), AttentionWindow(8, True)],
+    ),
 ]
 """How far the layers of a model see: everything, windows and chunks, smaller and larger than blocks and pieces."""
 
 
-def groups(reaches: Sequence[Reach]) -> tuple[LayerGroup, ...]:
+def groups(reaches: Sequence[AttentionWindow]) -> tuple[LayerGroup, ...]:
     specs = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
     return tuple(LayerGroup(spec, (i,)) for i, spec in enumerate(specs))
 
@@ -71,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
-        reaches: list[Reach],
+        reaches: list[AttentionWindow],
         more_than_a_row: int,
         origin: int,
         block_size: int,
@@ -96,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.allowed = first + more
         self.origin = mock.patch.object(placement, "ORIGIN", origin)
         self.origin.start()
-        most = [row_blocks(reach, block_size) for reach in reaches]
+        most = [row_blocks(attention_window, block_size) for attention_window in reaches]
         limits = [first + more if n is None else min(first + more, n + more_than_a_row) for n in most]
         cache = KVCache(
             groups(reaches),

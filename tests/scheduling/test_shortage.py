@@ -8,7 +8,7 @@ from hypothesis import given
 
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.request import RequestState, SamplingParams
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.shortage import Limits, cache_full, fit, fit_all, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import Segment, StepPlan
 from support.requests import job_of

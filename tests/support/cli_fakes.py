@@ -30,13 +30,13 @@ from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, FinishReason, SamplingParams, Thoughts, Timings, TokenEvent, Usage
-from cortexmlx.serving.completed import AsCompleted, paired
+from cortexmlx.serving.as_completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, Moment, StoreStats
+from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, StoreStats, UsageSample
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 THOUGHTS = Thoughts("<think>", "</think>")
@@ -161,7 +161,9 @@ class FakeEngine:
             values |= {"keep_first": keep.first, "keep_last": keep.last, "dropped_tokens": 1234}
         latency = Latency(3, 0.5, 0.25, 1.5, 2.0)
         values |= {"queued": latency, "time_to_first_token": latency, "inter_token": latency}
-        values |= {"timeline": tuple(Moment(float(i), used, 0, 4 - used, 1, 0) for i, used in enumerate((0, 4, 2)))}
+        values |= {
+            "timeline": tuple(UsageSample(float(i), used, 0, 4 - used, 1, 0) for i, used in enumerate((0, 4, 2)))
+        }
         values |= {"prompt_tokens": 200, "cached_tokens": 150}
         values |= {"kv_bytes": 2**30, "kv_bytes_limit": 2**31, "kv_bytes_in_use": 2**20, "generated_tokens": 120}
         return EngineStats(**values)

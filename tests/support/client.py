@@ -46,7 +46,6 @@ from cortexmlx import (
     ModelInfo,
     ModelNotFound,
     ModelUnsupported,
-    Moment,
     NoTokenToChoose,
     OutOfMemory,
     Perplexity,
@@ -70,6 +69,7 @@ from cortexmlx import (
     TokenStream,
     ToolchainMissing,
     Usage,
+    UsageSample,
 )
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.7, seed=1, stop="never so", ignore_eos=True)
@@ -200,7 +200,7 @@ def looks(engine: Engine) -> None:
     pin.unpin()
     stats: EngineStats = engine.stats()
     latency: Latency = stats.time_to_first_token
-    moments: tuple[Moment, ...] = stats.timeline
+    moments: tuple[UsageSample, ...] = stats.timeline
     store: StoreStats | None = stats.kv_store
     print(store is not None and store.state is StoreState.HASHING and store.hashed)
     print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")

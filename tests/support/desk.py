@@ -9,7 +9,7 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.waiting.turns import Turns
+from cortexmlx.scheduling.waiting.fair_share import FairShare
 from support.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -26,7 +26,7 @@ class Desk:
         self.asked = 0
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> FairShare:
         return self.scheduler._admission._turns
 
     def tokens(self, client: str | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import Variant
@@ -180,7 +180,9 @@ def problem(
     seen = options.window and options.window + v.query_tokens - 1
     at = layout or lay_out(v, rows, window=seen, **places)
     keys, values = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
-    work = work_list(at.arena_tokens, at.tail_tokens, Reach(options.window), v.geometry.partition, v.query_tokens)
+    work = work_list(
+        at.arena_tokens, at.tail_tokens, AttentionWindow(options.window), v.geometry.partition, v.query_tokens
+    )
     inputs = DecodeInputs(
         to_mlx(np.stack([row.query for row in rows])[:, :, None] if queries is None else queries, v.dtype),
         keys,

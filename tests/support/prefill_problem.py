@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import prefill_list
@@ -142,7 +142,7 @@ def problem(
         pieces.append(PrefillPiece(begin, begin + s.end - s.first, s.first, run, piece_slots))
         queries.append(prompt.queries[:, s.first : s.end].swapaxes(0, 1))
         begin += s.end - s.first
-    work = prefill_list(pieces, size, Reach(window), v.tile)
+    work = prefill_list(pieces, size, AttentionWindow(window), v.tile)
     sinks = np.zeros(8) if options.sinks is None else options.sinks
     slabs = arena or (to_mlx(keys, v.kv_dtype), to_mlx(values, v.kv_dtype))
     inputs = PrefillInputs(

@@ -54,7 +54,7 @@ def rounding_caches(model: Any, bits: int, group: int, noise: int | None = None)
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    from cortexmlx.attention.seam import leaves_of
+    from cortexmlx.attention.mlx_lm_hook import leaves_of
 
     random = None if noise is None else np.random.default_rng(noise)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.request import QueuedRequest, SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 
 

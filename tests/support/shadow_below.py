@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, LowerTier, Wish
+from cortexmlx.kv.lower import STATE, LoadRequest, LowerTier
 from cortexmlx.kv.prefix import Entry, Key, Node
 
 
@@ -29,7 +29,7 @@ class ShadowBelow:
     cache: KVCache
     number: Callable[[int | None, int], int]
     pieces: dict[Key, Numbers] = field(default_factory=dict)
-    wishes: list[Wish] = field(default_factory=list)
+    load_requests: list[LoadRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         states = self.cache.states
@@ -37,7 +37,7 @@ class ShadowBelow:
             self.cache.groups,
             self.cache.block_size,
             states.needed,
-            self.wishes.append,
+            self.load_requests.append,
             b"a model",
             may_have=self.pieces.__contains__,
         )
@@ -58,13 +58,13 @@ class ShadowBelow:
                 self.pieces[self.lower.piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
                 self.lower.stored(entry, group)
 
-    def answer(self, arrived: Callable[[Wish, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
+    def answer(self, arrived: Callable[[LoadRequest, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
         """Tell `arrived` what is there for the oldest `count` wishes: every piece, or those that it takes."""
-        for wish in self.wishes[:count]:
-            there = {key: self.pieces[key] for key in wish.pieces() if key in self.pieces}
-            wanted: Iterable[Key] = there if all_of_it else wish.choose(dict.fromkeys(there, 1), 1e12)
-            arrived(wish, {key: there[key] for key in wanted})
-        del self.wishes[:count]
+        for load_request in self.load_requests[:count]:
+            there = {key: self.pieces[key] for key in load_request.pieces() if key in self.pieces}
+            wanted: Iterable[Key] = there if all_of_it else load_request.choose(dict.fromkeys(there, 1), 1e12)
+            arrived(load_request, {key: there[key] for key in wanted})
+        del self.load_requests[:count]
 
     def _numbers(self, entry: Entry) -> list[int]:
         """Those of all tokens of a text up to the end of an entry."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.attention.seam import LayerCache
+from cortexmlx.attention.mlx_lm_hook import LayerCache
 
 
 def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -18,9 +18,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.attention.reference import rounds_coarsely
-from cortexmlx.attention.seam import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep, PrefillPiece

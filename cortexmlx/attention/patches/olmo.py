@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention.seam import LayerCache, attend
+from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.attention.seam import LayerCache, attend
+from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

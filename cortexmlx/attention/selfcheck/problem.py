@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.attention.alibi import alibi_slopes
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant
@@ -111,7 +111,7 @@ def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
         tuple(_on_device(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
         for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
     ]
-    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, Reach(window), variant.geometry.partition)
+    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_on_device(queries[:, :, None], variant.dtype),
         keys=slab(keys_at[0]),
@@ -164,7 +164,7 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
             wanted.append(_attention(query, keys, values, scale, softcap, extra, slopes=None))
         pieces.append(PrefillPiece(begin, begin + end - first, first, None, at.astype(np.int32)))
         begin += end - first
-    work = prefill_list(pieces, variant.block_size, Reach(window), variant.tile)
+    work = prefill_list(pieces, variant.block_size, AttentionWindow(window), variant.tile)
     inputs = PrefillInputs(
         queries=_on_device(np.concatenate(queries)[:, :, None], variant.dtype),
         keys=_on_device(slabs[0], variant.kv_dtype),

@@ -23,7 +23,7 @@ from cortexmlx.host.modules import replace_method
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenSpan:
     """Flat tokens of a step that a recurrent module gets in one call: `[n, 1]` single tokens of n rows (`piece` False),
     or a stretch of one row as `[1, n]`. `goes_on`: its state begins as the part before leaves it.
     """
@@ -57,7 +57,7 @@ class Part:
 class StateStep:
     """How a step's `tokens` flat tokens are cut into parts. All leaves share it."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TokenSpan]) -> None:
         self.parts = tuple(parts)
         order = np.concatenate([part.tokens for part in parts])
         self.tokens = len(order)
@@ -148,7 +148,7 @@ class StateLeaf:
             cache.cache[slot] = newest
         return step.in_order(mx.concatenate(shifted))
 
-    def _of_part(self, value: Any, part: Part, cache: ArraysCache) -> Any:
+    def _of_part(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
         assert self.step is not None
         if value is self:
             return cache

@@ -12,12 +12,12 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from cortexmlx.arrays import dtype_name
-from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep, install
+from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan, install
 from cortexmlx.attention.state.watch import running_modules
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec
 
-A_STEP = StateStep([Part(np.array([0], np.int32), piece=False), Part(np.array([1, 2], np.int32), piece=True)])
+A_STEP = StateStep([TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)])
 """A step in which every way of cutting it shows: a single token, and two of another row."""
 
 

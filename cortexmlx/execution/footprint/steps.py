@@ -84,14 +84,14 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
     for row in range(load.rows):
         scheduler.add(JobId(row), request, frozenset())
         if row < first:
-            scheduler.restraint.tokens = prompt + row
+            scheduler.backoff.tokens = prompt + row
             _next(scheduler)
     if together == 1 and prompt > piece:
-        scheduler.restraint.tokens = prompt - piece + first
+        scheduler.backoff.tokens = prompt - piece + first
         _next(scheduler)
-    scheduler.restraint.tokens = load.piece
+    scheduler.backoff.tokens = load.piece
     plan = _next(scheduler)
-    scheduler.restraint.tokens = load.rows * prompt
+    scheduler.backoff.tokens = load.rows * prompt
     while (window := _next(scheduler)).kind is not StepKind.DECODE:
         pass
     return plan, window

@@ -47,7 +47,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Place:
+class StateSlot:
     """Where the state of a row after `tokens` tokens lies."""
 
     batch: Batch
@@ -68,7 +68,7 @@ class StateStore:
 
     def forget_rows(self) -> None:
         """Drop the rows' states; snapshots stay."""
-        self._newest: dict[Row, Place] = {}
+        self._newest: dict[Row, StateSlot] = {}
         self._step: StateStep | None = None
         self._batch: Batch | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -144,14 +144,14 @@ class StateStore:
             row = (segment.job, segment.generation)
             for cut in self._cuts.get(row, ()):
                 batch, index = place_of[begin + cut.tokens - segment.first - 1]
-                kept += self._keep(cut.snapshot, Place(batch, index, cut.tokens))
+                kept += self._keep(cut.snapshot, StateSlot(batch, index, cut.tokens))
             if segment.live:
-                self._newest[row] = Place(*place_of[end - 1], segment.first + segment.count)
+                self._newest[row] = StateSlot(*place_of[end - 1], segment.first + segment.count)
         return kept
 
     def _singles(self, segments: Sequence[Segment]) -> Iterator[tuple[Part, Batch | None]]:
         """The single tokens of a step, with those together whose states are alike."""
-        alike: dict[object, list[tuple[int, Place | None]]] = {}
+        alike: dict[object, list[tuple[int, StateSlot | None]]] = {}
         for token, segment in enumerate(segments):
             if segment.count == 1:
                 place = self._newest.get((segment.job, segment.generation))
@@ -181,7 +181,7 @@ class StateStore:
         """Carry out what comes before a step."""
         saved = [array for save in ops.saves for array in self._keep(save.snapshot, self._place(save))]
         for begin in ops.begins:
-            self._newest[begin.row] = Place(self._snapshots[begin.snapshot], 0, begin.tokens)
+            self._newest[begin.row] = StateSlot(self._snapshots[begin.snapshot], 0, begin.tokens)
         for snapshot in ops.drops:
             self._snapshots.pop(snapshot, None)
         for row in ops.ends:
@@ -189,7 +189,7 @@ class StateStore:
         if saved:
             mx.async_eval(saved)  # type: ignore[no-untyped-call]
 
-    def _place(self, save: Save) -> Place:
+    def _place(self, save: Save) -> StateSlot:
         place = self._newest.get(save.row)
         if place is not None and place.tokens == save.tokens:
             return place
@@ -198,7 +198,7 @@ class StateStore:
             "please report it"
         )
 
-    def _keep(self, snapshot: int, place: Place) -> list[mx.array]:
+    def _keep(self, snapshot: int, place: StateSlot) -> list[mx.array]:
         """Keep a copy of one row's state: a slice would hold the memory of the whole batch."""
         batch = self._snapshots[snapshot] = place.batch.taken([place.row])
         return list(batch.arrays())
@@ -209,7 +209,7 @@ def _ends(part: Part) -> Iterator[tuple[int, int]]:
     return enumerate(part.tokens[-1:] if part.piece else part.tokens)
 
 
-def _together(places: Sequence[Place]) -> Batch | None:
+def _together(places: Sequence[StateSlot]) -> Batch | None:
     """The states of some rows as one batch; None of no rows."""
     if not places:
         return None

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.arrays import dtype_name
-from cortexmlx.attention.seam import leaves_of, own_caches
+from cortexmlx.attention.mlx_lm_hook import leaves_of, own_caches
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
 from cortexmlx.machine import obtainable

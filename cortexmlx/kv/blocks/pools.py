@@ -42,9 +42,12 @@ class BlockPools:
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
-        reaches = [group.spec.reach for group in groups]
-        self._alike = [{g for g, other in enumerate(reaches) if other == reach} for reach in reaches]
-        self._widest = max(range(len(groups)), key=lambda g: reaches[g].tokens or float("inf"))
+        attention_windows = [group.spec.attention_window for group in groups]
+        self._alike = [
+            {g for g, other in enumerate(attention_windows) if other == attention_window}
+            for attention_window in attention_windows
+        ]
+        self._widest = max(range(len(groups)), key=lambda g: attention_windows[g].tokens or float("inf"))
 
     @property
     def unused_entries(self) -> int:
@@ -216,7 +219,7 @@ class BlockPools:
         entry = self._pools[group].next_to_go
         if entry is None:
             return False
-        if self.groups[group].spec.reach.tokens is None:
+        if self.groups[group].spec.attention_window.tokens is None:
             self._remove(entry)
         else:
             self._pools[group].forget(entry.blocks[group])

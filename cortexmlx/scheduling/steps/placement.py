@@ -53,11 +53,11 @@ def flush_of(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[
 
 
 def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written: bool) -> GroupStep:
-    reach = cache.groups[group].spec.reach
-    unit = math.lcm(ORIGIN, cache.block_size, (reach.tokens or 1) if reach.chunked else 1)
+    attention_window = cache.groups[group].spec.attention_window
+    unit = math.lcm(ORIGIN, cache.block_size, (attention_window.tokens or 1) if attention_window.chunked else 1)
 
     def origin(job: Job) -> int:
-        return 0 if reach.tokens is None else reach.oldest(job.num_computed_tokens) // unit * unit
+        return 0 if attention_window.tokens is None else attention_window.oldest(job.num_computed_tokens) // unit * unit
 
     singles = [job for job, count in scheduled if count == 1]
     origins = [origin(job) for job in singles]
@@ -77,7 +77,7 @@ def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written:
             slots = None if run is not None else cache.slots(job.id, group, begin, end - begin)
             pieces.append(PrefillPiece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
             flat += count
-    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), reach)
+    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), attention_window)
 
 
 def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:

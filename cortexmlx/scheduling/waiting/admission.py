@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.lower import Content, Wish
+from cortexmlx.kv.lower import Content, LoadRequest
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.latency import CostModel
 from cortexmlx.scheduling.running import RunningSet, can_fork
-from cortexmlx.scheduling.waiting.claims import Claims
-from cortexmlx.scheduling.waiting.lines import Lines
-from cortexmlx.scheduling.waiting.readings import Readings
-from cortexmlx.scheduling.waiting.turns import Client, Turns, size
+from cortexmlx.scheduling.waiting.client_queues import ClientQueues
+from cortexmlx.scheduling.waiting.disk_loads import DiskLoads
+from cortexmlx.scheduling.waiting.fair_share import Client, FairShare, size
+from cortexmlx.scheduling.waiting.in_flight_prefixes import InFlightPrefixes
 
 _NEVER = -1
 """No value of `RunningSet.changes`. `_nobody_at` is the value at which no job could begin: none can until that value or
@@ -36,23 +36,23 @@ only if it fits with nothing of it cached: to find that out takes microseconds.
 _PASSED = 2048
 """How many clients are passed over in a step because their first job is too large: bounds its work, too."""
 
-Gate = Key | Job | Wish
+Gate = Key | Job | LoadRequest
 """What holds a job: a block that another computes, the job that it forks, or a load from the tier below."""
 
 
 class Admission:
     """The queue in front of the rows.
 
-    The next job to begin is one of the client that has had the fewest tokens (see `Turns`). Priority and age order the
-    jobs of one client only. A client's whole line is passed over for two reasons. The client has its `client_tokens`
-    tokens running, prompts and answers together (None: no limit). Or the first job of the line does not fit into the
-    memory. Then each other client may have as many tokens more than this client as the job needs. After that no other
-    job begins, so this one begins at last.
+    The next job to begin is one of the client that has had the fewest tokens (see `FairShare`). Priority and age order
+    the jobs of one client only. A client's whole line is passed over for two reasons. The client has its
+    `client_tokens` tokens running, prompts and answers together (None: no limit). Or the first job of the line does not
+    fit into the memory. Then each other client may have as many tokens more than this client as the job needs. After
+    that no other job begins, so this one begins at last.
 
     Some jobs are *held*. They block no other job, and cost their client nothing. A fork waits for its parent's prompt.
-    A job whose next blocks are being computed by another may wait for them (see `Claims`). One whose next blocks lie in
-    the tier below waits until they are read (see `Readings`). So the time of a step depends on the rows, not on how
-    many jobs wait. `costs` estimates how long computing takes.
+    A job whose next blocks are being computed by another may wait for them (see `InFlightPrefixes`). One whose next
+    blocks lie in the tier below waits until they are read (see `DiskLoads`). So the time of a step depends on the rows,
+    not on how many jobs wait. `costs` estimates how long computing takes.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Admission:
         self.cached_tokens = 0
         """Tokens of the prompts that began which were found in the prefix cache or below it."""
         self._running = running
-        self._turns = Turns()
-        self._lines = Lines(self._turns)
-        self._claims = Claims(running.cache.block_size, worth_waiting)
+        self._turns = FairShare()
+        self._lines = ClientQueues(self._turns)
+        self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
-        self._readings = Readings(running.cache.lower)
+        self._readings = DiskLoads(running.cache.lower)
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
         self.count = 0
@@ -105,12 +105,12 @@ class Admission:
 
     def stored(self, job: Job) -> None:
         """Let others begin with the part of its prompt that a job has stored."""
-        self._let_go(self._claims.release(job, job.num_stored_tokens // self._running.cache.block_size))
+        self._let_go(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
-    def arrived(self, wish: Wish, pieces: Mapping[Key, Content]) -> None:
+    def arrived(self, load_request: LoadRequest, pieces: Mapping[Key, Content]) -> None:
         """Let the jobs begin that wait for what was found in the tier below."""
-        if self._readings.arrived(wish, pieces):
-            self._let_go([wish])
+        if self._readings.arrived(load_request, pieces):
+            self._let_go([load_request])
 
     @property
     def stalled(self) -> bool:
@@ -123,7 +123,7 @@ class Admission:
 
     def release_claim(self, job: Job) -> None:
         """Let go of the jobs that wait for this one: it has computed its prompt, or never will."""
-        self._let_go([*self._claims.release(job), job])
+        self._let_go([*self._in_flight_prefixes.release(job), job])
 
     def leave(self, job: Job) -> None:
         """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
@@ -134,8 +134,8 @@ class Admission:
     def clear(self) -> None:
         """Forget the queue, all claims and what clients have had."""
         self._turns.clear()
-        self._lines = Lines(self._turns)
-        self._claims.clear()
+        self._lines = ClientQueues(self._turns)
+        self._in_flight_prefixes.clear()
         self._readings.clear()
         self._gates.clear()
         self._held.clear()
@@ -144,19 +144,15 @@ class Admission:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
-        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
-        assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
-        self._turns.check_invariants()
-        first = min(self._lines, key=lambda j: (self._turns.place(j.client), j.order), default=None)
-        assert self._lines.first is first, "the queue is out of order"
-        assert all(owner in self._running.jobs for owner in self._claims.owners), "a claim of a job that does not run"
-        assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
-        for job, gate in self._gates.items():
-            if isinstance(gate, Job):
-                waits = _waits_for_parent(job)
-            else:
-                waits = gate in self._readings if isinstance(gate, Wish) else gate in self._claims
-            assert waits, f"job {job.id} waits for what has happened"
+        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost" assert not
+        any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
+        self._turns.check_invariants() first = min(self._lines, key=lambda j: (self._turns.place(j.client), j.order),
+        default=None) assert self._lines.first is first, "the queue is out of order" assert all(owner in
+        self._running.jobs for owner in self._in_flight_prefixes.owners), "a claim of a job that does not run" assert
+        {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held} for job,
+        gate in self._gates.items(): if isinstance(gate, Job): waits = _waits_for_parent(job) else: waits = gate in
+        self._readings if isinstance(gate, LoadRequest) else gate in self._in_flight_prefixes assert waits, f"job
+        {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
         """Whether `admit` would give some job a row. Jobs that turn out to wait for another are held."""
@@ -194,13 +190,13 @@ class Admission:
             elif not job.generation:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
-            self._claims.claim(job)
+            self._in_flight_prefixes.claim(job)
         return copies
 
     def _next(self) -> tuple[Job, Match | None] | None:
         """The first job that can begin now, and what of its tokens is cached; None if none can."""
         running = self._running
-        if not self.count or len(running.jobs) >= running.restraint.rows or self._nobody_at == running.changes:
+        if not self.count or len(running.jobs) >= running.backoff.rows or self._nobody_at == running.changes:
             return None
         try:
             return self._look()
@@ -234,15 +230,15 @@ class Admission:
                 self._hold(job, gate)
                 if running.cache.states.needed:
                     job.waited = isinstance(gate, Key)
-                    self._claims.keep_state(gate)
+                    self._in_flight_prefixes.keep_state(gate)
             elif not running.fits(job, match):
                 limit = min(limit, self._turns.tokens(job.client) + size(job))
                 too_large += 1
                 room = room or running.room
                 self._lines.pass_over(job.client)
-            elif (wish := self._below(job, match)) is not None:
+            elif (load_request := self._below(job, match)) is not None:
                 self._lines.remove(job)
-                self._hold(job, wish)
+                self._hold(job, load_request)
             else:
                 return job, match
         if _LOOKED_AT not in looked.values():
@@ -261,18 +257,18 @@ class Admission:
         """
         snapshots = self._running.cache.states.snapshots
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
-        return None if match is None or in_vain else self._claims.awaited(job, match)
+        return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
 
-    def _below(self, job: Job, match: Match | None) -> Wish | None:
+    def _below(self, job: Job, match: Match | None) -> LoadRequest | None:
         """What a job waits for that is read from the tier below."""
         if job.fork_of is not None and not job.generated:
             return None
         return self._readings.awaited(job, match, self._costs.seconds_per_token)
 
     def _release_reading(self, job: Job) -> None:
-        wish = self._readings.release(job)
-        if wish is not None:
-            self._let_go([wish])
+        load_request = self._readings.release(job)
+        if load_request is not None:
+            self._let_go([load_request])
 
     def _hold(self, job: Job, gate: Gate) -> None:
         """Hold a job, so that others pass it."""

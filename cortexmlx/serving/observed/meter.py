@@ -6,7 +6,7 @@ import time
 from collections import deque
 from types import TracebackType
 
-from cortexmlx.stats import Latency, Moment
+from cortexmlx.stats import Latency, UsageSample
 
 _REMEMBERED = 1024
 """The quantiles are those of so many newest values."""
@@ -47,13 +47,13 @@ class Timeline:
     def __init__(self, size: int = 240, interval: float = 0.25) -> None:
         self._size = size
         self._interval = interval
-        self._moments: list[Moment] = []
+        self._moments: list[UsageSample] = []
 
     def due(self, seconds: float) -> bool:
         """Whether another moment should be taken now."""
         return not self._moments or seconds - self._moments[-1].seconds >= self._interval
 
-    def add(self, moment: Moment) -> None:
+    def add(self, moment: UsageSample) -> None:
         """One more, later than all before; if it is not due it takes the place of the newest."""
         if not self.due(moment.seconds):
             self._moments[-1] = moment
@@ -63,7 +63,7 @@ class Timeline:
             self._moments = self._moments[::2]
             self._interval *= 2
 
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> tuple[UsageSample, ...]:
         """All that are kept, oldest first."""
         return tuple(self._moments)
 

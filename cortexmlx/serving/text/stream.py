@@ -25,7 +25,7 @@ class Detokenizer(Protocol):
         """The text that was added since this was last read."""
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     """What a token adds to an answer, and to the thoughts before it."""
 
     text: str = ""
@@ -71,27 +71,27 @@ class TextStream:
         """Both, with the tags and blanks that part them."""
         return self._before.joined() + self.text
 
-    def push(self, token: int) -> Piece:
+    def push(self, token: int) -> TextDelta:
         """Take one token id; returns the text that is now safe to show, often empty."""
         if self.stopped:
-            return Piece()
+            return TextDelta()
         self._detokenizer.add_token(token)
         new = self._detokenizer.last_segment
         if self._splitter is not None and not self._splitter.over:
             self._thought_tokens.add_token(new)
         return self._take(new)
 
-    def finish(self) -> Piece:
+    def finish(self) -> TextDelta:
         """There are no more tokens: returns the rest of the text, held back until now."""
         if self._in_answer is not None and self._in_answer.stopped:
-            return Piece()
+            return TextDelta()
         new = ""
         if not self.stopped:
             self._detokenizer.finalize()
             new = self._detokenizer.last_segment
         return self._take(new, final=True)
 
-    def _take(self, new: str, final: bool = False) -> Piece:
+    def _take(self, new: str, final: bool = False) -> TextDelta:
         if self._everywhere is not None:
             new = self._up_to_stop(self._everywhere, new, final)
         thinking = ""
@@ -100,7 +100,7 @@ class TextStream:
         if self._in_answer is not None:
             new = self._up_to_stop(self._in_answer, new, final)
         self._text.add(new)
-        return Piece(new, thinking)
+        return TextDelta(new, thinking)
 
     def _up_to_stop(self, strings: StopStrings, new: str, final: bool) -> str:
         """What of a text comes before the first stop string."""

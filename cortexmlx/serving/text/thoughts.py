@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """A piece of text of one kind."""
 
     text: str
@@ -58,16 +58,16 @@ class ThoughtSplitter:
         """All that comes is the answer's."""
         return self._place is _Place.ANSWER and not self._held
 
-    def feed(self, text: str) -> Iterator[Part]:
+    def feed(self, text: str) -> Iterator[TextPart]:
         """The parts that are certain now."""
         self._held += text
         return self._parts(final=False)
 
-    def rest(self) -> Iterator[Part]:
+    def rest(self) -> Iterator[TextPart]:
         """There is no more text: what was held back because it could have become a tag."""
         return self._parts(final=True)
 
-    def _parts(self, final: bool) -> Iterator[Part]:
+    def _parts(self, final: bool) -> Iterator[TextPart]:
         while self._held:
             place = self._place
             part = self._next(final)
@@ -77,7 +77,7 @@ class ThoughtSplitter:
             elif place is self._place:
                 return
 
-    def _next(self, final: bool) -> Part | None:
+    def _next(self, final: bool) -> TextPart | None:
         """What the held text begins with, if that is certain; the place moves on with it."""
         if self._place is _Place.BEFORE:
             return self._before(final)
@@ -87,22 +87,22 @@ class ThoughtSplitter:
             return self._inside(final)
         if self._place is _Place.CLOSED:
             return self._blanks(_Place.ANSWER)
-        return Part(self._held, Kind.ANSWER)
+        return TextPart(self._held, Kind.ANSWER)
 
-    def _before(self, final: bool) -> Part | None:
+    def _before(self, final: bool) -> TextPart | None:
         body = self._held.lstrip()
         blanks = len(self._held) - len(body)
         tags = {self._thoughts.open: _Place.OPENED, self._thoughts.skipped: _Place.CLOSED}
         for tag, place in tags.items() if blanks <= WIDEST else ():
             if tag and body.startswith(tag):
                 self._place = place
-                return Part(self._held[: blanks + len(tag)], Kind.MARKUP)
+                return TextPart(self._held[: blanks + len(tag)], Kind.MARKUP)
         if not final and blanks <= WIDEST and any(tag.startswith(body) for tag in tags if tag):
             return None
         self._place = _Place.ANSWER
         return None
 
-    def _opened(self, final: bool) -> Part | None:
+    def _opened(self, final: bool) -> TextPart | None:
         """Some models open once more what their prompt has opened."""
         if self._held[0].isspace():
             return self._blanks(_Place.OPENED)
@@ -111,27 +111,27 @@ class ThoughtSplitter:
             return None
         again, self._again = self._again and self._held.startswith(tag), False
         if again:
-            return Part(tag, Kind.MARKUP)
+            return TextPart(tag, Kind.MARKUP)
         self._place = _Place.INSIDE
         return None
 
-    def _inside(self, final: bool) -> Part | None:
+    def _inside(self, final: bool) -> TextPart | None:
         before, tag, _ = self._held.partition(self._thoughts.close)
         if tag:
             thought = _without_blanks(before)
             if thought:
-                return Part(thought, Kind.THOUGHT)
+                return TextPart(thought, Kind.THOUGHT)
             self._place = _Place.CLOSED
-            return Part(before + tag, Kind.MARKUP)
+            return TextPart(before + tag, Kind.MARKUP)
         if final:
-            return Part(self._held, Kind.THOUGHT)
+            return TextPart(self._held, Kind.THOUGHT)
         certain = self._held[: len(self._held) - _beginning_of(self._thoughts.close, self._held)]
-        return Part(_without_blanks(certain), Kind.THOUGHT)
+        return TextPart(_without_blanks(certain), Kind.THOUGHT)
 
-    def _blanks(self, then: _Place) -> Part | None:
+    def _blanks(self, then: _Place) -> TextPart | None:
         blanks = len(self._held) - len(self._held.lstrip())
         if blanks:
-            return Part(self._held[:blanks], Kind.MARKUP)
+            return TextPart(self._held[:blanks], Kind.MARKUP)
         self._place = then
         return None
 
@@ -150,7 +150,7 @@ class ThoughtTokens:
         """The next token has added this text."""
         self._ends.append(self._ends[-1] + len(new))
 
-    def add_parts(self, parts: Iterable[Part]) -> None:
+    def add_parts(self, parts: Iterable[TextPart]) -> None:
         """Add the next parts of the text."""
         for part in parts:
             begin, self._parted = self._parted, self._parted + len(part.text)

@@ -8,18 +8,26 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.probe import probe
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.models import load_model
 from support.core_driver import Driver
 from support.logits import answers_with_logits, mlx_lms_logits
 from support.tiny import CONFIGS, tokens_of
 
 
-@pytest.mark.parametrize(("name", "reaches"), [("afm7", [Reach(), Reach()]), ("gemma3n", [Reach(9), Reach()])])
-def test_only_layers_with_keys_of_their_own_take_memory(name: str, reaches: list[Reach], tiny: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "attention_windows"),
+    [("afm7", [AttentionWindow(), AttentionWindow()]), ("gemma3n", [AttentionWindow(9), AttentionWindow()])],
+)
+def test_only_layers_with_keys_of_their_own_take_memory(
+    name: str, attention_windows: list[AttentionWindow], tiny: Any
+) -> None:
     specs = probe(load_model(tiny(name)).model)
     config = CONFIGS[name].get("text_config", CONFIGS[name])
-    assert config.get("num_layers", config.get("num_hidden_layers")) == 4 and [s.reach for s in specs] == reaches
+    assert (
+        config.get("num_layers", config.get("num_hidden_layers")) == 4
+        and [s.attention_window for s in specs] == attention_windows
+    )
 
 
 @pytest.mark.parametrize("name", ["afm7", "gemma3n"])

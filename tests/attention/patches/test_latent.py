@@ -17,13 +17,13 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
 from cortexmlx.attention import patches, reference
+from cortexmlx.attention.mlx_lm_hook import LayerCache, ProbeKV, install
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.patches import latent
-from cortexmlx.attention.seam import LayerCache, ProbeKV, install
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import KVArena
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
@@ -109,7 +109,7 @@ class Paged:
             slots = None if run else self.slots(s)[: first + counts[s]].astype(np.int32)
             pieces.append(PrefillPiece(end - counts[s], end, first, run, slots))
         lengths = np.array([f + 1 for f in firsts[:rows]], np.int32)
-        step = GroupStep(tables, lengths, (None,) * rows, tuple(pieces), Reach())
+        step = GroupStep(tables, lengths, (None,) * rows, tuple(pieces), AttentionWindow())
 
         def fetch(layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
             assert values is None
@@ -130,7 +130,7 @@ class Paged:
         for row, blocks in enumerate(self.blocks):
             tables[row, : len(blocks)] = blocks
         alone = KVHandle(self.blocks[0][0], len(self.blocks[0])) if rows == 1 else None
-        step = GroupStep(tables, np.array(lengths, np.int32), (alone,) * rows, (), Reach())
+        step = GroupStep(tables, np.array(lengths, np.int32), (alone,) * rows, (), AttentionWindow())
         tail, found = mx.zeros((rows, 1, TAIL_COLUMNS, RANK + ROPE), getattr(mx, self.dtype)), []
         for column in range(steps):
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.probe import probe
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import group_layers
 from cortexmlx.models import load_model
 from support.core_driver import Driver
@@ -21,7 +21,10 @@ CHUNK = CONFIGS["llama4"]["text_config"]["attention_chunk_size"]
 
 def test_three_of_four_layers_see_their_chunk(tiny: Any) -> None:
     groups = group_layers(probe(load_model(tiny("llama4")).model))
-    assert [(g.spec.reach, g.layers) for g in groups] == [(Reach(CHUNK, chunked=True), (0, 1, 2)), (Reach(), (3,))]
+    assert [(g.spec.attention_window, g.layers) for g in groups] == [
+        (AttentionWindow(CHUNK, chunked=True), (0, 1, 2)),
+        (AttentionWindow(), (3,)),
+    ]
 
 
 @pytest.mark.parametrize("block_size", [8, 32])

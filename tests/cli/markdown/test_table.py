@@ -56,7 +56,7 @@ def test_without_room_for_columns_a_row_is_a_list() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(6, 100))
-def test_widths_fill_the_room_or_are_what_the_columns_wish(wishes: list[int], room: int) -> None:
-    widths = fitted(tuple(wishes), room)
-    assert sum(widths) == min(sum(wishes), room) or len(wishes) > room
-    assert all(0 < width <= wish for width, wish in zip(widths, wishes, strict=True))
+def test_widths_fill_the_room_or_are_what_the_columns_wish(load_requests: list[int], room: int) -> None:
+    widths = fitted(tuple(load_requests), room)
+    assert sum(widths) == min(sum(load_requests), room) or len(load_requests) > room
+    assert all(0 < width <= load_request for width, load_request in zip(widths, load_requests, strict=True))

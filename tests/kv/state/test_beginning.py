@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.state import beginning
 from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks, without_gaps
 
@@ -113,8 +113,18 @@ def test_shorter_parts_follow_the_longest_to_the_empty_one() -> None:
     assert places(iter([whole_blocks(match)])) == [(12, None)]
 
 
-@pytest.mark.parametrize("reach", [Reach(1), Reach(3), Reach(9), Reach(14), Reach(4, True), Reach(6, True)])
-def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(reach: Reach) -> None:
+@pytest.mark.parametrize(
+    "attention_window",
+    [
+        AttentionWindow(1),
+        AttentionWindow(3),
+        AttentionWindow(9),
+        AttentionWindow(14),
+        AttentionWindow(4, True),
+        AttentionWindow(6, True),
+    ],
+)
+def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(attention_window: AttentionWindow) -> None:
     """Judged by asking every place, from the last on."""
     rng = random.Random(0)
     prefix, _ = chain({}, {}, {}, {})
@@ -123,7 +133,9 @@ def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(reach: 
         match = prefix.match(TEXT[:16], prefix.keys(TEXT[:16]), end)
 
         def seen(tokens: int, gone: set[int] = gone) -> list[int]:
-            return [place for place in range(reach.oldest(tokens) // SIZE, -(-tokens // SIZE)) if place in gone]
+            return [
+                place for place in range(attention_window.oldest(tokens) // SIZE, -(-tokens // SIZE)) if place in gone
+            ]
 
         found = without_gaps(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
         wanted = next(n for n in (end, *range(end // SIZE * SIZE, -1, -SIZE)) if not seen(n))

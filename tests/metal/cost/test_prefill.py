@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortexmlx.kv.reach import Reach
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal.cost.cycles import Kind, cycles
 from cortexmlx.metal.cost.prefill import END, FIRST, ours, squares, steel, table
 from cortexmlx.metal.prefill import PrefillVariant, why_ours
@@ -41,7 +41,7 @@ def test_mlx_computes_what_a_window_hides_and_ours_does_not(dim: int, window: in
     mine, theirs = ours(variant(dim), window), steel("float16", dim, 4, window)
     assert theirs.work[Kind.MATRIX_HALF] > 1.5 * mine.work[Kind.MATRIX_HALF]
     assert cycles(theirs.work) > 1.5 * cycles(mine.work)
-    assert why_ours(variant(dim), Reach(window), matrix_units=False) is not None
+    assert why_ours(variant(dim), AttentionWindow(window), matrix_units=False) is not None
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_without_a_window_both_spend_about_the_same(dim: int) -> None:
     mine, theirs = ours(variant(dim)), steel("float16", dim, 4)
     assert mine.work[Kind.MATRIX_HALF] == theirs.work[Kind.MATRIX_HALF]
     assert 0.85 < cycles(mine.work) / cycles(theirs.work) < 1.0
-    assert why_ours(variant(dim), Reach(), matrix_units=False) is None
+    assert why_ours(variant(dim), AttentionWindow(), matrix_units=False) is None
 
 
 @pytest.mark.slow

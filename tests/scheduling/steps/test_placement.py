@@ -78,7 +78,7 @@ def find_tokens(steps: list[list[int]], size: int) -> None:
             zip(writes, group_steps(arena.cache, scheduled, written=True), strict=True)
         ):
             arena.write(group, write, written)
-            assert step.reach == GROUPS[group].spec.reach
+            assert step.attention_window == GROUPS[group].spec.attention_window
             window = GROUPS[group].spec.window
             singles = [job for job, n in scheduled if n == 1]
             for row, job in enumerate(singles):

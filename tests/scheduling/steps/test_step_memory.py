@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE
-from cortexmlx.kv.reach import Reach
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -29,14 +29,14 @@ from support.shadow_below import ShadowBelow
 from support.stories import Story, number_after
 
 VOCAB = 5
-ALL = Reach()
-MODELS: dict[str, tuple[list[Reach], int | None]] = {
+ALL = AttentionWindow()
+MODELS: dict[str, tuple[list[AttentionWindow], int | None]] = {
     "full": ([ALL], None),
-    "window": ([Reach(12), ALL], None),
-    "windows only": ([Reach(9), Reach(20)], None),
-    "chunk": ([Reach(16, True), ALL], None),
+    "window": ([AttentionWindow(12), ALL], None),
+    "windows only": ([AttentionWindow(9), AttentionWindow(20)], None),
+    "chunk": ([AttentionWindow(16, True), ALL], None),
     "hybrid": ([ALL], 4),
-    "hybrid with a window": ([Reach(12), ALL], 6),
+    "hybrid with a window": ([AttentionWindow(12), ALL], 6),
 }
 """How far the layers of a model see, and how many snapshots of recurrent states it may have."""
 
@@ -118,7 +118,7 @@ class Mix:
         self.drain()
         for _ in range(self.draw.randrange(1, 3)):
             self.submit()
-        self.below.answer(self.scheduler.arrived, len(self.below.wishes), True)
+        self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
         self.step()
 
     def drain(self) -> None:
@@ -131,7 +131,7 @@ class Mix:
         for _ in range(5000):
             if not (self.scheduler.jobs or self.shadow.in_flight):
                 return
-            self.below.answer(self.scheduler.arrived, len(self.below.wishes), True)
+            self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
             self.step()
             if not self.shadow.in_flight:
                 self.below.store(9, self.shadow.holds)
@@ -156,7 +156,7 @@ class Mix:
             text = fresh if last else below
             part = text[: self.draw.choice([len(text), self.draw.randrange(1, len(text))])]
             self.ask([*part, self.draw.randrange(VOCAB)], 1, 1)
-        self.below.answer(self.scheduler.arrived, len(self.below.wishes), True)
+        self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
         self.step()
 
     def submit(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.waiting.turns import ADVANCE, QUANTUM
+from cortexmlx.scheduling.waiting.fair_share import ADVANCE, QUANTUM
 from support.desk import Desk
 
 MANY = 2000

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from cortexmlx.serving.observed.meter import Meter, Moment, Timeline
+from cortexmlx.serving.observed.meter import Meter, Timeline, UsageSample
 from support.core_driver import Driver
 from support.tiny import tokens_of
 
@@ -29,7 +29,7 @@ def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(wa
     for wait in waits:
         now += wait
         if timeline.due(now):
-            timeline.add(Moment(now, 1, 2, 3, 4, 5))
+            timeline.add(UsageSample(now, 1, 2, 3, 4, 5))
             taken.append(now)
     kept = [moment.seconds for moment in timeline.moments()]
     assert len(kept) < size and set(kept) <= set(taken) and kept == sorted(kept)

@@ -16,7 +16,7 @@ from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
 from cortexmlx.request import SamplingParams, Thoughts
 from cortexmlx.serving.text.stops import Stops, StopTable
-from cortexmlx.serving.text.stream import Piece, TextStream
+from cortexmlx.serving.text.stream import TextDelta, TextStream
 
 CORPUS = [
     "the theme of the song",
@@ -143,7 +143,7 @@ def test_stop_strings_by_example(answer: str, stops: list[str], expected: str) -
 
 def test_tokens_after_the_stop_are_ignored() -> None:
     text, _ = stream(tokenizer().encode("a STOP b"), ["STOP"])
-    assert text.stopped and text.push(5) == text.finish() == Piece() and text.text == "a "
+    assert text.stopped and text.push(5) == text.finish() == TextDelta() and text.text == "a "
 
 
 def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() -> None:
@@ -192,7 +192,7 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
         )
         wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
     text = TextStream(wrapped.detokenizer, Stops())
-    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [Piece(), Piece()]
+    assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [TextDelta(), TextDelta()]
 
 
 def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_for() -> None:
@@ -219,5 +219,5 @@ def test_an_answer_stays_stopped_at_a_string_with_a_tag_beside_strings_of_the_an
     stops = Stops.of(SamplingParams(stop=["never", "</think>"]), (), thoughts)
     text = TextStream(ByteDetokenizer(pieces()), stops, thoughts)
     shown = [text.push(token) for token in tokenizer().encode("<think>why</think>because")]
-    assert text.stopped and text.finish() == Piece()
+    assert text.stopped and text.finish() == TextDelta()
     assert (text.text, text.thinking, "".join(piece.thinking for piece in shown)) == ("", "why", "why")

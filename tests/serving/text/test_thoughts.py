@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cortexmlx.request import Thoughts
-from cortexmlx.serving.text.thoughts import WIDEST, Kind, Part, ThoughtSplitter, ThoughtTokens
+from cortexmlx.serving.text.thoughts import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
 
 PLAIN = Thoughts("<think>", "</think>")
 HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skipped="<|a|>final<|m|>")
@@ -22,21 +22,21 @@ BITS = ["<think>", "</think>", "<|a|>think<|m|>", "<|a|>final<|m|>", "<|e|>", "<
 TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=3), max_size=12).map("".join)
 
 
-def split(text: str, thoughts: Thoughts, cuts: list[int] | None = None) -> list[Part]:
+def split(text: str, thoughts: Thoughts, cuts: list[int] | None = None) -> list[TextPart]:
     """The parts of a text that comes in pieces, with neighbours of one kind joined."""
     splitter = ThoughtSplitter(thoughts)
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts or ()), len(text)]
     parts = [part for a, b in itertools.pairwise(places) for part in splitter.feed(text[a:b])]
-    joined: list[Part] = []
+    joined: list[TextPart] = []
     for part in [*parts, *splitter.rest()]:
         assert part.text
         if joined and joined[-1].kind is part.kind:
-            part = Part(joined.pop().text + part.text, part.kind)
+            part = TextPart(joined.pop().text + part.text, part.kind)
         joined.append(part)
     return joined
 
 
-def only(kind: Kind, parts: list[Part]) -> str:
+def only(kind: Kind, parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts if part.kind is kind)
 
 

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.waiting.lines import Lines
-from cortexmlx.scheduling.waiting.turns import Turns
+from cortexmlx.scheduling.waiting.client_queues import ClientQueues
+from cortexmlx.scheduling.waiting.fair_share import FairShare
 from support.requests import job_of
 
 
@@ -15,8 +15,8 @@ from support.requests import job_of
 @given(data=st.data(), churn=st.booleans())
 def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn: bool) -> None:
     """By what their clients have had, and by priority and age among those of one."""
-    turns, model, gone = Turns(), list[Job](), list[Job]()
-    lines = Lines(turns)
+    turns, model, gone = FairShare(), list[Job](), list[Job]()
+    lines = ClientQueues(turns)
 
     def first(jobs: list[Job]) -> Job | None:
         return min(jobs, key=lambda j: (turns.place(j.client), j.order), default=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
-from cortexmlx.serving.completed import AsCompleted
+from cortexmlx.serving.as_completed import AsCompleted
 from cortexmlx.serving.handle import RequestHandle
 
 

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.waiting.lines import Lines
-from cortexmlx.scheduling.waiting.turns import ADVANCE, QUANTUM, Turns
+from cortexmlx.scheduling.waiting.client_queues import ClientQueues
+from cortexmlx.scheduling.waiting.fair_share import ADVANCE, QUANTUM, FairShare
 from support.requests import job_of
 
 CLIENTS = (None, "a", "b", "c")
@@ -50,8 +50,8 @@ class Model:
 class TurnsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.turns, self.model = Turns(), Model()
-        self.lines = Lines(self.turns)
+        self.turns, self.model = FairShare(), Model()
+        self.lines = ClientQueues(self.turns)
         self.jobs = 0
         self.prices: dict[Job, int] = {}
         self.served: dict[str | None, int] = {}

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.kv.prefix import Match, Node
 from cortexmlx.request import RequestState
-from cortexmlx.scheduling.waiting.claims import Claims
+from cortexmlx.scheduling.waiting.in_flight_prefixes import InFlightPrefixes
 from support.requests import job_of
 from support.stage import Stage
 
@@ -73,7 +73,7 @@ def test_who_waits_begins_as_soon_as_the_shared_part_is_stored() -> None:
 
 def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
     """A fork of what is shared, in a model with recurrent layers, takes the state there."""
-    claims = Claims(block_size=4, worth_waiting=1)
+    claims = InFlightPrefixes(block_size=4, worth_waiting=1)
     owner, other = (job_of(number, [*range(20), *[number] * 5]) for number in (1, 2))
     for job in (owner, other):
         job.keys = [bytes(job.tokens[: 4 * i]) for i in range(1, 7)]

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.waiting.turns import Client, Turns
+from cortexmlx.scheduling.waiting.fair_share import Client, FairShare
 
 T = TypeVar("T")
 Order = tuple[float, int]
@@ -61,12 +61,12 @@ class Ordered(Generic[T]):
             heappop(self._heap)
 
 
-class Lines:
+class ClientQueues:
     """The waiting jobs. Each client has a line, ordered by priority and age, and turns order the lines. A line can be
     passed over as a whole, however long it is.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairShare) -> None:
         self._turns = turns
         self._lines: dict[Client, Ordered[Job]] = {}
         self._heads: Ordered[Client] = Ordered()

@@ -12,7 +12,7 @@ _Position = TypeVar("_Position", int, npt.NDArray[np.int32], npt.NDArray[np.int6
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionWindow:
     """Which of a row's tokens a query sees: those from `oldest` of its position up to itself.
 
     `tokens` None: all of them. w: the w newest, itself included, which is a sliding window. With `chunked` a row is cut

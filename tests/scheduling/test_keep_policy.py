@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.scheduling.keep import KeepPolicy
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 POLICIES = st.builds(KeepPolicy, st.integers(0, 12), st.integers(1, 12))
 

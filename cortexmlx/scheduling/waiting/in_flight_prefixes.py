@@ -12,7 +12,7 @@ WORTH_WAITING = 32
 """
 
 
-class Claims:
+class InFlightPrefixes:
     """A running job *claims* the blocks of its prompt until they are stored. A job that would compute the same blocks
     may wait for them.
 

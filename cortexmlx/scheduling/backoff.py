@@ -8,7 +8,7 @@ STEPS_TO_RELAX = 64
 """Steps that must go well before twice as much is tried."""
 
 
-class Restraint:
+class Backoff:
     """A step has at most `rows` rows and `tokens` prompt tokens: `most_rows` and `most_tokens` before a refusal.
 
     Memory may be free again later, when another app has ended. So after `STEPS_TO_RELAX` good steps both are doubled,

@@ -37,7 +37,7 @@ class _Account:
     """It is in the heap of clients that are idle and have had more than others."""
 
 
-class Turns:
+class FairShare:
     """The accounts of the clients.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A

@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.models.cache import CacheList, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.seam import LayerCache, arranged, install, own_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, install, own_caches
 from support.core_driver import Driver
 from support.tiny import CONFIGS, tokens_of
 
@@ -39,7 +39,7 @@ def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged
     for layer, cache in enumerate(caches):
         arena = driver.core.runner.arena
         group = arena.group_of[layer]
-        first = arena.groups[group].spec.reach.oldest(stored)  # what is behind a window is given back
+        first = arena.groups[group].spec.attention_window.oldest(stored)  # what is behind a window is given back
         slots = mx.array(driver.core.cache.slots(job.id, group, first, stored - first))
         for ours, theirs in zip(arena.slab(layer), (cache.keys, cache.values), strict=True):
             if layer and CONFIGS[name].get("sliding_window"):
