@@ -52,12 +52,12 @@ def plan_runs(
     """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
     model that is not paged, or if a cache of the default size has no room.
     """
-    from cortexmlx.execution.mode import PagedMode, way_of
+    from cortexmlx.execution.mode import PagedMode, execution_mode
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()
     model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
-    way = way_of(model, config.kv_bits, config.kv_group_size)
+    way = execution_mode(model, config.kv_bits, config.kv_group_size)
     memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
     if not isinstance(way, PagedMode) or not memory:
         return ()

@@ -171,10 +171,10 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
 
 def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
     """How the engine runs the model, or why it does not."""
-    from cortexmlx.execution.mode import way_of
+    from cortexmlx.execution.mode import execution_mode
 
     try:
-        return way_of(model), None
+        return execution_mode(model), None
     except ModelUnsupported as error:
         return None, str(error)
 

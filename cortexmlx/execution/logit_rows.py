@@ -86,7 +86,7 @@ class _Wrapped(nn.Module):  # type: ignore[misc]
 
 
 @dataclass
-class _Picking:
+class RowSelection:
     """What becomes of the rows of one pass. It is no module, so that its arrays are no parameters."""
 
     calls_left: int
@@ -113,11 +113,11 @@ class _PickRows(_Wrapped):
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)
         self._calls = calls
-        self._picking = _Picking(calls)
+        self._picking = RowSelection(calls)
 
     def pick(self, rows: mx.array | None, wanted: mx.array | None = None) -> None:
         """Hand on only `rows` in the next pass; None hands on all. What `wanted` rows are then is `kept`."""
-        self._picking = _Picking(self._calls, rows, wanted)
+        self._picking = RowSelection(self._calls, rows, wanted)
 
     @property
     def kept(self) -> mx.array:
@@ -128,11 +128,11 @@ class _PickRows(_Wrapped):
     @contextmanager
     def given(self, kept: mx.array) -> Iterator[None]:
         """Hand on `kept` in the place of whatever arrives."""
-        self._picking = _Picking(self._calls, given=kept)
+        self._picking = RowSelection(self._calls, given=kept)
         try:
             yield
         finally:
-            self._picking = _Picking(self._calls)
+            self._picking = RowSelection(self._calls)
 
     def __call__(self, x: mx.array) -> mx.array:
         picking = self._picking

@@ -177,7 +177,7 @@ def _refused(why: NotPaged) -> Iterator[None]:
         raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
 
 
-def way_of(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> ExecutionMode:
+def execution_mode(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> ExecutionMode:
     """Paged if the model can be, with keys and values of `kv_bits` bits (`quantized`), else one request at a time.
     Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on how its prompts
     are cut, or whose keys and values cannot be quantized.

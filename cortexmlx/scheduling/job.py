@@ -103,7 +103,7 @@ class Job:
     prompt_length: int = field(init=False)
     order: tuple[float, int] = field(init=False)
     """Who comes first: by arrival, as if `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by what is
-    left of `BACKGROUND_DELAY`. Only `come_again` changes it.
+    left of `BACKGROUND_DELAY`. Only `requeue_as_new` changes it.
     """
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Job:
         """Its answer is longer than all that a row keeps, so without `keep` it would have ended."""
         return self.keep is not None and self.generated > self.keep.most
 
-    def come_again(self, now: float) -> None:
+    def requeue_as_new(self, now: float) -> None:
         """Count as one that comes now, on the scheduler's clock. It must not stand in a line."""
         self.order = (self.order[0] + now - self.arrival, self.number)
         self.arrival = now

@@ -265,7 +265,7 @@ class Scheduler:
         self.shrink()
         for job in self._running.dropping:
             if job.outgrown:  # it may have no other end, so those of its client that wait go first
-                job.come_again(self._clock())
+                job.requeue_as_new(self._clock())
             self._begin_again(job)
         copies = self._admission.admit()
         mixed = self._running.prefilling or self._running.drafted

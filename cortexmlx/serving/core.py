@@ -142,7 +142,7 @@ class EngineCore:
 
     def compact(self) -> int:
         """Move cached blocks together, if nothing is running, so that the free ones are one run. Return how many."""
-        return self._heed(self._move_together()) or 0 if self.idle else 0
+        return self._unless_refused(self._move_together()) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
         """Tidy up when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
@@ -152,15 +152,15 @@ class EngineCore:
         if not self.idle:
             return False
         self.cache.expect_back()
-        self._heed(self.runner.settle(self.cache.states.take()))
+        self._unless_refused(self.runner.settle(self.cache.states.take()))
         if self.cache.fragmentation > _FRAGMENTED:
-            self._heed(self._move_together())
+            self._unless_refused(self._move_together())
         self.scheduler.shrink()
         if any(count < have for count, have in zip(self.cache.blocks, self.runner.blocks, strict=True)):
-            self._heed(self._give_end_back())
+            self._unless_refused(self._give_end_back())
         if self._at_work:
             self._look(at_work=False)
-        return self.disk is not None and bool(self._heed(self.disk.copy_while_idle()))
+        return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
@@ -210,7 +210,7 @@ class EngineCore:
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
         if self.disk is not None and not self._in_flight:
-            self._heed(self.disk.copy_in_between(self._step_seconds))
+            self._unless_refused(self.disk.copy_in_between(self._step_seconds))
 
     def _plan(self) -> StepPlan | None:
         """Plan the next step. Answers that begin in it are told, and those that are refused memory end here."""
@@ -230,7 +230,7 @@ class EngineCore:
         if refused is None:
             self._in_flight.append(plan)
         else:
-            self._go_on_with_less(plan, refused)
+            self._restart_with_less(plan, refused)
 
     def _collect_due(self, plan: StepPlan | None) -> None:
         """Take the results of the step before `plan`; without a plan, of the newest. At most one step runs ahead."""
@@ -242,7 +242,7 @@ class EngineCore:
     def _collect(self) -> None:
         """Wait for the step that was started first, and take its results."""
         plan = self._in_flight.popleft()
-        result = self._heed(self.runner.collect(), plan)
+        result = self._unless_refused(self.runner.collect(), plan)
         if result is not None:
             with self.measured.committing:
                 self._step_seconds = result.seconds
@@ -250,14 +250,14 @@ class EngineCore:
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.cancel_asked(plan)
 
-    def _heed(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
+    def _unless_refused(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
         """Return an answer of the runner or the disk. If memory was refused, make do with less and return None."""
         if not isinstance(answer, Refused):
             return answer
-        self._go_on_with_less(plan, answer)
+        self._restart_with_less(plan, answer)
         return None
 
-    def _go_on_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
+    def _restart_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
         """Begin all rows again with their tokens, fewer at once, after memory was refused. What the steps in flight
         write is not trusted. So the cached blocks go, and the arena, unless it was the arena that may not grow. A
         request that gets no farther alone fails.

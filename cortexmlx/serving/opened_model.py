@@ -11,7 +11,7 @@ import mlx.core as mx
 from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
 from cortexmlx.execution.disk import Disk, StoreOpening, not_stored
-from cortexmlx.execution.mode import way_of
+from cortexmlx.execution.mode import execution_mode
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
@@ -64,7 +64,7 @@ class OpenedModel:
     def _open(self, wake: Callable[[Call], None]) -> None:
         """Open whatever needs the model."""
         config, loaded = self._config, self.loaded
-        self._mode = mode = way_of(loaded.model, config.kv_bits, config.kv_group_size)
+        self._mode = mode = execution_mode(loaded.model, config.kv_bits, config.kv_group_size)
         vocab_size = _checked_vocab_size(loaded)
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length

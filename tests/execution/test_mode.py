@@ -10,7 +10,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention.probe import NotPaged
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.execution.mode import PagedMode, SerialMode, way_of
+from cortexmlx.execution.mode import PagedMode, SerialMode, execution_mode
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load
 
@@ -25,7 +25,7 @@ class Foreign(PlainCache):
 
 
 def test_a_model_that_can_be_paged_is(judged: Any) -> None:
-    way = way_of(judged("llama")[0])
+    way = execution_mode(judged("llama")[0])
     assert isinstance(way, PagedMode) and way.most_rows is None and way.notes == ()
     assert way.pipelined and SerialMode(judged("llama")[0], WHY).pipelined
     assert way.blocks(64 * 2 * LAYER, LOAD, 512) == (8,)
@@ -37,7 +37,7 @@ def test_a_model_with_a_cache_of_its_own_runs_one_request_at_a_time_and_says_why
 ) -> None:
     model = judged("llama")[0]
     monkeypatch.setattr(type(model), "make_cache", lambda self: [Foreign() for _ in self.layers])
-    way = way_of(model)
+    way = execution_mode(model)
     assert isinstance(way, SerialMode) and way.most_rows == 1
     first, second = way.notes
     assert first.startswith("one request runs at a time, on mlx-lm's own caches. llama keeps a Foreign")
@@ -57,7 +57,7 @@ def test_a_model_that_fails_in_mlx_lm_too_is_refused(judged: Any, monkeypatch: p
     with pytest.raises(
         ModelUnsupported, match="cannot be paged, and mlx-lm's own code for it fails here, too"
     ) as refused:
-        way_of(model)
+        execution_mode(model)
     assert not isinstance(refused.value, NotPaged)
 
 
@@ -104,19 +104,19 @@ def test_keys_and_values_of_caches_of_mlx_lms_are_not_quantized(judged: Any, unp
     with pytest.raises(
         ModelUnsupported, match=r"kv_bits is 4, which paged attention alone has: leave it out\. tiny: a test"
     ):
-        way_of(judged("llama")[0], 4)
-    assert way_of(judged("llama")[0]).most_rows == 1
+        execution_mode(judged("llama")[0], 4)
+    assert execution_mode(judged("llama")[0]).most_rows == 1
 
 
 def test_heads_that_groups_do_not_divide_are_refused(judged: Any) -> None:
     with pytest.raises(ModelUnsupported, match="of 8 numbers cannot be quantized in groups of 32"):
-        way_of(judged("llama")[0], 8)
+        execution_mode(judged("llama")[0], 8)
 
 
 @pytest.mark.parametrize("kind", [PagedMode, SerialMode])
 def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: Any) -> None:
     model = judged("llama")[0]
-    way = way_of(model) if kind is PagedMode else SerialMode(model, WHY)
+    way = execution_mode(model) if kind is PagedMode else SerialMode(model, WHY)
     runner: Any = way.runner(8, 320, way.backend("reference"))
     assert runner.blocks == (0,)
     cache = way.begin((8,), PrefixCache(8))

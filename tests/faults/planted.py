@@ -182,8 +182,8 @@ FAULTS = (
     Fault(
         "partitions depend on the batch",
         BACKEND,
-        "step.reach, partition)",
-        "step.reach, partition >> (step.rows > 1))",
+        "step.attention_window, partition)",
+        "step.attention_window, partition >> (step.rows > 1))",
     ),
     Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(

@@ -104,7 +104,7 @@ def _sizes(
     model: str, kv_bits: int | None, kv_group_size: int | None, probe: Callable[[Any], Any]
 ) -> tuple[int, int, bool]:
     """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
-    chosen = mode.way_of(load_model(model).model, kv_bits, kv_group_size)
+    chosen = mode.execution_mode(load_model(model).model, kv_bits, kv_group_size)
     return bytes_per_token(chosen.groups), row_bytes(chosen.groups), chosen.most_rows is not None
 
 

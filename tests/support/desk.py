@@ -27,7 +27,7 @@ class Desk:
 
     @property
     def turns(self) -> FairShare:
-        return self.scheduler._admission._turns
+        return self.scheduler._admission._shares
 
     def tokens(self, client: str | None) -> int:
         """What a client has had."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.state.dispatch import Part, StateLeaf, StateStep
+from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.state.ops import Row, Save, StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
@@ -149,7 +149,7 @@ class StateStore:
                 self._newest[row] = StateSlot(*place_of[end - 1], segment.first + segment.count)
         return kept
 
-    def _singles(self, segments: Sequence[Segment]) -> Iterator[tuple[Part, Batch | None]]:
+    def _singles(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, Batch | None]]:
         """The single tokens of a step, with those together whose states are alike."""
         alike: dict[object, list[tuple[int, StateSlot | None]]] = {}
         for token, segment in enumerate(segments):
@@ -158,9 +158,9 @@ class StateStore:
                 alike.setdefault(place and place.batch.shapes, []).append((token, place))
         for members in alike.values():
             tokens = np.array([token for token, _ in members], np.int32)
-            yield Part(tokens, piece=False), _together([place for _, place in members if place is not None])
+            yield TokenSpan(tokens, piece=False), _together([place for _, place in members if place is not None])
 
-    def _pieces(self, segments: Sequence[Segment]) -> Iterator[tuple[Part, Batch | None]]:
+    def _pieces(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, Batch | None]]:
         """The pieces of a step, each cut where its state is to be kept."""
         end = 0
         for segment in segments:
@@ -172,7 +172,7 @@ class StateStore:
             borders = [begin, *(border for border in inner if border < end), end]
             place = self._newest.get(row)
             for first, last in pairwise(borders):
-                part = Part(np.arange(first, last, dtype=np.int32), piece=True, goes_on=first > begin)
+                part = TokenSpan(np.arange(first, last, dtype=np.int32), piece=True, goes_on=first > begin)
                 yield part, _together([place]) if place is not None and first == begin else None
 
     # -- what is kept -------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class StateStore:
         return list(batch.arrays())
 
 
-def _ends(part: Part) -> Iterator[tuple[int, int]]:
+def _ends(part: TokenSpan) -> Iterator[tuple[int, int]]:
     """The rows of a part's batch, each with its last flat token."""
     return enumerate(part.tokens[-1:] if part.piece else part.tokens)
 

@@ -62,11 +62,11 @@ class Admission:
         self.cached_tokens = 0
         """Tokens of the prompts that began which were found in the prefix cache or below it."""
         self._running = running
-        self._turns = FairShare()
-        self._lines = ClientQueues(self._turns)
+        self._shares = FairShare()
+        self._queues = ClientQueues(self._shares)
         self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
-        self._readings = DiskLoads(running.cache.lower)
+        self._disk_loads = DiskLoads(running.cache.lower)
         self._gates: dict[Job, Gate] = {}
         self._held: dict[Gate, dict[Job, None]] = {}
         self.count = 0
@@ -76,17 +76,17 @@ class Admission:
     @property
     def waiting(self) -> list[Job]:
         """Who waits, by priority and age."""
-        return sorted((*self._lines, *self._gates), key=lambda j: j.order)
+        return sorted((*self._queues, *self._gates), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
         """Put a job into the queue, after its client's older ones."""
         self.count += 1
-        self._turns.arrive(job)
-        self._lines.move(job.client)
+        self._shares.arrive(job)
+        self._queues.move(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
             self._hold(job, job.fork_of)
         else:
-            self._lines.add(job)
+            self._queues.add(job)
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
@@ -94,12 +94,12 @@ class Admission:
         self.count -= 1
         gate = self._gates.pop(job, None)
         if gate is None:
-            self._lines.remove(job)
+            self._queues.remove(job)
         else:
             del self._held[gate][job]
             if not self._held[gate]:
                 del self._held[gate]
-        self._turns.withdraw(job)
+        self._shares.withdraw(job)
         self._release_reading(job)
         self._let_go([job])
 
@@ -109,13 +109,13 @@ class Admission:
 
     def arrived(self, load_request: LoadRequest, pieces: Mapping[Key, Content]) -> None:
         """Let the jobs begin that wait for what was found in the tier below."""
-        if self._readings.arrived(load_request, pieces):
+        if self._disk_loads.arrived(load_request, pieces):
             self._let_go([load_request])
 
     @property
     def stalled(self) -> bool:
         """All waiting jobs are held. If none runs, they wait for the tier below."""
-        return self.count > 0 and self._lines.first is None
+        return self.count > 0 and self._queues.first is None
 
     def ask_again(self) -> None:
         """Look again for a job that can begin: answers have become shorter, or a step may have more."""
@@ -127,16 +127,16 @@ class Admission:
 
     def leave(self, job: Job) -> None:
         """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
-        self._turns.end(job)
-        self._lines.move(job.client)
+        self._shares.end(job)
+        self._queues.move(job.client)
         self.release_claim(job)
 
     def clear(self) -> None:
         """Forget the queue, all claims and what clients have had."""
-        self._turns.clear()
-        self._lines = ClientQueues(self._turns)
+        self._shares.clear()
+        self._queues = ClientQueues(self._shares)
         self._in_flight_prefixes.clear()
-        self._readings.clear()
+        self._disk_loads.clear()
         self._gates.clear()
         self._held.clear()
         self.count = 0
@@ -144,15 +144,21 @@ class Admission:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
-        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost" assert not
-        any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
-        self._turns.check_invariants() first = min(self._lines, key=lambda j: (self._turns.place(j.client), j.order),
-        default=None) assert self._lines.first is first, "the queue is out of order" assert all(owner in
-        self._running.jobs for owner in self._in_flight_prefixes.owners), "a claim of a job that does not run" assert
-        {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held} for job,
-        gate in self._gates.items(): if isinstance(gate, Job): waits = _waits_for_parent(job) else: waits = gate in
-        self._readings if isinstance(gate, LoadRequest) else gate in self._in_flight_prefixes assert waits, f"job
-        {job.id} waits for what has happened"
+        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
+        assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
+        self._shares.check_invariants()
+        first = min(self._queues, key=lambda j: (self._shares.place(j.client), j.order), default=None)
+        assert self._queues.first is first, "the queue is out of order"
+        assert all(owner in self._running.jobs for owner in self._in_flight_prefixes.owners), (
+            "a claim of a job that does not run"
+        )
+        assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
+        for job, gate in self._gates.items():
+            if isinstance(gate, Job):
+                waits = _waits_for_parent(job)
+            else:
+                waits = gate in self._disk_loads if isinstance(gate, LoadRequest) else gate in self._in_flight_prefixes
+            assert waits, f"job {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
         """Whether `admit` would give some job a row. Jobs that turn out to wait for another are held."""
@@ -175,15 +181,15 @@ class Admission:
             job, match = found
             self._running.make_room(job, match)
             try:
-                below = None if match is None else self._readings.found(job, match)
+                below = None if match is None else self._disk_loads.found(job, match)
                 copies += self._running.begin(job, match, below)
             except KVCacheFull:
                 self._nobody_at = self._running.changes
                 break
-            self._lines.remove(job)
+            self._queues.remove(job)
             self.count -= 1
-            self._turns.begin(job)
-            self._lines.move(job.client)
+            self._shares.begin(job)
+            self._queues.move(job.client)
             self._release_reading(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
@@ -201,7 +207,7 @@ class Admission:
         try:
             return self._look()
         finally:
-            self._lines.bring_back()
+            self._queues.bring_back()
 
     def _look(self) -> tuple[Job, Match | None] | None:
         running, tokens = self._running, self._tokens_of_clients()
@@ -209,35 +215,35 @@ class Admission:
         limit, too_large = math.inf, 0
         room: list[int] = []
         self._settle()
-        while (job := self._lines.first) is not None and self._turns.tokens(job.client) <= limit:
+        while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
             if not self._within_share(job, tokens):
-                self._lines.pass_over(job.client)
+                self._queues.pass_over(job.client)
                 continue
             if looked[job.client] == _LOOKED_AT and running.jobs:
-                self._lines.pass_over(job.client)
+                self._queues.pass_over(job.client)
                 continue
             if too_large >= _TOO_LARGE and not running.fits_uncached(job, room):
                 too_large += 1
                 if too_large == _PASSED:
                     break
-                self._lines.pass_over(job.client)
+                self._queues.pass_over(job.client)
                 continue
             looked[job.client] += 1
             match = running.match(job)
             gate = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
             if gate is not None:
-                self._lines.remove(job)
+                self._queues.remove(job)
                 self._hold(job, gate)
                 if running.cache.states.needed:
                     job.waited = isinstance(gate, Key)
                     self._in_flight_prefixes.keep_state(gate)
             elif not running.fits(job, match):
-                limit = min(limit, self._turns.tokens(job.client) + size(job))
+                limit = min(limit, self._shares.tokens(job.client) + size(job))
                 too_large += 1
                 room = room or running.room
-                self._lines.pass_over(job.client)
+                self._queues.pass_over(job.client)
             elif (load_request := self._below(job, match)) is not None:
-                self._lines.remove(job)
+                self._queues.remove(job)
                 self._hold(job, load_request)
             else:
                 return job, match
@@ -248,8 +254,8 @@ class Admission:
     def _settle(self) -> None:
         """Charge the clients for what their rows have generated."""
         for job in self._running.jobs:
-            if self._turns.settle(job):
-                self._lines.move(job.client)
+            if self._shares.settle(job):
+                self._queues.move(job.client)
 
     def _awaited(self, job: Job, match: Match | None) -> Key | None:
         """The block that a job waits for. With recurrent states a job waits only once: the state may have been dropped
@@ -263,10 +269,10 @@ class Admission:
         """What a job waits for that is read from the tier below."""
         if job.fork_of is not None and not job.generated:
             return None
-        return self._readings.awaited(job, match, self._costs.seconds_per_token)
+        return self._disk_loads.awaited(job, match, self._costs.seconds_per_token)
 
     def _release_reading(self, job: Job) -> None:
-        load_request = self._readings.release(job)
+        load_request = self._disk_loads.release(job)
         if load_request is not None:
             self._let_go([load_request])
 
@@ -280,7 +286,7 @@ class Admission:
         for gate in gates:
             for job in self._held.pop(gate, ()):
                 del self._gates[job]
-                self._lines.add(job)
+                self._queues.add(job)
         self._nobody_at = _NEVER
 
     def _tokens_of_clients(self) -> dict[str, int]:

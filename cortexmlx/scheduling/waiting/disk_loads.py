@@ -29,8 +29,8 @@ class DiskLoads:
         return load_request in self._reading.values()
 
     def awaited(self, job: Job, match: Match | None, seconds_per_token: float | None) -> LoadRequest | None:
-        """The wish that a job waits for, its own or another's; None if it can begin. One whose text is to be scored
-        computes all of it.
+        """The load request that a job waits for, its own or another's; None if it can begin. One whose text is to be
+        scored computes all of it.
         """
         lower = self._lower
         if lower is None or match is None or job.being_scored or self.found(job, match) is not None:

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.execution.footprint import steps
 from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
-from cortexmlx.execution.mode import way_of
+from cortexmlx.execution.mode import execution_mode
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
@@ -56,7 +56,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bytes_of(model: Any, load: Load, tokens: int) -> steps.StepBytes:
-    way = way_of(model)
+    way = execution_mode(model)
     return step_bytes(model, way.groups, choose_backend("auto").attend, 4096, load, tokens)
 
 
@@ -102,7 +102,7 @@ def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monk
 @pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "gpt_oss", "qwen3_next", "mamba2"])
 def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) -> None:
     model = load_model(tiny(name)).model
-    groups = way_of(model).groups
+    groups = execution_mode(model).groups
     few, many = (
         step_bytes(model, groups, choose_backend("auto").attend, 320, Load(rows, 32, 8), 100) for rows in (1, 8)
     )
