@@ -56,8 +56,8 @@ def work_list(
     """Cut every row's visible tokens at the multiples of `partition`.
 
     `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. What the
-    newest `query_tokens` tokens of a row see, each within `attention_window`, is in its items. A row that sees nothing has one
-    empty item.
+    newest `query_tokens` tokens of a row see, each within `attention_window`, is in its items. A row that sees nothing
+    has one empty item.
 
     Raises:
         KVBlockError: several query tokens and chunks: the kernels move what a query sees along with the query.
@@ -106,7 +106,9 @@ class PrefillList:
     tables: IntArray
 
 
-def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, attention_window: AttentionWindow, tile: int) -> PrefillList:
+def prefill_list(
+    pieces: Sequence[PrefillPiece], block_size: int, attention_window: AttentionWindow, tile: int
+) -> PrefillList:
     """Cut every piece where its row's tokens are multiples of `tile`. The items that see the most tokens come first, so
     that the last ones to start are short.
 
@@ -114,7 +116,7 @@ def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, attention_wind
     """
     items, tables, blocks = [], [], 0
     for piece in pieces:
-        for start, end in _seen_apart(piece, reach):
+        for start, end in _seen_apart(piece, attention_window):
             first, last = max(piece.first - start, 0), end - start
             begin = np.arange(first // tile * tile, last, tile)
             made = np.empty(len(begin), PREFILL_ITEM)
@@ -125,7 +127,9 @@ def prefill_list(pieces: Sequence[PrefillPiece], block_size: int, attention_wind
         tables.append(_blocks(piece, block_size))
         blocks += len(tables[-1])
     every = np.concatenate(items)
-    every["reach"] = EVERYTHING if attention_window.tokens is None or attention_window.chunked else attention_window.tokens
+    every["reach"] = (
+        EVERYTHING if attention_window.tokens is None or attention_window.chunked else attention_window.tokens
+    )
     sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
     plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
     return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
