@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cortexmlx.arrays import IntArray
 from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.kv.spec import Counts
-from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.machine import is_refusal
 from cortexmlx.request import LogitsProcessor

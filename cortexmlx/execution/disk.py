@@ -17,7 +17,7 @@ from cortexmlx.execution.boundary import Refused, Runner, Shapes
 from cortexmlx.execution.fingerprint import described, fingerprint
 from cortexmlx.execution.mode import ExecutionMode
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, Content, LoadRequest, LowerTier
+from cortexmlx.kv.lower import STATE, Content, DiskLoad, LowerTier
 from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
@@ -31,7 +31,7 @@ from cortexmlx.store.threads import Reading
 
 log = logging.getLogger("cortexmlx")
 
-Arrived = Callable[[LoadRequest, Mapping[Key, Content]], None]
+Arrived = Callable[[DiskLoad, Mapping[Key, Content]], None]
 """Told of what was read for a load request, as far as it is right, on another thread than the engine's."""
 
 Later = Callable[[Callable[[], None]], None]
@@ -57,7 +57,7 @@ _AT_ONCE = 4
 
 
 class Disk:
-    """Copies what is cached out of the arena and offers it to the store; reads what prompts wish.
+    """Copies what is cached out of the arena and offers it to the store; reads what prompts request.
 
     Only the engine's thread may use it. `identity` is the model's in this store alone, and goes into the key of each
     piece. While it is None nothing is read or written: `join` brings it, or `leave` says that there is none. Until then
@@ -193,19 +193,15 @@ class Disk:
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, load_request: LoadRequest) -> None:
+    def _ask(self, load: DiskLoad) -> None:
         def done(found: dict[bytes, Record]) -> None:
-            self._arrived(load_request, self._right(load_request, found))
+            self._arrived(load, self._right(load, found))
 
-        self._store.ask(Reading(load_request.pieces(), load_request.choose, done, max(_PATIENCE, load_request.seconds)))
+        self._store.ask(Reading(load.wanted(), load.choose, done, max(_PATIENCE, load.seconds)))
 
-    def _right(self, load_request: LoadRequest, found: dict[bytes, Record]) -> dict[bytes, Record]:
+    def _right(self, load: DiskLoad, found: dict[bytes, Record]) -> dict[bytes, Record]:
         """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""
-        groups = {
-            load_request.tier.piece_key(key, group): group
-            for key in load_request.keys
-            for group in load_request.tier.every
-        }
+        groups = {load.tier.piece_key(key, group): group for key in load.keys for group in load.tier.every}
 
         def fits(key: Key, record: Record) -> bool:
             shapes = tuple((array.shape, array.dtype.str) for array in record.arrays)

@@ -27,7 +27,7 @@ from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.state.ops import StateOps
+from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.request import LogitsProcessor
 from cortexmlx.scheduling.job import JobId

@@ -16,7 +16,7 @@ from typing import Any
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.invariants import check_invariants
-from cortexmlx.kv.lower import STATE, LoadResult, LowerTier, PieceLoad
+from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match
 from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.spec import LayerGroup
@@ -150,7 +150,7 @@ class KVCache(SequenceTables):
         pairs = zip(self._pools, cached.blocks, strict=True)
         return any(block != GONE and (pool.ref_counts[block] or block in pool.sources) for pool, block in pairs)
 
-    def load(self, seq: int, found: LoadResult, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
+    def load(self, seq: int, load: DiskLoad, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
         """A sequence of `tokens` that has begun with as many `loaded` tokens as were found below: they are cached like
         those that it computes. Returns what the caller must bring into the arena before the next step.
         """
@@ -158,12 +158,12 @@ class KVCache(SequenceTables):
         assert lower is not None
         first, loads = sequence.registered, []
         for group, table in enumerate(sequence.tables):
-            places = range(max(table.first, first), found.end)
-            loads += [PieceLoad(group, table.at(place), found.piece(place, group)) for place in places]
+            places = range(max(table.first, first), load.loaded)
+            loads += [PieceLoad(group, table.at(place), load.piece(place, group)) for place in places]
         if lower.states:
             sequence.snapshot = self.states.make(seq, sequence.length)
             assert sequence.snapshot is not None  # else nothing is asked of the tier below
-            loads.append(PieceLoad(STATE, sequence.snapshot, found.piece(found.end - 1, STATE)))
+            loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.loaded - 1, STATE)))
         self.register(seq, tokens, sequence.length, keys)
         entry = sequence.parent
         for _ in range(sequence.registered - first):

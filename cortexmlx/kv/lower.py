@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -48,21 +49,29 @@ class PieceLoad:
     content: Content
 
 
-@dataclass(frozen=True, eq=False)
-class LoadRequest:
-    """What a prompt would have from below: the blocks of its text from place `begin` on. `keys` are those of their
-    entries, `tokens` what they hold, one after the other, and `matched` tokens of the text are in memory. A token costs
-    `seconds_per_token` to compute.
+@dataclass(eq=False)
+class DiskLoad:
+    """A load of a prompt's blocks from the tier below, from the request to its result.
+
+    Its owner requests it from a `LowerTier`, and sets `pieces` when they are read. All other fields stay as they are.
+    So another thread may call `wanted` and `choose` meanwhile.
     """
 
     tier: LowerTier = field(repr=False)
     begin: int
+    """The place of the first block that is asked for."""
     keys: tuple[Key, ...]
+    """The keys of the entries of the blocks."""
     tokens: tuple[int, ...] = field(repr=False)
+    """The tokens of the blocks, in order."""
     matched: int
+    """How many tokens of the text are in memory."""
     seconds_per_token: float
+    """What a token costs to compute."""
+    pieces: Mapping[Key, Content] | None = field(default=None, repr=False)
+    """What was read, by key; None while it is being read."""
 
-    def pieces(self) -> dict[Key, tuple[int, ...]]:
+    def wanted(self) -> dict[Key, tuple[int, ...]]:
         """All pieces that there may be, by key, each with its tokens."""
         size = self.tier.block_size
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
@@ -71,13 +80,58 @@ class LoadRequest:
 
     def end(self, there: Collection[Key]) -> int:
         """The place up to which a text can begin with what is `there`, and with what is in memory."""
-        chain = next((p for p in range(self.begin, self._last) if not self._has(there, p, self.tier.whole)), self._last)
+        last = self.begin + len(self.keys)
+        chain = next((p for p in range(self.begin, last) if not self._has(there, p, self.tier.whole)), last)
         for end in range(chain, self.begin, -1):
-            if all(self._has(there, place, (group,)) for place, group in self.needed(end) if place >= self.begin):
+            if all(self._has(there, place, (group,)) for place, group in self._needed(end) if place >= self.begin):
                 return end
         return self.begin
 
-    def needed(self, end: int) -> Iterator[tuple[int, int]]:
+    def choose(self, there: Mapping[Key, int], rate: float) -> list[Key]:
+        """The pieces worth reading of those that are `there`, by their bytes, where `rate` bytes are read in a second:
+        those that it takes to begin as far as can be, or none if computing them is faster.
+        """
+        end = self.end(there)
+        keys = [self._key(place, group) for place, group in self._needed(end)]
+        seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
+        return keys if end > self.begin and seconds < self._seconds_to(end) else []
+
+    @property
+    def seconds(self) -> float:
+        """The time to compute all that is asked for."""
+        return self._seconds_to(self.begin + len(self.keys))
+
+    @cached_property
+    def loaded(self) -> int:
+        """The place up to which a text can begin with what was read."""
+        assert self.pieces is not None
+        return self.end(self.pieces)
+
+    def piece(self, place: int, group: int) -> Content:
+        """A piece that was read."""
+        assert self.pieces is not None
+        return self.pieces[self._key(place, group)]
+
+    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
+        """Whether what was read continues the first `blocks` blocks of a text, known by `keys`, and ends within the
+        first `most` tokens.
+        """
+        size = self.tier.block_size
+        if (
+            self.pieces is None
+            or not self.begin <= blocks < self.loaded <= min(len(keys), most // size)
+            or keys[self.loaded - 1] != self.keys[self.loaded - 1 - self.begin]
+        ):
+            return False
+        begin, count = self.begin * size, (self.loaded - self.begin) * size
+        return tuple(tokens[begin : begin + count]) == self.tokens[:count]
+
+    def brings(self, keys: Sequence[Key], place: int) -> bool:
+        """Whether the block at a place of a text, known by `keys`, is being read."""
+        asked = self.pieces is None and self.begin <= place < min(len(keys), self.begin + len(self.keys))
+        return asked and keys[place] == self.keys[place - self.begin]
+
+    def _needed(self, end: int) -> Iterator[tuple[int, int]]:
         """Places and groups of the pieces that it takes to begin at a place, in order."""
         fronts = {group: self.tier.front(group, end) for group in range(len(self.tier.groups))}
         for place in range(self.begin, end):
@@ -85,55 +139,14 @@ class LoadRequest:
         if self.tier.states:
             yield end - 1, STATE
 
-    def choose(self, there: Mapping[Key, int], rate: float) -> list[Key]:
-        """The pieces worth reading of those that are `there`, by their bytes, where `rate` bytes are read in a second:
-        those that it takes to begin as far as can be, or none if computing them is faster.
-        """
-        end = self.end(there)
-        keys = [self.tier.piece_key(self.keys[place - self.begin], group) for place, group in self.needed(end)]
-        seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
-        computed = (end * self.tier.block_size - self.matched) * self.seconds_per_token
-        return keys if end > self.begin and seconds < computed else []
-
-    @property
-    def seconds(self) -> float:
-        """What it takes to compute what is wished."""
-        return (self._last * self.tier.block_size - self.matched) * self.seconds_per_token
+    def _seconds_to(self, end: int) -> float:
+        return (end * self.tier.block_size - self.matched) * self.seconds_per_token
 
     def _has(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
-        return all(self.tier.piece_key(self.keys[place - self.begin], group) in there for group in groups)
+        return all(self._key(place, group) in there for group in groups)
 
-    @property
-    def _last(self) -> int:
-        return self.begin + len(self.keys)
-
-
-@dataclass(frozen=True, eq=False)
-class LoadResult:
-    """What was read for a load request: a text can begin with it up to place `end`."""
-
-    load_request: LoadRequest
-    end: int
-    pieces: Mapping[Key, Content] = field(repr=False)
-
-    def piece(self, place: int, group: int) -> Content:
-        """One that it takes."""
-        return self.pieces[
-            self.load_request.tier.piece_key(self.load_request.keys[place - self.load_request.begin], group)
-        ]
-
-    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
-        """Whether it goes on where the first `blocks` blocks of a text, known by `keys`, end, and ends within the first
-        `most` tokens.
-        """
-        load_request, size = self.load_request, self.load_request.tier.block_size
-        if (
-            not load_request.begin <= blocks < self.end <= min(len(keys), most // size)
-            or keys[self.end - 1] != load_request.keys[self.end - 1 - load_request.begin]
-        ):
-            return False
-        begin, count = load_request.begin * size, (self.end - load_request.begin) * size
-        return tuple(tokens[begin : begin + count]) == load_request.tokens[:count]
+    def _key(self, place: int, group: int) -> Key:
+        return self.tier.piece_key(self.keys[place - self.begin], group)
 
 
 class LowerTier:
@@ -150,7 +163,7 @@ class LowerTier:
         groups: Sequence[LayerGroup],
         block_size: int,
         states: bool,
-        ask: Callable[[LoadRequest], None],
+        ask: Callable[[DiskLoad], None],
         identity: bytes | None,
         dropped: Callable[[int], None] = lambda pieces: None,
         may_have: Callable[[Key], bool] = lambda piece: True,
@@ -232,7 +245,7 @@ class LowerTier:
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def load_request(
+    def request(
         self,
         tokens: Sequence[int],
         keys: Sequence[Key],
@@ -240,7 +253,7 @@ class LowerTier:
         matched: int,
         most: int,
         seconds_per_token: float | None,
-    ) -> LoadRequest | None:
+    ) -> DiskLoad | None:
         """What a text would have from below that has its first `blocks` blocks, and `matched` tokens in all, in memory;
         None if there is no whole block in the rest. What lies behind its first `most` tokens is computed in any case,
         and so is what lies behind `MOST_READ` bytes.
@@ -252,4 +265,4 @@ class LowerTier:
             return None
         wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
         seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token
-        return LoadRequest(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)
+        return DiskLoad(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from cortexmlx.kv.prefix import Key
-from cortexmlx.kv.state.ops import Row
+from cortexmlx.kv.state.snapshots import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 

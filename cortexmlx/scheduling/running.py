@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import LoadResult, PieceLoad
+from cortexmlx.kv.lower import DiskLoad, PieceLoad
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.state.beginning import whole_blocks
-from cortexmlx.kv.state.ops import Save
+from cortexmlx.kv.state.snapshots import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import Backoff
@@ -120,18 +120,18 @@ class RunningSet:
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
         return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
-    def begin(self, job: Job, match: Match | None, found: LoadResult | None = None) -> tuple[BlockCopy, ...]:
-        """Give a job a row and blocks for its tokens: those of `match`, after its whole blocks what was `found` in the
-        tier below, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
+    def begin(self, job: Job, match: Match | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
+        """Give a job a row and blocks for its tokens: those of `match`, after its whole blocks those of a disk
+        `load`, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
         then nothing changed.
         """
-        match, loaded = (match, 0) if found is None or match is None else (whole_blocks(match), found.end)
+        match, loaded = (match, 0) if load is None or match is None else (whole_blocks(match), load.loaded)
         if job.fork_of is None or job.generated or not self._can_fork(job):
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
             loaded *= self.cache.block_size
             copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, loaded)
-            if found is not None:
-                self._loads += self.cache.load(job.id, found, job.tokens, job.keys)
+            if load is not None:
+                self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
         else:
             copies = self._fork(job, job.fork_of)
         self.jobs.append(job)

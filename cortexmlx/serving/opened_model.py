@@ -104,7 +104,7 @@ class OpenedModel:
             self.loaded,
             self._mode,
             (self._config.block_size, attention),
-            arrived=lambda load_request, pieces: wake(lambda core: core.scheduler.arrived(load_request, pieces)),
+            arrived=lambda load, pieces: wake(lambda core: core.scheduler.arrived(load, pieces)),
         )
 
     def begin_cache(self, blocks: Counts) -> KVCache:

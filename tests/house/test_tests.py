@@ -36,7 +36,6 @@ TESTED_WITH = {
     "cortexmlx/attention/patches/plamo2.py": "tests/attention/patches/test_patches.py",
     "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
-    "cortexmlx/kv/state/ops.py": "tests/kv/state/test_snapshots.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/reply.py": "tests/protocols/openai/test_choices.py",
     "cortexmlx/serving/app/submitter.py": "tests/engine/test_asyncio.py",

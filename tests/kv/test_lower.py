@@ -8,7 +8,7 @@ from hypothesis import given
 
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, LoadRequest, LowerTier
+from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -23,14 +23,14 @@ def seeing(window: int, chunked: bool = False) -> LayerGroup:
 
 
 def tier(*groups: LayerGroup, states: bool = False) -> LowerTier:
-    return LowerTier(groups, SIZE, states, lambda load_request: None, b"")
+    return LowerTier(groups, SIZE, states, lambda load: None, b"")
 
 
-def wish_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> LoadRequest:
+def load_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> DiskLoad:
     text = TEXT[:tokens]
-    load_request = lower.load_request(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, len(text) - 1, seconds)
-    assert load_request is not None
-    return load_request
+    load = lower.request(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, len(text) - 1, seconds)
+    assert load is not None
+    return load
 
 
 @given(
@@ -46,9 +46,9 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
     """Against the plain definition, place by place."""
     groups = (ALL,) if window is None else (ALL, seeing(window, chunked))
     lower = tier(*groups, states=states)
-    load_request = wish_of(lower, blocks)
-    every = {(p, g): lower.piece_key(load_request.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
-    assert set(load_request.pieces()) == set(every.values())
+    load = load_of(lower, blocks)
+    every = {(p, g): lower.piece_key(load.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
+    assert set(load.wanted()) == set(every.values())
     there = {key for place, key in every.items() if place not in gone}
 
     def begins(end: int) -> bool:
@@ -61,42 +61,42 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
         return not states or (end - 1, STATE) not in gone
 
     right = max((end for end in range(blocks + 1, 10) if begins(end)), default=blocks)
-    assert load_request.end(there) == right
-    chosen = load_request.choose(dict.fromkeys(there, 1), 1e9)
-    assert set(chosen) <= there and load_request.end(chosen) == right, "what is chosen is enough"
+    assert load.end(there) == right
+    chosen = load.choose(dict.fromkeys(there, 1), 1e9)
+    assert set(chosen) <= there and load.end(chosen) == right, "what is chosen is enough"
 
 
 def test_another_model_has_other_keys() -> None:
-    lowers = [LowerTier((ALL, seeing(9)), SIZE, True, lambda load_request: None, name) for name in (b"one", b"two")]
-    one, other = (set(wish_of(lower).pieces()) for lower in lowers)
+    lowers = [LowerTier((ALL, seeing(9)), SIZE, True, lambda load: None, name) for name in (b"one", b"two")]
+    one, other = (set(load_of(lower).wanted()) for lower in lowers)
     assert len(one) == len(other) == 9 * 3 and not one & other
 
 
 def test_nothing_is_asked_for_before_the_model_is_known() -> None:
     """Entries wait; their pieces get the keys that they would have had."""
-    late, cache = LowerTier((ALL,), SIZE, False, lambda load_request: None, None), KVCache([ALL], 64, SIZE)
+    late, cache = LowerTier((ALL,), SIZE, False, lambda load: None, None), KVCache([ALL], 64, SIZE)
     keys = PrefixCache(SIZE).keys(TEXT)
-    assert late.load_request(TEXT, keys, 0, 0, 39, 1.0) is None
+    assert late.request(TEXT, keys, 0, 0, 39, 1.0) is None
     cached(late, cache, 1, TEXT[:10])
     late.identity = b"one"
-    at_once = LowerTier((ALL,), SIZE, False, lambda load_request: None, b"one")
-    assert wish_of(late).pieces() == wish_of(at_once).pieces()
-    assert [late.piece_key(entry.key, 0) for entry in late.leaving()] == list(wish_of(at_once).pieces())[:2]
+    at_once = LowerTier((ALL,), SIZE, False, lambda load: None, b"one")
+    assert load_of(late).wanted() == load_of(at_once).wanted()
+    assert [late.piece_key(entry.key, 0) for entry in late.leaving()] == list(load_of(at_once).wanted())[:2]
 
 
 def test_the_last_token_is_always_computed() -> None:
-    assert len(wish_of(tier(ALL), tokens=40).keys) == 9
-    assert len(wish_of(tier(ALL), tokens=41 - 4).keys) == 9
+    assert len(load_of(tier(ALL), tokens=40).keys) == 9
+    assert len(load_of(tier(ALL), tokens=41 - 4).keys) == 9
     lower = tier(ALL)
-    assert lower.load_request(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, 3, None) is None
+    assert lower.request(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, 3, None) is None
 
 
 @pytest.mark.parametrize(("seconds", "worth"), [(0.9, False), (1.1, True)])
 def test_what_takes_longer_than_computing_is_not_read(seconds: float, worth: bool) -> None:
     """36 tokens in 9 blocks of 4,000 bytes, at 1,000 bytes a second: 36 seconds and what asking takes."""
-    load_request = wish_of(tier(ALL), seconds=seconds)
-    there = dict.fromkeys(load_request.pieces(), 4000)
-    assert bool(load_request.choose(there, 1000.0)) is worth
+    load = load_of(tier(ALL), seconds=seconds)
+    there = dict.fromkeys(load.wanted(), 4000)
+    assert bool(load.choose(there, 1000.0)) is worth
 
 
 def cached(lower: LowerTier, cache: KVCache, seq: int, tokens: list[int]) -> None:
@@ -121,7 +121,7 @@ def test_each_whole_block_is_to_be_stored_once() -> None:
 
 def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
     lost: list[int] = []
-    lower, cache = LowerTier((ALL,), SIZE, False, lambda load_request: None, b"", lost.append), KVCache([ALL], 64, SIZE)
+    lower, cache = LowerTier((ALL,), SIZE, False, lambda load: None, b"", lost.append), KVCache([ALL], 64, SIZE)
     cached(lower, cache, 1, TEXT[:12])
     cache.drop_cached(1)
     assert len(list(lower.leaving())) == 2 and sum(lost) == 1

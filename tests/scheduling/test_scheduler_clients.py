@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import LoadRequest, LowerTier
+from cortexmlx.kv.lower import DiskLoad, LowerTier
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -78,8 +78,8 @@ class Watched:
         """A new engine with the old one's store."""
         groups = [ALL, WINDOW][: len(self.blocks)]
         self.cache = KVCache(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None)
-        self.load_requests: list[LoadRequest] = []
-        self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.load_requests.append, b"model")
+        self.requested: list[DiskLoad] = []
+        self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.requested.append, b"model")
         self.pins = Pins(self.cache)
         self.scheduler = Scheduler(
             self.cache, context_length=1 << 20, headroom=0, clock=self.clock.__next__, **self.config
@@ -121,11 +121,11 @@ class Watched:
             first = first or job
 
     def step(self) -> None:
-        """One step, after what others wished of the tier below was read; then all that is new goes there."""
-        while self.load_requests:
-            load_request = self.load_requests.pop()
-            found = [key for key, tokens in load_request.pieces().items() if self.below.get(key) == tokens]
-            self.scheduler.arrived(load_request, dict.fromkeys(found, PIECE))
+        """One step, after what others requested from the tier below was read; then all that is new goes there."""
+        while self.requested:
+            load = self.requested.pop()
+            found = [key for key, tokens in load.wanted().items() if self.below.get(key) == tokens]
+            self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
             self.scheduler.commit(plan, [5] * len(plan.logit_segments))

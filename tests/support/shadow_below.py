@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, LoadRequest, LowerTier
+from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier
 from cortexmlx.kv.prefix import Entry, Key, Node
 
 
@@ -22,14 +22,14 @@ class Numbers:
 
 @dataclass
 class ShadowBelow:
-    """Keeps what leaves the cache, and answers wishes when it is told to. `number(before, token)` is the number of a
+    """Keeps what leaves the cache, and answers requests when it is told to. `number(before, token)` is the number of a
     token after a position's number, `read(group, target)` what a block or a snapshot holds.
     """
 
     cache: KVCache
     number: Callable[[int | None, int], int]
     pieces: dict[Key, Numbers] = field(default_factory=dict)
-    load_requests: list[LoadRequest] = field(default_factory=list)
+    requested: list[DiskLoad] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         states = self.cache.states
@@ -37,7 +37,7 @@ class ShadowBelow:
             self.cache.groups,
             self.cache.block_size,
             states.needed,
-            self.load_requests.append,
+            self.requested.append,
             b"a model",
             may_have=self.pieces.__contains__,
         )
@@ -58,13 +58,13 @@ class ShadowBelow:
                 self.pieces[self.lower.piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
                 self.lower.stored(entry, group)
 
-    def answer(self, arrived: Callable[[LoadRequest, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
-        """Tell `arrived` what is there for the oldest `count` wishes: every piece, or those that it takes."""
-        for load_request in self.load_requests[:count]:
-            there = {key: self.pieces[key] for key in load_request.pieces() if key in self.pieces}
-            wanted: Iterable[Key] = there if all_of_it else load_request.choose(dict.fromkeys(there, 1), 1e12)
-            arrived(load_request, {key: there[key] for key in wanted})
-        del self.load_requests[:count]
+    def answer(self, arrived: Callable[[DiskLoad, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
+        """Tell `arrived` what is there for the oldest `count` loads: every piece, or those that it takes."""
+        for load in self.requested[:count]:
+            there = {key: self.pieces[key] for key in load.wanted() if key in self.pieces}
+            wanted: Iterable[Key] = there if all_of_it else load.choose(dict.fromkeys(there, 1), 1e12)
+            arrived(load, {key: there[key] for key in wanted})
+        del self.requested[:count]
 
     def _numbers(self, entry: Entry) -> list[int]:
         """Those of all tokens of a text up to the end of an entry."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.state.ops import Row, StateOps
+from cortexmlx.kv.state.snapshots import Row, StateOps
 from cortexmlx.scheduling.steps.plan import StepPlan
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.state.ops import Row, Save, StateOps
+from cortexmlx.kv.state.snapshots import Row, Save, StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 States = tuple[tuple[mx.array | None, ...], ...]

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.prefix import Entry, Match
 from cortexmlx.kv.state.beginning import Lacks, at_block_ends, at_snapshots, whole_blocks, without_gaps
-from cortexmlx.kv.state.ops import NOTHING, Row, Save, StateOps
-from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.kv.state.snapshots import NOTHING, Row, Save, Snapshots, StateOps
 
 
 class StateBook:

@@ -10,8 +10,36 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cortexmlx.kv.state.ops import Row, Save, StateOps
+Row = tuple[int, int]
+"""Names a row's state: its job, and the job's generation when it got the row."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """The state of `row` after `tokens` tokens is kept as snapshot `snapshot`."""
+
+    row: Row
+    tokens: int
+    snapshot: int
+
+
+@dataclass(frozen=True)
+class StateOps:
+    """Carried out in this order: before the step `saves` of states that there are, `begins` (a row begins with a
+    snapshot's state), `drops` of snapshots, `ends` of rows; then in the step `cuts`, saves of states that the step
+    computes on its way.
+    """
+
+    saves: tuple[Save, ...] = ()
+    begins: tuple[Save, ...] = ()
+    drops: tuple[int, ...] = ()
+    ends: tuple[Row, ...] = ()
+    cuts: tuple[Save, ...] = ()
+
+
+NOTHING = StateOps()
 
 Home = dict[int, int]
 """Snapshots by place: how many tokens of the sequence, or of the block, they come after."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.state.ops import NOTHING, Save
+from cortexmlx.kv.state.snapshots import NOTHING, Save
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps

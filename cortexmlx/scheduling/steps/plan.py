@@ -9,7 +9,7 @@ import numpy as np
 
 from cortexmlx.arrays import IntArray, TokenList
 from cortexmlx.kv.lower import PieceLoad
-from cortexmlx.kv.state.ops import NOTHING, StateOps
+from cortexmlx.kv.state.snapshots import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.request import SamplingParams
 from cortexmlx.scheduling.job import JobId

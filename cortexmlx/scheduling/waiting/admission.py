@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.lower import Content, LoadRequest
+from cortexmlx.kv.lower import Content, DiskLoad
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job
@@ -36,7 +36,7 @@ only if it fits with nothing of it cached: to find that out takes microseconds.
 _PASSED = 2048
 """How many clients are passed over in a step because their first job is too large: bounds its work, too."""
 
-Gate = Key | Job | LoadRequest
+Gate = Key | Job | DiskLoad
 """What holds a job: a block that another computes, the job that it forks, or a load from the tier below."""
 
 
@@ -107,10 +107,10 @@ class Admission:
         """Let others begin with the part of its prompt that a job has stored."""
         self._let_go(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
-    def arrived(self, load_request: LoadRequest, pieces: Mapping[Key, Content]) -> None:
+    def arrived(self, load: DiskLoad, pieces: Mapping[Key, Content]) -> None:
         """Let the jobs begin that wait for what was found in the tier below."""
-        if self._disk_loads.arrived(load_request, pieces):
-            self._let_go([load_request])
+        if self._disk_loads.arrived(load, pieces):
+            self._let_go([load])
 
     @property
     def stalled(self) -> bool:
@@ -147,6 +147,7 @@ class Admission:
         assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
         assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
         self._shares.check_invariants()
+        self._disk_loads.check_invariants()
         first = min(self._queues, key=lambda j: (self._shares.place(j.client), j.order), default=None)
         assert self._queues.first is first, "the queue is out of order"
         assert all(owner in self._running.jobs for owner in self._in_flight_prefixes.owners), (
@@ -157,7 +158,7 @@ class Admission:
             if isinstance(gate, Job):
                 waits = _waits_for_parent(job)
             else:
-                waits = gate in self._disk_loads if isinstance(gate, LoadRequest) else gate in self._in_flight_prefixes
+                waits = gate in self._disk_loads if isinstance(gate, DiskLoad) else gate in self._in_flight_prefixes
             assert waits, f"job {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
@@ -242,9 +243,9 @@ class Admission:
                 too_large += 1
                 room = room or running.room
                 self._queues.pass_over(job.client)
-            elif (load_request := self._below(job, match)) is not None:
+            elif (load := self._below(job, match)) is not None:
                 self._queues.remove(job)
-                self._hold(job, load_request)
+                self._hold(job, load)
             else:
                 return job, match
         if _LOOKED_AT not in looked.values():
@@ -265,16 +266,16 @@ class Admission:
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
         return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
 
-    def _below(self, job: Job, match: Match | None) -> LoadRequest | None:
+    def _below(self, job: Job, match: Match | None) -> DiskLoad | None:
         """What a job waits for that is read from the tier below."""
         if job.fork_of is not None and not job.generated:
             return None
         return self._disk_loads.awaited(job, match, self._costs.seconds_per_token)
 
     def _release_reading(self, job: Job) -> None:
-        load_request = self._disk_loads.release(job)
-        if load_request is not None:
-            self._let_go([load_request])
+        load = self._disk_loads.release(job)
+        if load is not None:
+            self._let_go([load])
 
     def _hold(self, job: Job, gate: Gate) -> None:
         """Hold a job, so that others pass it."""

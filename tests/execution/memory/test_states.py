@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.memory.states import StateStore
-from cortexmlx.kv.state.ops import NOTHING, Save, StateOps
+from cortexmlx.kv.state.snapshots import NOTHING, Save, StateOps
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 

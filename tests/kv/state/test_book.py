@@ -8,8 +8,7 @@ import pytest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.state.ops import NOTHING, Save
-from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.kv.state.snapshots import NOTHING, Save, Snapshots
 
 SIZE = 4
 TEXT = list(range(100, 140))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.kv.state.ops import NOTHING, Save, StateOps
-from cortexmlx.kv.state.snapshots import Home, Snapshots
+from cortexmlx.kv.state.snapshots import NOTHING, Home, Save, Snapshots, StateOps
 
 ROW = (7, 0)
 

@@ -118,7 +118,7 @@ class Mix:
         self.drain()
         for _ in range(self.draw.randrange(1, 3)):
             self.submit()
-        self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
+        self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
         self.step()
 
     def drain(self) -> None:
@@ -131,7 +131,7 @@ class Mix:
         for _ in range(5000):
             if not (self.scheduler.jobs or self.shadow.in_flight):
                 return
-            self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
+            self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
             self.step()
             if not self.shadow.in_flight:
                 self.below.store(9, self.shadow.holds)
@@ -156,7 +156,7 @@ class Mix:
             text = fresh if last else below
             part = text[: self.draw.choice([len(text), self.draw.randrange(1, len(text))])]
             self.ask([*part, self.draw.randrange(VOCAB)], 1, 1)
-        self.below.answer(self.scheduler.arrived, len(self.below.load_requests), True)
+        self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
         self.step()
 
     def submit(self) -> None:
