@@ -15,7 +15,7 @@ from cortexmlx.cli.bench.command import bench
 from cortexmlx.cli.cache import cache
 from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
-from cortexmlx.cli.chats.kept import LAST
+from cortexmlx.cli.chats.saved_chats import LAST
 from cortexmlx.cli.doctor.command import doctor
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate

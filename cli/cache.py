@@ -11,7 +11,7 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless.characters import in_a_line
+from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.store.folder import SECRET, default_folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
-from cortexmlx.cli.terminal.loading import loading
+from cortexmlx.cli.terminal.progress import loading
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.models.resolve import resolve
 from cortexmlx.progress import OnProgress

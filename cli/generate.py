@@ -13,13 +13,13 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.figures import figures, summary
+from cortexmlx.cli.limits import ending
 from cortexmlx.cli.prompts import as_prompt
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.limits import ending
+from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.logprobs import listed, table
-from cortexmlx.cli.terminal.prefill_progress import PrefillProgress
+from cortexmlx.cli.terminal.progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
-from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import Completion, FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
 

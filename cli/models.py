@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless.characters import in_a_line
+from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.kv.sizing import format_bytes
 
 if TYPE_CHECKING:

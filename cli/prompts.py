@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
+from cortexmlx.protocols.request import Asked, Request
 from cortexmlx.request import Message
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
+    from cortexmlx.serving.prompt import Prompt
 
 
 def as_prompt(
@@ -53,3 +55,20 @@ def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
     if engine.encode(messages) != engine.encode(without):
         return ""
     return f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model does not see them"
+
+
+def prepared(engine: Engine, system: str | None, request: Request, asked: Asked) -> Prompt:
+    """A text goes through the chat template, unless it is raw; messages without a system prompt get `system`.
+
+    Raises InvalidRequest for tool calls that the model's chat template leaves out.
+    """
+    if isinstance(asked, str):
+        return asked if request.raw else as_prompt(engine, asked, system, raw=False, variables=request.template_vars)
+    messages: list[Any] = list(asked)
+    if not messages or isinstance(messages[0], int):
+        return messages
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
+    if left_out := calls_left_out(engine, messages):
+        raise InvalidRequest(f"{left_out}: write into `content` what was called")
+    return ChatPrompt(messages, request.template_vars) if request.template_vars else messages

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
-from cortexmlx.cli.terminal.harmless.streams import guarded_streams
+from cortexmlx.cli.terminal.harmless import guarded_streams
 
 MLX_ENVIRONMENT = {
     # Metal commits a command buffer once the buffers bound to it pass this size. Every layer binds its slabs of the

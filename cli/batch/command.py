@@ -13,12 +13,11 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, named
 from cortexmlx.cli.batch.input import BatchReader, Ids
-from cortexmlx.cli.batch.prepare import prepared
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
-from cortexmlx.cli.prompts import checked
+from cortexmlx.cli.prompts import checked, prepared
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.protocols.batch import Recorder

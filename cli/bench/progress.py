@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless.characters import in_a_line
+from cortexmlx.cli.terminal.harmless import in_a_line
 
 LOG_SECONDS = 10.0
 

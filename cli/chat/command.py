@@ -11,14 +11,14 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
-from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chats.kept import Keeper, find, kept_names, resume_command, tidy, whereabouts
+from cortexmlx.cli.chat.session import remarks
+from cortexmlx.cli.chat.view import Folding
+from cortexmlx.cli.chats.saved_chats import Keeper, find, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless.characters import in_a_line
-from cortexmlx.cli.terminal.signals.interrupts import Interrupts, counted_interrupts
+from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
 from cortexmlx.request import FinishReason, SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -145,9 +145,9 @@ def hold(
     once: bool,
 ) -> None:
     """Ask and answer. `once`: only one question."""
-    from cortexmlx.cli.chat.commands import Leave
     from cortexmlx.cli.chat.input import LineCleared
     from cortexmlx.cli.chat.session import ChatSession, Stopped
+    from cortexmlx.cli.chat.slash.commands import Leave
     from cortexmlx.cli.chat.status import ArenaView
     from cortexmlx.cli.chat.talk import Talk
 
@@ -193,12 +193,12 @@ def view_factory(
 
 def question_source(pretty: bool, remember: bool) -> QuestionSource:
     """The editing input line on a good terminal, plain lines elsewhere."""
-    from cortexmlx.cli.chat.commands import vocabulary
     from cortexmlx.cli.chat.input import PlainInput, TerminalInput, history_path
+    from cortexmlx.cli.chat.slash.commands import BY_NAME
 
     if not pretty:
         return PlainInput()
-    return TerminalInput(vocabulary(kept_names), history_path() if remember else None)
+    return TerminalInput(BY_NAME, history_path() if remember else None)
 
 
 def kv_folder(engine: Engine) -> str | None:

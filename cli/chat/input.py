@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import termios
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortexmlx.cli.chat.typed.ahead import NO_KEYS, Ahead, AtOnce
-from cortexmlx.cli.chat.typed.completion import Vocabulary, completer
-from cortexmlx.cli.chat.typed.quotes import TypedQuotes, is_open
-from cortexmlx.cli.chats.kept import state_folder
+from cortexmlx.cli.chat.completion import completer
+from cortexmlx.cli.chat.quotes import TypedQuotes, is_open
+from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.typeahead import NO_KEYS, Ahead, AtOnce
+from cortexmlx.cli.chats.saved_chats import state_folder
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless.prompt import prompt_output
+from cortexmlx.cli.terminal.harmless import prompt_output
 
 PROMPT = ">>> "
 CONTINUATION = "... "
@@ -93,7 +94,7 @@ class TerminalInput:
     Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor. A paste is a part of the message, quotes and all.
     """
 
-    def __init__(self, vocabulary: Vocabulary, history: Path | None) -> None:
+    def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -135,7 +136,7 @@ class TerminalInput:
             output=output,
             erase_when_done=True,
             key_bindings=keys,
-            completer=completer(vocabulary),
+            completer=completer(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_history_search=True,

@@ -9,13 +9,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.chat.full import make_room
-from cortexmlx.cli.chat.remarks import remarks
 from cortexmlx.cli.chat.sampling import moved
 from cortexmlx.cli.chat.status import ArenaView
-from cortexmlx.cli.chat.thinking import Folding
-from cortexmlx.cli.chat.view import AnswerView
-from cortexmlx.cli.chats.kept import Keeper
+from cortexmlx.cli.chat.view import AnswerView, Folding
+from cortexmlx.cli.chats.saved_chats import Keeper
+from cortexmlx.cli.limits import make_room
+from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, SamplingParams
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
     from cortexmlx.sessions.reply import Reply
-
 
 NOT_BEGUN = "stopped before the first word"
 
@@ -243,3 +241,14 @@ class ChatSession:
         completion = reply.result()
         view.feed(completion.text[shown:])
         return completion
+
+
+def remarks(engine: Engine, talk: Conversation) -> tuple[str, ...]:
+    """The conversation's own notes, and what the model does not see of it. What its template refuses as a whole is said
+    when something is asked.
+    """
+    try:
+        left_out = calls_left_out(engine, talk.messages)
+    except InvalidRequest:
+        left_out = ""
+    return (*talk.notes, left_out) if left_out else talk.notes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.terminal.prefill_progress import STOPPING, how_far
+from cortexmlx.cli.terminal.progress import STOPPING, how_far
 from cortexmlx.errors import CortexError
 from cortexmlx.progress import Progress
 from cortexmlx.request import TokenEvent

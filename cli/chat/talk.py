@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.commands import BY_NAME, Leave
-from cortexmlx.cli.chat.full import advice
+from cortexmlx.cli.chat.attachments import mentioned, with_files
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
 from cortexmlx.cli.chat.session import NOT_BEGUN, Attached, ChatSession, Draft, Figures, Question, Stopped
+from cortexmlx.cli.chat.slash.commands import BY_NAME, Leave
 from cortexmlx.cli.chat.slash.files import tell
-from cortexmlx.cli.chat.slash.several import SideBySide, choose
-from cortexmlx.cli.chat.typed.attached import mentioned, with_files
-from cortexmlx.cli.chat.typed.reading import read
+from cortexmlx.cli.chat.slash.parse import read
+from cortexmlx.cli.chat.slash.side_by_side import SideBySide, choose
 from cortexmlx.cli.figures import summary
+from cortexmlx.cli.limits import advice, ending
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.limits import ending
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
 from cortexmlx.request import Completion
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.terminal.signals.interrupts import Interrupts
+    from cortexmlx.cli.terminal.signals import Interrupts
     from cortexmlx.sessions.conversation import Conversation
 
 ARENA_KEY = "c-t"
@@ -117,7 +116,7 @@ class Talk:
         try:
             said = read(typed, BY_NAME)
             if said.command is not None:
-                step = BY_NAME[said.command].run(self._session, said.text, self._screen)
+                step = BY_NAME[said.command](self._session, said.text, self._screen)
                 typed_now = isinstance(step, Question) and step.typed == step.text
                 return self._with_files(step) if isinstance(step, Question) and typed_now else step
             return self._with_files(Question(said.text)) if said.text else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, cast
 
@@ -16,9 +17,17 @@ from cortexmlx.cli.markdown.flows import folded
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
 from cortexmlx.cli.terminal import console as terminal
+from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.drawing import Away, Drawing
-from cortexmlx.cli.terminal.thoughts import ThoughtsPrinter
 from cortexmlx.request import TokenEvent
+
+
+@dataclass
+class Folding:
+    """Whether the thoughts of the answers to come are one line each."""
+
+    folded: bool = False
+
 
 WIDEST = 100
 """Cells of a row of words; code and what the terminal breaks itself may be wider."""

@@ -20,7 +20,7 @@ from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, ScreenRow, Verbatim, wrapped
 from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
-from cortexmlx.cli.terminal.harmless.characters import harmless
+from cortexmlx.cli.terminal.harmless import harmless
 
 ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
 MARKS = ("*", "_", "~", "`")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
 from cortexmlx.cli.plan.machine import called
 from cortexmlx.cli.plan.run import Run
-from cortexmlx.cli.terminal.harmless.characters import in_a_line
+from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import LayerGroup

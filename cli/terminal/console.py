@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
 
-from cortexmlx.cli.terminal.harmless.characters import harmless
-from cortexmlx.cli.terminal.harmless.streams import unguarded
+from cortexmlx.cli.terminal.harmless import harmless, unguarded
 from cortexmlx.cli.terminal.region import Above
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 NARROW = 80
 """Columns of a terminal that does not say how many it has."""
 
@@ -155,3 +155,28 @@ def show_cursor() -> None:
     """Undo what a progress display did to the cursor."""
     if is_terminal(sys.stderr):
         os.write(2, b"\x1b[?25h\n")
+
+
+class ThoughtsPrinter:
+    """Prints thoughts as they come, and parts them from the answer behind them. `hidden`: prints nothing."""
+
+    def __init__(self, *, hidden: bool = False) -> None:
+        self._hidden = hidden
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """One more piece, if it is one."""
+        if self._hidden or not text:
+            return
+        if not self._open and is_coloured(sys.stderr):
+            control(sys.stderr, "\x1b[2m")
+        self._open = True
+        tell(text, end="")
+
+    def end(self) -> None:
+        """The answer begins, or there is none: the line and its style end. Safe to call again."""
+        if self._open:
+            self._open = False
+            if is_coloured(sys.stderr):
+                control(sys.stderr, "\x1b[0m")
+            tell("\n")

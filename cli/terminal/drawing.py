@@ -23,7 +23,7 @@ SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
 TICK_SECONDS = 0.1
 
 Away = Callable[[AbstractContextManager[object]], AbstractContextManager[object]]
-"""A context in which the program is not stopped while the lock is held by another thread: see `signals/away.py`."""
+"""A context in which the program is not stopped while the lock is held by another thread: see `signals.py`."""
 
 
 class Drawing:

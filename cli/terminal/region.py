@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cortexmlx.cli.terminal.harmless.characters import harmless
+from cortexmlx.cli.terminal.harmless import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from cortexmlx.cli.app import app
-from cortexmlx.cli.chat.commands import COMMANDS
+from cortexmlx.cli.chat.slash.commands import COMMANDS
 from cortexmlx.cli.chat.slash.settings import ENGINE, SAMPLING
 from support.pages import PAGES, ROOT, prose, read
 

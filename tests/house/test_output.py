@@ -29,8 +29,8 @@ FORBIDDEN = {
 
 PLACE = {
     "cli/terminal/console.py": {"Console", "unguarded", "os.write"},
-    "cli/terminal/harmless/prompt.py": {"unguarded"},
-    "cli/terminal/signals/away.py": {"os.write"},
+    "cli/terminal/harmless.py": {"unguarded"},
+    "cli/terminal/signals.py": {"os.write"},
     "cli/terminal/picture.py": {"Console"},  # which draws into a string
 }
 """The modules of that place, and what each may do: write sequences of its own."""

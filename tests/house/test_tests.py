@@ -24,7 +24,7 @@ ELSEWHERE = {
 TESTED_WITH = {
     "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
-    "cli/chat/thinking.py": "tests/cli/chat/slash/test_thoughts.py",
+    "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",
     "cortexmlx/__main__.py": "tests/cli/test_app.py",
     "cortexmlx/arrays.py": "tests/kv/blocks/test_table.py",
     "cortexmlx/attention/patches/__init__.py": "tests/attention/patches/test_patches.py",

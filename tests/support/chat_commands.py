@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.commands import BY_NAME
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
-from cortexmlx.cli.chat.typed.reading import read
+from cortexmlx.cli.chat.slash.commands import BY_NAME
+from cortexmlx.cli.chat.slash.parse import read
 
 
 class TerminalText(io.StringIO):
@@ -23,7 +23,7 @@ def run_command(line: str, session: ChatSession, screen: Console) -> Question | 
     """Carry out a line that is a command."""
     typed = read(line, BY_NAME)
     assert typed.command is not None, f"{line!r} is a message"
-    return BY_NAME[typed.command].run(session, typed.text, screen)
+    return BY_NAME[typed.command](session, typed.text, screen)
 
 
 def printed(screen: Console) -> str:

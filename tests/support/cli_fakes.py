@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from cortexmlx.cli import device
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.terminal.signals import interrupts
+from cortexmlx.cli.chat.slash import models
+from cortexmlx.cli.terminal import signals
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -363,7 +363,7 @@ def _take_long(what: Literal["downloading", "loading"], on_progress: OnProgress 
 
 
 class TwiceFile:
-    """In the place of `interrupts.TWICE_SECONDS`: while the file is there every Ctrl-C is the second, else none is."""
+    """In the place of `signals.TWICE_SECONDS`: while the file is there every Ctrl-C is the second, else none is."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -377,9 +377,9 @@ def main() -> None:
     from cortexmlx.cli import main as command
 
     if "FAKE_MACHINE" in os.environ:  # what the chat says of this one would be another everywhere
-        device.device_line = lambda: "a CPU"
+        models.device_line = lambda: "a CPU"
     if "FAKE_TWICE" in os.environ:
-        interrupts.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
+        signals.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
     fakes = Fakes()
     engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
     command()

@@ -1,18 +1,20 @@
-"""/save, /load and /file: a chat in a file, and a file in a chat."""
+"""/save, /load, /chats and /file: a chat in a file, and a file in a chat."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.full import advice
+from cortexmlx.cli.chat.attachments import attach, with_files
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
-from cortexmlx.cli.chat.typed.attached import attach, with_files
-from cortexmlx.cli.chats.kept import find, newest_names
-from cortexmlx.cli.terminal.console import print_indented
-from cortexmlx.cli.terminal.limits import limit
+from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chats.saved_chats import find, kept_names, newest_names
+from cortexmlx.cli.limits import advice, limit
+from cortexmlx.cli.terminal.console import print_indented, print_rows
+from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.sessions.saved import write_private
@@ -21,6 +23,7 @@ FORCE = "--force"
 MARKDOWN = (".md", ".markdown")
 
 
+@partial(Command, "/save", "FILE", "write the conversation to a file; .md: to read", takes_path=True)
 def save(chat: ChatSession, argument: str, console: Console) -> None:
     """/save FILE: as JSON, or as Markdown to read if the file is called so. Nothing is written over without --force."""
     words = argument.split()
@@ -41,6 +44,15 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     print_indented(console, f"saved {len(chat.conversation.messages)} messages to {path}")
 
 
+@partial(
+    Command,
+    "/load",
+    "FILE|NAME",
+    "go on with a file of messages, or a chat that was kept",
+    values=lambda: kept_names(),
+    values_are="kept chat",
+    takes_path=True,
+)
 def load(chat: ChatSession, argument: str, console: Console) -> None:
     """/load FILE or NAME: go on with what it holds."""
     if not argument:
@@ -57,6 +69,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     print_indented(console, said)
 
 
+@partial(Command, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
 def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
     """/file PATH: its text goes with the next message; with a question behind the path, at once."""
     path, question = _path_and_question(argument)
@@ -101,3 +114,22 @@ def tell(chat: ChatSession, file: Attached, console: Console) -> None:
 def as_mention(file: Attached) -> str:
     """`@path`, in quotes if it has blanks."""
     return f'@"{file.path}"' if " " in str(file.path) else f"@{file.path}"
+
+
+_SHOWN = 20
+
+
+@partial(Command, "/chats", "[WORD]", "the chats that are kept, or those with WORD in their names")
+def chats(chat: ChatSession, argument: str, console: Console) -> None:
+    """/chats [WORD]: the newest kept chats, or those with a word in their names."""
+    names = [name for name in kept_names() if argument.lower() in name.lower()]
+    here = chat.keeper.path.stem if chat.keeper is not None and chat.keeper.path is not None else None
+    for name in names[:_SHOWN]:
+        print_rows(console, [(f" {'*' if name == here else ' '}", in_a_line(name))], 3)
+    if not names:
+        none = f"no kept chat has {argument!r} in its name" if argument else "no chats are kept yet"
+        return print_indented(console, none)
+    if len(names) > _SHOWN:
+        print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
+    said = "/load NAME goes on with one; `cortexmlx chats` renames and deletes them"
+    print_indented(console, said)

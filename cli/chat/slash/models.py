@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 from cortexmlx.cli.chat import sampling
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
+from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.chat.view import WIDEST
 from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows
@@ -22,6 +24,12 @@ from cortexmlx.sessions.markdown import section
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 
 
+def model_names() -> list[str]:
+    """The models on this machine."""
+    return [each.name for each in list_models()]
+
+
+@partial(Command, "/model", "[NAME]", "show the models, or go on with another", values=model_names)
 def model(chat: ChatSession, argument: str, console: Console) -> None:
     """/model: list those on this machine, or go on with another one."""
     if not argument:
@@ -44,11 +52,7 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest(f"{info.name} has no chat template, so it cannot answer here: /model NAME for another")
 
 
-def model_names() -> list[str]:
-    """For completion."""
-    return [each.name for each in list_models()]
-
-
+@partial(Command, "/show", "[TOPIC]", f"the model and the chat: {', '.join(TOPICS[:4])}", values=lambda: TOPICS)
 def show(chat: ChatSession, argument: str, console: Console) -> None:
     """/show: of the model and the chat, all or one topic."""
     topic = argument.strip().lower() or "all"
@@ -68,8 +72,6 @@ def show(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _info(chat: ChatSession, console: Console) -> None:
-    from cortexmlx.cli.device import device_line
-
     info, stats = chat.engine.info, chat.engine.stats()
     each = f"each {format_bytes(info.kv_bytes_per_token)} of KV memory"
     each = each if info.kv_bytes_per_token else "which take no KV memory"
@@ -101,3 +103,14 @@ def _messages(chat: ChatSession, console: Console) -> None:
         for line in printed(f"{section(message)}\n", min(console.width, WIDEST)):
             console.print(line, soft_wrap=True)
         console.print()
+
+
+def device_line() -> str:
+    """Such as `Apple M3 Max (Metal)` or `CPU, OpenBLAS from scipy-openblas32, 2 threads`."""
+    from cortexmlx.cpu import blas
+    from cortexmlx.machine import metal_device
+
+    gpu = metal_device()
+    if gpu is not None:
+        return f"{gpu} (Metal)"
+    return f"CPU, {blas.status()}"

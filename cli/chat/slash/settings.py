@@ -7,12 +7,14 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
+from cortexmlx.cli.chat.quotes import unquoted
 from cortexmlx.cli.chat.session import ChatSession, Figures
-from cortexmlx.cli.chat.typed.quotes import unquoted
+from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.options import json_or_text
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal.console import print_indented, print_rows
@@ -69,14 +71,29 @@ COLUMN = 35
 """Where the meanings of settings begin."""
 
 
+def names() -> list[str]:
+    """What /set takes, for completion."""
+    return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in Figures)]
+
+
+@partial(
+    Command,
+    "/set",
+    "[NAME VALUE]",
+    "show or change settings: /set temp 0.7, /set think off",
+    values=names,
+    multiline=("system",),
+)
 def change(chat: ChatSession, argument: str, console: Console) -> None:
     """/set: show all, or change one."""
     name, _, value = argument.replace("=", " ", 1).partition(" ")
     value = value.strip()
     if name == "parameter":  # as ollama has it
-        return change(chat, value, console)
+        change(chat, value, console)
+        return
     if name == "system":
-        return system(chat, value, console)
+        system(chat, value, console)
+        return
     if name in ("verbose", "quiet", "usual"):
         chat.figures = Figures(name)
         return print_indented(console, f"figures below an answer: {name}")
@@ -96,6 +113,7 @@ def change(chat: ChatSession, argument: str, console: Console) -> None:
     _show(chat, console, [name])
 
 
+@partial(Command, "/system", "[TEXT]", "show or change the system prompt (none: no such prompt)", multiline=("",))
 def system(chat: ChatSession, argument: str, console: Console) -> None:
     """/system: show or change the system prompt."""
     if argument:
@@ -104,11 +122,6 @@ def system(chat: ChatSession, argument: str, console: Console) -> None:
         chat.conversation.system = None if text in ("none", "") else text
         chat.keep()
     print_indented(console, f"system prompt: {chat.conversation.system or 'none'}")
-
-
-def names() -> list[str]:
-    """What /set takes, for completion."""
-    return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in Figures)]
 
 
 def _set_variable(chat: ChatSession, name: str, value: str) -> None:

@@ -1,10 +1,13 @@
-"""/undo, /regen, /edit and /n: the last turn taken back, answered again, in other words, or several times."""
+"""/clear, /undo, /regen, /edit and /n: the last turn forgotten, or answered again."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.errors import InvalidRequest
 
@@ -14,6 +17,18 @@ MOST = 9
 _WAYS = 3
 
 
+@partial(Command, "/clear", "", "forget the conversation", aliases=("/reset",))
+def clear(chat: ChatSession, argument: str, console: Console) -> None:
+    """/clear: begin a new chat."""
+    kept = chat.keeper.kept.stem if chat.keeper is not None and chat.keeper.kept is not None else None
+    chat.conversation.clear()
+    chat.attached.clear()
+    chat.begin_anew()
+    said = "the conversation is empty again" + (f"; what was said is kept as {kept}" if kept else "")
+    print_indented(console, said)
+
+
+@partial(Command, "/undo", "", "take the last turn back")
 def undo(chat: ChatSession, argument: str, console: Console) -> None:
     """/undo: take the last turn back."""
     taken = chat.conversation.undo()
@@ -25,6 +40,7 @@ def undo(chat: ChatSession, argument: str, console: Console) -> None:
     print_indented(console, said)
 
 
+@partial(Command, "/regen", "", "write the last answer again")
 def regen(chat: ChatSession, argument: str, console: Console) -> Question:
     """/regen: write the last answer again."""
     question, again = _last_question(chat, "there is no answer to write again")
@@ -32,12 +48,20 @@ def regen(chat: ChatSession, argument: str, console: Console) -> Question:
     return Question(question, again=again)
 
 
+@partial(Command, "/edit", "[TEXT]", "change the last question: here, or to TEXT", multiline=("",))
 def edit(chat: ChatSession, argument: str, console: Console) -> Question | Draft:
     """/edit: ask the last question in other words, which are typed here or in the input line."""
     question, again = _last_question(chat, "there is no question to change")
     return Question(argument, again=again, typed=argument) if argument else Draft(_typed(chat, question), again)
 
 
+@partial(
+    Command,
+    "/n",
+    "3 [TEXT]",
+    "several answers side by side, of which one goes on",
+    multiline=tuple(map(str, range(2, MOST + 1))),
+)
 def several(chat: ChatSession, argument: str, console: Console) -> Question:
     """/n 3 [TEXT]: several answers to the last question, or to another, side by side."""
     first, _, text = argument.partition(" ")

@@ -12,7 +12,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession, Follow, Question
 from cortexmlx.cli.chat.talk import Talk
-from cortexmlx.cli.terminal.signals.interrupts import Interrupts
+from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
 from support.terminal import STOP, Terminal
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cortexmlx.cli.chat.attachments import with_files
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import Attached, ChatSession
 from cortexmlx.cli.chat.talk import Talk
-from cortexmlx.cli.chat.typed.attached import with_files
-from cortexmlx.cli.chats.kept import Keeper
-from cortexmlx.cli.terminal.signals.interrupts import Interrupts
+from cortexmlx.cli.chats.saved_chats import Keeper
+from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.chats.kept import chats_folder, state_folder
 from cortexmlx.cli.chats.lock import ChatLock
+from cortexmlx.cli.chats.saved_chats import chats_folder, state_folder
 from cortexmlx.cli.start import run
 
 

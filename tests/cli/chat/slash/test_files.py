@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
-from cortexmlx.cli.chats.kept import Keeper
+from cortexmlx.cli.chats.saved_chats import Keeper
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
 from support.chat_commands import printed, run_command

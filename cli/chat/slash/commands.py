@@ -1,0 +1,54 @@
+"""All slash commands of a chat. `COMMANDS` finds those of the modules here by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.slash import display, files, models, settings, turns
+from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.terminal.console import print_rows
+
+KEYS = (
+    ('  """', "typed, begins and ends a message of several lines; a paste is one message"),
+    ("  Alt-Enter, Ctrl-J", "a new line"),
+    ("  @path in a message", "puts the text of that file in front of it; Tab completes"),
+    ("  Up, Ctrl-R", "what was typed before; Ctrl-R searches it"),
+    ("  Ctrl-X Ctrl-E", "the message in your $EDITOR"),
+    ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),
+    ("  Ctrl-C", "stops an answer or clears the line, twice it leaves"),
+    ("  Ctrl-Z", "stops the program, and fg goes on with it"),
+    ("  Ctrl-D", "leaves"),
+    ("  a blank in front", "makes a command a message"),
+)
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+@partial(Command, "/help", "", "this list", aliases=("/?",), values=lambda: [command.name for command in COMMANDS])
+def show_help(chat: ChatSession, argument: str, console: Console) -> None:
+    """/help: all commands and keys, or one command."""
+    wanted = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
+    for command in wanted or COMMANDS:
+        names = ", ".join((f"{command.name} {command.argument}".strip(), *command.aliases))
+        print_rows(console, [(f"  {names}", command.help)], 26, "")
+    if not argument:
+        print_rows(console, KEYS, 26, "")
+
+
+@partial(Command, "/exit", "", "leave", aliases=("/quit", "/bye"))
+def leave(chat: ChatSession, argument: str, console: Console) -> None:
+    """/exit: leave the chat."""
+    raise Leave
+
+
+_MODULES = (turns, files, settings, models, display)
+_FOUND = (each for module in _MODULES for each in vars(module).values() if isinstance(each, Command))
+COMMANDS: tuple[Command, ...] = (show_help, *_FOUND, leave)
+"""In the order of /help."""
+
+BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

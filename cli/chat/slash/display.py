@@ -1,0 +1,134 @@
+"""/tokens, /stats, /blocks and /thoughts: what the engine does, and what the model thought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from rich.console import Console
+
+from cortexmlx.cli.chat.session import ChatSession
+from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.view import WIDEST
+from cortexmlx.cli.limits import limit
+from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.markdown.styles import THOUGHT
+from cortexmlx.cli.terminal.blockmap import draw
+from cortexmlx.cli.terminal.console import print_indented, print_rows
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.stats import BlockState, StoreState, StoreStats
+
+LIVE = "live"
+
+
+@partial(Command, "/tokens", "", "how much of the context is used")
+def tokens(chat: ChatSession, argument: str, console: Console) -> None:
+    """/tokens: how much of the context is used."""
+    used, fits = chat.conversation.tokens, chat.engine.longest_request
+    if (stats := chat.engine.stats()).keep_last:
+        kept = f"the model sees the first {stats.keep_first:,} and at least the newest {stats.keep_last:,}"
+        print_indented(console, f"{used:,} tokens, of which {kept}")
+        return
+    print_indented(console, f"{used:,} tokens ({used / fits:.0%}) of {limit(chat.engine)}")
+    if chat.conversation.unread:
+        left_out = f"the {chat.conversation.unread} oldest messages are not read any more, and not counted"
+        print_indented(console, left_out)
+
+
+@partial(Command, "/stats", "", "memory, steps and times of the engine")
+def stats(chat: ChatSession, argument: str, console: Console) -> None:
+    """/stats: every block and token is counted in one place."""
+    figures, arena = chat.engine.stats(), chat.engine.blocks()
+    free, private, shared, cached, stored = map(arena.count, BlockState)
+    kept = sum((g.count(BlockState.CACHED) + g.count(BlockState.STORED)) * g.block_bytes for g in arena.groups)
+    used = [moment.used_blocks for moment in figures.timeline]
+    first, between = figures.time_to_first_token, figures.inter_token
+    rate = 1 / between.mean if between.mean else 0.0  # as the line below each answer has it
+    lines = {
+        "KV memory": f"{format_bytes(figures.kv_bytes_in_use)} in use and {format_bytes(kept)} cached, of "
+        f"{format_bytes(figures.kv_bytes)}; it may grow to {format_bytes(figures.kv_bytes_limit)}",
+        "blocks": f"{private + shared:,} in use ({shared:,} shared), {cached + stored:,} cached ({stored:,} on disk, "
+        f"too), {free:,} free: {arena.total:,} of {arena.block_size} tokens; fragmentation {figures.fragmentation:.0%}",
+        "over time": f"{sparkline(used)} blocks in use, {max(used, default=0):,} at most",
+        "prompts": f"{figures.prompt_tokens:,} tokens, of which {figures.cached_tokens:,} were found in the prefix "
+        f"cache ({figures.hit_rate:.0%})",
+        "answers": f"{figures.generated_tokens:,} tokens in {figures.steps:,} steps, {rate:.1f} tok/s while written",
+        "latency": f"first token {first.p50:.2f} s, longest {first.longest:.2f} s; between tokens "
+        f"{between.p50 * 1000:.0f} ms, longest {between.longest * 1000:.0f} ms (medians)",
+        "step time": f"plan {figures.plan_seconds:.2f} s, build {figures.build_seconds:.2f} s, "
+        f"wait {figures.wait_seconds:.2f} s, commit {figures.commit_seconds:.2f} s",
+        "attention": figures.attention_backend,
+        "memory": f"{format_bytes(figures.active_memory)} now, {format_bytes(figures.peak_memory)} at most",
+    }
+    if (store := figures.kv_store) is not None:
+        lines["on disk"] = on_disk(store)
+    if figures.keep_last:
+        newest = f"the first {figures.keep_first:,} and the newest {figures.keep_last:,} tokens of a text"
+        lines["kept"] = f"{newest}; {figures.dropped_tokens:,} dropped"
+    if figures.state_bytes:
+        count = f"{figures.state_snapshots:,} beginnings to use again"
+        lines["states"] = f"{format_bytes(figures.state_bytes)}, for {count}"
+    print_rows(console, ((f"  {label}", figure) for label, figure in lines.items()), 16)
+
+
+def on_disk(store: StoreStats) -> str:
+    """What the store does, in words."""
+    if store.state is StoreState.OFF:
+        return f"nothing, since the weights have no hash: see the warning; {store.path} is not used"
+    if store.state is StoreState.HASHING:
+        return f"nothing yet: the weights are being hashed ({store.hashed:.0%}), for {store.path}"
+    return (
+        f"{store.stored_blocks:,} blocks written ({format_bytes(store.stored_bytes)}), {store.read_blocks:,} read, "
+        f"since the chat began; {store.path} has room for {format_bytes(store.bytes_limit)}"
+    )
+
+
+def sparkline(values: Sequence[int], width: int = 40) -> str:
+    """Values as one line of bars, each that of the greatest in its part of them; the greatest of all is full height."""
+    bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
+    if not most:
+        return "-"
+    parts = min(width, len(values))
+    highest = [max(values[i * len(values) // parts : (i + 1) * len(values) // parts]) for i in range(parts)]
+    return "".join(bars[-(-v * (len(bars) - 1) // most)] for v in highest)
+
+
+@partial(Command, "/blocks", "[live]", "a picture of the KV blocks, now or below each answer", values=lambda: (LIVE,))
+def blocks(chat: ChatSession, argument: str, console: Console) -> None:
+    """/blocks: the arena as it is now. With `live`, below answers while they are written, until it is asked again."""
+    if argument not in ("", LIVE):
+        raise InvalidRequest(f"/blocks takes nothing, or {LIVE}: not {argument!r}")
+    if argument and chat.arena is None:
+        raise InvalidRequest(f"/blocks {LIVE} needs a terminal")
+    if chat.arena is not None and (argument or chat.arena.shown):
+        chat.arena.toggle()
+        now = "drawn below answers from now on; /blocks ends it" if chat.arena.shown else "not drawn any more"
+        print_indented(console, f"the blocks are {now}")
+    if not argument:
+        size = console.size
+        for line in draw(chat.engine.blocks(), size.width, max(size.height - 4, 4), plain=console.options.ascii_only):
+            console.print(line)
+
+
+FOLD, SHOW = "fold", "show"
+
+
+@partial(
+    Command, "/thoughts", "[fold|show]", "the last thoughts; fold or show those to come", values=lambda: (FOLD, SHOW)
+)
+def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
+    """The thoughts of the last answer. With `fold` or `show`, how those of the answers to come are shown."""
+    if argument not in ("", FOLD, SHOW):
+        raise InvalidRequest(f"/thoughts takes nothing, {FOLD} or {SHOW}: not {argument!r}")
+    if argument:
+        chat.folding.folded = argument == FOLD
+        now = "one line; /thoughts shows the last" if chat.folding.folded else "shown"
+        print_indented(console, f"thoughts are {now} from now on")
+        return
+    thought = chat.conversation.thinking
+    if not thought:
+        raise InvalidRequest("the last answer has no thoughts")
+    for line in printed(thought, min(console.width, WIDEST)):
+        line.stylize(THOUGHT)
+        console.print(line, soft_wrap=True)

@@ -1,0 +1,72 @@
+"""Parse a typed line: a slash command or a message to the model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cortexmlx.cli.chat.quotes import QUOTES, unquoted
+from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.errors import InvalidRequest
+
+BARE = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", ":q": "/exit", "help": "/help"}
+"""Words that stand for a command when they are all that is typed."""
+
+_NEAR = 0.76
+"""How alike a word and a command must be for it to be a mistyped command: /tmp and /etc are paths."""
+
+
+ELSEWHERE = {
+    "/new": "/clear",
+    "/retry": "/regen",
+    "/list": "/chats",
+    "/ls": "/chats",
+    "/history": "/show messages",
+    "/copy": "/save FILE.md",
+    "/read": "/file PATH",
+    "/models": "/model",
+    "/q": "/exit",
+}
+"""Commands of other chats, and what they are here."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed: a command with its argument, or a message, which is empty if nothing was."""
+
+    command: str | None
+    text: str
+
+
+def read(typed: str, commands: Mapping[str, Command]) -> Typed:
+    """Tell commands from messages. Only known names are commands, alone in their line; so pasted code and paths are
+    messages, and so is everything between three quotes or behind a blank. Raises InvalidRequest for a name that is
+    almost that of a command, and for one word after a slash that is all that is typed: it is meant as a command.
+    """
+    if typed.strip().startswith(QUOTES):
+        return Typed(None, unquoted(typed))
+    alone = BARE.get(typed.strip().lower())
+    if alone is not None:
+        return Typed(alone, "")
+    if not typed.startswith("/"):
+        return Typed(None, typed if typed.strip() else "")
+    first, *rest = typed.split(maxsplit=1)
+    name, argument = first.lower(), "".join(rest).strip()
+    if name in commands:
+        pasted = "\n" in typed.strip() and not argument.startswith(commands[name].multiline)
+        return Typed(None, typed) if pasted else Typed(name, argument)
+    if not re.fullmatch(r"/[\w-]+", name) or "\n" in typed.strip():
+        return Typed(None, typed)
+    near = difflib.get_close_matches(name, commands, n=1, cutoff=_NEAR)
+    if near or not argument:
+        raise InvalidRequest(_unknown(name, [ELSEWHERE[name]] if name in ELSEWHERE else near, commands))
+    return Typed(None, typed)
+
+
+def _unknown(name: str, near: list[str], commands: Iterable[str]) -> str:
+    """What to do about a command that is not there: the one that is meant, or those nearest to it."""
+    near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no command {name}: {hint}/help lists them all. (A message that begins so: a blank before it.)"

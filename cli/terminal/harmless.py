@@ -1,0 +1,127 @@
+"""Text that a terminal does not obey, whoever wrote it: models, files, folders, servers.
+
+On a terminal, stdout and stderr of a command write harmless text. Only `cortexmlx.cli.terminal` writes control
+sequences, past the guard (`unguarded`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from prompt_toolkit.output import Output
+
+REPLACEMENT = 0xFFFD
+
+_OBEYED: dict[int, int | None] = {
+    **{code: 0x2400 + code for code in range(0x20)},  # C0, as the pictures that Unicode has of them
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), REPLACEMENT),  # C1
+}
+_TURNED: dict[int, int | None] = {
+    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x2070)), REPLACEMENT),  # the order of what follows
+    **dict.fromkeys((0x200E, 0x200F, 0x061C)),  # marks of a direction, which usual text has, too
+}
+_HIDDEN: dict[int, int | None] = dict.fromkeys(
+    (0x180E, 0x200B, 0xFEFF, *range(0x2060, 0x2065), *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080))
+)
+"""Characters without a width, which hide text in text. Tags are among them."""
+
+TABLE: dict[int, int | None] = _OBEYED | _TURNED | _HIDDEN | {0x09: 0x09, 0x0A: 0x0A, 0x0D: None}
+"""For `str.translate`. Tabs and line feeds stay; a carriage return would write over the line."""
+
+_LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
+
+
+def harmless(text: str) -> str:
+    """Return `text` as a terminal may have it."""
+    return text.translate(TABLE)
+
+
+def in_a_line(name: str) -> str:
+    """Return a name, path or id for the middle of a line: line breaks and tabs are shown as pictures, too."""
+    return name.translate(_LINE)
+
+
+class Guarded(io.TextIOBase):
+    """A text stream that writes harmless text to the stream `below`. It has no `buffer`: bytes would pass by."""
+
+    def __init__(self, below: TextIO) -> None:
+        self.below = below
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream below."""
+        return self.below.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What becomes of characters that the encoding lacks."""
+        return self.below.errors
+
+    def isatty(self) -> bool:
+        """As the stream below."""
+        return self.below.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream below."""
+        return self.below.fileno()
+
+    def writable(self) -> bool:
+        """It is for writing."""
+        return True
+
+    def flush(self) -> None:
+        """Flush the stream below."""
+        self.below.flush()
+
+    def close(self) -> None:
+        """The stream below belongs to others, and stays open."""
+
+    def write(self, text: str) -> int:
+        """Write the text without what a terminal would obey."""
+        self.below.write(harmless(text))
+        return len(text)
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """Return the stream that takes control sequences: for this package, and for nothing that others wrote."""
+    return stream.below if isinstance(stream, Guarded) else stream
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """In this context stdout and stderr are guarded where they are terminals. Files and pipes get all text as it is."""
+    before = sys.stdout, sys.stderr
+    for name in ("stdout", "stderr"):
+        stream: TextIO = getattr(sys, name)
+        if stream.isatty() and not isinstance(stream, Guarded):
+            setattr(sys, name, cast(TextIO, Guarded(stream)))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+_WITHOUT_WIDTH = {code: None if to == 0xFFFD else to for code, to in TABLE.items()} | {0x0D: 0x0D}
+"""prompt_toolkit counts no cell for what turns or hides text, so nothing may stand for it. It ends rows with CR LF."""
+
+
+def prompt_output() -> Output:
+    """Return the terminal of stdout for an input line: what is typed, pasted or offered for completion is harmless."""
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    class Harmless(Vt100_Output):
+        def write(self, data: str) -> None:
+            super().write(data.translate(_WITHOUT_WIDTH))
+
+        def cursor_backward(self, amount: int) -> None:
+            if amount:
+                self.write_raw(f"\x1b[{amount}D")
+
+    return Harmless.from_pty(unguarded(sys.stdout), term=os.environ.get("TERM"))

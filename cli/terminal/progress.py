@@ -1,0 +1,172 @@
+"""Progress on stderr: of a model that is loaded, and of a long prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import uninterrupted
+from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.text import duration, fitted
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.progress import OnProgress, Progress
+from cortexmlx.request import TokenEvent
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+LINE_SECONDS = 10.0
+"""How often a download says a line where there is no bar."""
+
+_BAR = 12
+_WIDE = 64
+"""Columns from which on there is room for figures."""
+
+
+@contextmanager
+def loading(model: str) -> Iterator[OnProgress]:
+    """What is to be told of a model's progress, as `on_progress` of an engine. The bar goes away when the model is
+    there. A pipe gets lines of a download alone: the rest takes seconds. An interrupted download says what is kept.
+    """
+    model = in_a_line(model)
+    last: list[Progress] = []
+    try:
+        with _bar(model) if console.is_terminal(sys.stderr) else _lines(model) as show:
+
+            def told(news: Progress) -> None:
+                last[:] = [news]
+                show(news)
+
+            yield told
+    except KeyboardInterrupt:
+        if last and last[0].what == "downloading" and last[0].done:
+            console.note(f"stopped; {_of(last[0])} are kept, and the same command goes on there")
+        raise
+
+
+@contextmanager
+def _bar(model: str) -> Iterator[OnProgress]:
+    from rich import progress as rich
+
+    figures = rich.TextColumn("{task.fields[figures]}", markup=False)
+    screen = console.stderr()
+    columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
+    bar = rich.Progress(*columns, console=screen, transient=True)
+    try:
+        with uninterrupted():  # a bar that has half begun cannot be ended: it would be drawn for ever
+            bar.start()
+            task = bar.add_task(f"loading {model}", total=None, figures="")
+
+        def show(news: Progress) -> None:
+            says = numbers(news) if screen.width >= _WIDE else f"{news.fraction:.0%}"
+            name = fitted(model, screen.width - len(news.what) - _BAR - len(says) - 4)
+            bar.update(
+                task, description=f"{news.what} {name}", total=news.total or None, completed=news.done, figures=says
+            )
+
+        yield show
+    finally:
+        with uninterrupted():
+            bar.stop()
+
+
+@contextmanager
+def _lines(model: str) -> Iterator[OnProgress]:
+    due = time.monotonic()
+
+    def show(news: Progress) -> None:
+        nonlocal due
+        if news.what == "downloading" and news.total and time.monotonic() >= due:
+            due = time.monotonic() + LINE_SECONDS
+            console.note(f"downloading {model}: {numbers(news)}")
+
+    yield show
+
+
+def _of(news: Progress) -> str:
+    """Such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
+    (done, unit), total = format_bytes(news.done).split(), format_bytes(news.total)
+    return f"{done} of {total}" if total.endswith(f" {unit}") else f"{done} {unit} of {total}"
+
+
+def numbers(news: Progress) -> str:
+    """Such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, or `67%`."""
+    if news.what != "downloading":
+        return f"{news.fraction:.0%}"
+    if not news.total:
+        return "asking the hub"
+    parts = [_of(news)]
+    if news.rate:
+        parts.append(f"{format_bytes(news.rate)}/s")
+    if (left := news.seconds_left) is not None:
+        parts.append(f"{duration(left)} left")
+    return " · ".join(parts)
+
+
+STOPPING = "stopping with the piece of the prompt that is under way"
+
+
+def how_far(news: Progress) -> str:
+    """Such as `reading 1,024 of 4,096 tokens, 512 cached`."""
+    cached = f", {news.cached:,} cached" if news.cached else ""
+    return f"reading {news.done:,} of {news.total:,} tokens{cached}"
+
+
+class PrefillProgress:
+    """Told of every event of an answer. Nothing is shown of a prompt that takes one step."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task: TaskID
+        self._wanted = console.is_terminal(sys.stderr)
+
+    def __enter__(self) -> PrefillProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def note(self, event: TokenEvent) -> None:
+        """Show how far the prompt is, or if it is done, nothing any more."""
+        news = event.progress
+        if news is None:
+            return self._close()
+        if not self._wanted:
+            return
+        if self._bar is None:
+            self._bar = self._opened()
+            self._task = self._bar.add_task("")
+        self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
+
+    def stopping(self) -> None:
+        """Say that the stop was heard: it ends with the piece that is under way."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=STOPPING)
+            self._bar.refresh()
+
+    def _opened(self) -> Bar:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
+        bar = Bar(*columns, console=console.stderr(), transient=True)
+        bar.start()
+        return bar
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,148 @@
+"""Ctrl-C, Ctrl-Z and the signals that end a chat."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import INTERRUPTED, leave_now
+from cortexmlx.cli.terminal.region import END, ERASE_BELOW, SHOW, WRAP
+
+GONE = "\r" + END + WRAP + ERASE_BELOW
+PASTE_MARKED, PASTE_PLAIN = "\x1b[?2004h", "\x1b[?2004l"
+
+
+class Away:
+    """What a shell wants of the terminal while a program is stopped, made when that is still as the shell gave it.
+
+    The handler runs between any two statements of the main thread. So it writes past Python's buffers, and relies on
+    what is drawn: where the cursor rests, only what comes and goes is below it, and a frame begins there.
+    """
+
+    def __init__(self) -> None:
+        self._drawing: list[AbstractContextManager[object]] = []
+        self._usual = self._modes()
+        self._pretty = console.is_terminal(sys.stdout)
+
+    @contextmanager
+    def waiting_for(self, lock: AbstractContextManager[object]) -> Iterator[None]:
+        """In this context nobody is stopped while another thread holds the lock. The main thread may take it twice."""
+        self._drawing.append(lock)
+        try:
+            yield
+        finally:
+            self._drawing.remove(lock)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As the handler of SIGTSTP: stop, and when that is over, go on as before. In the background the kernel stops
+        it again, since it wants the terminal.
+        """
+        with ExitStack() as held:
+            for lock in self._drawing:
+                held.enter_context(lock)
+            own = self._modes()
+            self._set(self._usual)
+            self._write(GONE + SHOW + PASTE_PLAIN)
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_kill(threading.get_ident(), number)
+            signal.signal(number, self.handle)
+            self._set(own)
+            if own != self._usual:  # keys are read here
+                self._write(PASTE_MARKED)
+        signal.raise_signal(signal.SIGWINCH)  # the window may be another, and a prompt is drawn anew by it
+
+    def clear(self) -> None:
+        """The program ends at once: nothing stays of what comes and goes."""
+        if self._drawing:
+            self._write(GONE)
+
+    def _write(self, controls: str) -> None:
+        if self._pretty:
+            with suppress(OSError):
+                os.write(sys.stdout.fileno(), controls.encode())
+
+    @staticmethod
+    def _modes() -> list[Any] | None:
+        try:
+            return termios.tcgetattr(0)
+        except termios.error:
+            return None
+
+    @staticmethod
+    def _set(modes: list[Any] | None) -> None:
+        if modes is not None:
+            with suppress(termios.error):  # of a terminal that has gone
+                termios.tcsetattr(0, termios.TCSADRAIN, modes)
+
+
+TWICE_SECONDS = 1.0
+
+
+class Interrupts:
+    """Counts Ctrl-C. `at_leave` are called before the program ends at once: what must not stay as it is. `away` is for
+    the time in which Ctrl-Z has stopped it.
+    """
+
+    def __init__(self) -> None:
+        self.at_leave: list[Callable[[], None]] = []
+        self.away = Away()
+        self._last = float("-inf")
+        self._stop: Callable[[], None] | None = None
+
+    def again(self) -> bool:
+        """One more; True if the last was less than a second ago."""
+        now = time.monotonic()
+        since, self._last = now - self._last, now
+        return since < TWICE_SECONDS
+
+    @contextmanager
+    def calling(self, stop: Callable[[], None]) -> Iterator[None]:
+        """In this context the first Ctrl-C calls `stop`; elsewhere it raises KeyboardInterrupt."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As a signal handler."""
+        if self.again():
+            self._leave(INTERRUPTED)
+        if self._stop is None:
+            raise KeyboardInterrupt
+        self._stop()
+
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """As the handler of a signal that ends the program."""
+        self._leave(128 + number)
+
+    def _leave(self, code: int) -> NoReturn:
+        for undo in (*self.at_leave, self.away.clear):
+            with suppress(Exception):  # the terminal may have gone
+                undo()
+        leave_now(code)
+
+
+@contextmanager
+def counted_interrupts() -> Iterator[Interrupts]:
+    """In this context Ctrl-C is counted, and a signal that ends or stops the program leaves the terminal as it was."""
+    presses = Interrupts()
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
+    handlers = {signal.SIGTERM: presses.end, signal.SIGHUP: presses.end, signal.SIGTSTP: presses.away.handle}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_DFL:  # with nohup, or no job control, it is ignored
+            before[number] = signal.signal(number, handler)
+    try:
+        yield presses
+    finally:
+        for number, usual in before.items():
+            signal.signal(number, usual)
