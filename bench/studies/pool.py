@@ -18,6 +18,7 @@ from cortexmlx.bench.studies.scheduler import StepCost
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 
@@ -40,7 +41,7 @@ def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
         cache.allocate_for(-1 - text, len(tokens))
         cache.append(-1 - text, len(tokens))
         cache.release_blocks(-1 - text, tokens, len(tokens))
-    scheduler = Scheduler(cache, max_rows=ROWS, prefill_budget=512, context_length=1 << 20)
+    scheduler = Scheduler(cache, SchedulerConfig(max_rows=ROWS, prefill_budget=512, context_length=1 << 20))
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True)
     prompts = [random.integers(0, 50_000, PROMPT).tolist() for _ in range(requests)]
     costs: list[float] = []

@@ -18,6 +18,7 @@ import numpy as np
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
@@ -58,7 +59,7 @@ def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost
     """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     groups = group_layers([KVSpec(8, 128, 128, "float16")])
     cache = KVCache(groups, blocks, DEFAULT_BLOCK_SIZE)
-    scheduler = Scheduler(cache, max_rows=rows, prefill_budget=512, context_length=1 << 20)
+    scheduler = Scheduler(cache, SchedulerConfig(max_rows=rows, prefill_budget=512, context_length=1 << 20))
     random = np.random.default_rng(0)
     longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
     filled = 0

@@ -21,6 +21,7 @@ from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
 from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 
@@ -77,7 +78,7 @@ def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> li
     cache = KVCache(groups, BLOCKS, block_size)
     recorded = Recorded(cache.allocator(0))
     cache._pools[0].allocator = recorded  # type: ignore[assignment]
-    scheduler = Scheduler(cache, max_rows=ROWS, prefill_budget=512, context_length=1 << 20)
+    scheduler = Scheduler(cache, SchedulerConfig(max_rows=ROWS, prefill_budget=512, context_length=1 << 20))
     waiting = list(reversed(requests))
     while waiting or not scheduler.idle:
         while waiting and scheduler.rows_waiting < ROWS:

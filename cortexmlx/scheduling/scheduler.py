@@ -20,10 +20,10 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.backoff import Backoff
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId, Reader
-from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
@@ -31,58 +31,32 @@ from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import ScheduledTokens
 from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.waiting.admission import Admission
-from cortexmlx.scheduling.waiting.in_flight_prefixes import WORTH_WAITING
 
 
 class Scheduler:
-    """Plans steps over the requests it was given, within `max_rows` rows and the cache's blocks.
+    """Plans steps over the requests it was given, within the rows of `config` and the cache's blocks.
 
-    A step computes at most `prefill_budget` prompt tokens, and while rows decode only as many as fit into
-    `token_target` seconds (None: no target), but 16 at least. `headroom` tokens are asked for beyond a prompt, so that
-    its answer stays in one run. `share_prefixes` False computes every prompt anew; True shares what a client's prompts
-    have in common among that client's, and with `share_between_clients` among all; `worth_waiting`: see
-    `InFlightPrefixes`. `keep` lets rows go on beyond the context without the tokens between (None: they keep all).
-    `pipeline` False plans a step only when nothing is in flight. `ended` is for whoever asks for plans to empty: jobs
-    that ended without a new token, because the system refused memory for the cache. `arrived` is told of what was read
-    from the tier below.
+    `clock` returns seconds; jobs are ordered by when they arrive. `arrived` is told of what a disk load found. Whoever
+    asks for plans empties `ended`: jobs that ended without a new token, because the system refused the cache memory.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        *,
-        max_rows: int,
-        prefill_budget: int,
-        context_length: int,
-        max_request_tokens: int | None = None,
-        client_tokens: int | None = None,
-        token_target: float | None = None,
-        keep: KeepPolicy | None = None,
-        pipeline: bool = True,
-        headroom: int = 128,
-        share_prefixes: bool = True,
-        share_between_clients: bool = False,
-        worth_waiting: int = WORTH_WAITING,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cache: KVCache, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.cache = cache
-        self.max_rows = max_rows
-        self.backoff = Backoff(max_rows, prefill_budget)
-        self.limits = Limits(context_length, max_request_tokens, keep)
-        self.token_target = token_target
-        self.share_between_clients = share_between_clients
+        self.config = config
+        self.backoff = Backoff(config.max_rows, config.prefill_budget)
+        self.limits = Limits(config.context_length, config.max_request_tokens, config.keep)
         self.costs = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
-        self._running = RunningSet(cache, self.backoff, headroom, share_prefixes)
-        self._admission = Admission(self._running, client_tokens, worth_waiting, self.costs)
+        self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
+        self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
         self.arrived = self._admission.arrived
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running)
         self._arrivals = 0
-        self.gate = Gate(self._running, self._window, self._admission, pipeline)
+        self.gate = Gate(self._running, self._window, self._admission, config.pipeline)
         self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -98,7 +72,7 @@ class Scheduler:
         prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt), params)
         room = self.limits.room(len(prompt), self.cache.capacity_tokens)
-        salt = None if self.share_between_clients else request.client
+        salt = None if self.config.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
             id=job_id,
@@ -200,7 +174,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if what is known of jobs, rows, sequences and blocks does not fit together."""
         running, ended = self._running.jobs, self._window.awaiting_flush
-        assert len(running) <= self.max_rows and all(job.running for job in running)
+        assert len(running) <= self.config.max_rows and all(job.running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
         assert self.cache.sequences == {job.id for job in (*running, *ended)}, "blocks of nobody, or nobody's blocks"
         for job in running:
@@ -288,7 +262,7 @@ class Scheduler:
                 self._reserve(job, job.num_computed_tokens + 1 + len(job.drafts))
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
-        target = self.token_target if any(not job.request.background for job in decoding) else None
+        target = self.config.token_target if any(not job.request.background for job in decoding) else None
         budget = self.costs.budget(target, self.backoff.tokens, len(decoding))
         counts = share(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         pieces = []

@@ -109,7 +109,7 @@ class EngineCore:
     def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
         """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest where it has no use."""
         self._model.check_pins()
-        return self.pins.add(tokens, None if self.scheduler.share_between_clients else client)
+        return self.pins.add(tokens, None if self.scheduler.config.share_between_clients else client)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error and drop what is in flight."""

@@ -19,6 +19,7 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.tokenizers.templates import variables_read
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import ModelInfo
@@ -119,8 +120,7 @@ class OpenedModel:
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
         """A scheduler without requests."""
         config, most = self._config, self._mode.most_rows
-        return Scheduler(
-            cache,
+        scheduling = SchedulerConfig(
             max_rows=min(config.max_rows, most or config.max_rows),
             prefill_budget=config.prefill_budget,
             context_length=self.loaded.context_length,
@@ -132,6 +132,7 @@ class OpenedModel:
             share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
         )
+        return Scheduler(cache, scheduling)
 
     def begin_store(self) -> None:
         """Let the store read and write, when the first cache has begun."""

@@ -12,6 +12,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
@@ -30,7 +31,8 @@ WORDS = 50
 def began(answer: int = 40, blocks: int = 64, snapshots: Snapshots | None = None, **options: Any) -> tuple[Shadow, Job]:
     """A job that decodes, on a shadow arena, with nothing in flight."""
     cache = KVCache([LAYER], blocks, 4, prefix=PrefixCache(4), snapshots=snapshots)
-    shadow = Shadow(Scheduler(cache, max_rows=4, prefill_budget=64, context_length=1000, **options), WORDS)
+    config = SchedulerConfig(max_rows=4, prefill_budget=64, context_length=1000, **options)
+    shadow = Shadow(Scheduler(cache, config), WORDS)
     return shadow, decoding(shadow, 1, [1, 2, 3, 4, 5], answer)
 
 

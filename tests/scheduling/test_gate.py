@@ -8,6 +8,7 @@ import pytest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -20,9 +21,8 @@ class Pipeline:
     """A scheduler whose steps are planned one ahead, as an engine plans them. `reasons` has one for each step."""
 
     def __init__(self, blocks: int = 64, max_rows: int = 4, **options: Any) -> None:
-        self.scheduler = Scheduler(
-            KVCache([LAYER], blocks, 4), max_rows=max_rows, prefill_budget=64, context_length=1 << 20, **options
-        )
+        config = SchedulerConfig(max_rows=max_rows, prefill_budget=64, context_length=1 << 20, **options)
+        self.scheduler = Scheduler(KVCache([LAYER], blocks, 4), config)
         self.in_flight: list[StepPlan] = []
         self.reasons: list[Drain | None] = []
 

@@ -23,6 +23,7 @@ from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -81,9 +82,8 @@ class Watched:
         self.requested: list[DiskLoad] = []
         self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.requested.append, b"model")
         self.pins = Pins(self.cache)
-        self.scheduler = Scheduler(
-            self.cache, context_length=1 << 20, headroom=0, clock=self.clock.__next__, **self.config
-        )
+        config = SchedulerConfig(context_length=1 << 20, headroom=0, **self.config)
+        self.scheduler = Scheduler(self.cache, config, self.clock.__next__)
 
     def text(self, who: int, length: int, end: Sequence[int] = ()) -> list[int]:
         return [token + (self.added if who else 0) for token in (*TEXT[:length], *end)]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -63,7 +64,8 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     assert parent.drops and child.state is RequestState.WAITING
     stage.scheduler.check_invariants()
     backoff = stage.scheduler.backoff
-    stage.scheduler.max_rows = backoff.most_rows = backoff.rows = 2
+    stage.scheduler.config = replace(stage.scheduler.config, max_rows=2)
+    backoff.most_rows = backoff.rows = 2
     stage.scheduler._running.changes += 1
     stage.steps(3)
     assert child.running and parent.running

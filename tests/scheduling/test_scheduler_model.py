@@ -19,6 +19,7 @@ from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -121,8 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             may_resize=lambda blocks: max(blocks) <= self.allowed,
             snapshots=None if snapshots is None else Snapshots(snapshots),
         )
-        self.scheduler = Scheduler(
-            cache,
+        config = SchedulerConfig(
             max_rows=max_rows,
             prefill_budget=prefill_budget,
             context_length=CONTEXT,
@@ -134,8 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             keep=None if keep is None else KeepPolicy(*keep),
             share_between_clients=between,
             worth_waiting=worth_waiting,
-            clock=lambda: self.now,
         )
+        self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
         self.shadow = Shadow(self.scheduler, VOCAB)
         self.open: list[Job] = []
         self.requests = 0

@@ -9,6 +9,7 @@ import pytest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
@@ -27,14 +28,8 @@ class Crowd:
     def __init__(self, blocks: int, max_rows: int, **settings: Any) -> None:
         self.now = 0.0
         cache = KVCache([LAYER], blocks, 4)
-        self.scheduler = Scheduler(
-            cache,
-            max_rows=max_rows,
-            prefill_budget=32,
-            context_length=1 << 20,
-            clock=lambda: self.now,
-            **settings,
-        )
+        config = SchedulerConfig(max_rows=max_rows, prefill_budget=32, context_length=1 << 20, **settings)
+        self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
         self.shadow = Shadow(self.scheduler, VOCAB)
         self.jobs: list[Job] = []
 

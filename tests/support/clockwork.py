@@ -5,6 +5,7 @@ from __future__ import annotations
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
@@ -19,15 +20,14 @@ class Clockwork:
     def __init__(self, cost: float, max_rows: int = 16, target: float | None = 0.1, budget: int = 512) -> None:
         self.now = 0.0
         self.cost = cost
-        self.scheduler = Scheduler(
-            KVCache([LAYER], 4096, 16),
+        config = SchedulerConfig(
             max_rows=max_rows,
             prefill_budget=budget,
             context_length=1 << 20,
             token_target=target,
             share_prefixes=False,
-            clock=lambda: self.now,
         )
+        self.scheduler = Scheduler(KVCache([LAYER], 4096, 16), config, clock=lambda: self.now)
         self.plans: list[tuple[StepPlan, float]] = []
         self.first: dict[int, float] = {}
 

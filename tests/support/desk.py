@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.waiting.fair_share import FairShare
@@ -18,11 +21,10 @@ LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 class Desk:
     """A scheduler whose results come at once."""
 
-    def __init__(self, blocks: int = 1 << 16, **settings: Any) -> None:
+    def __init__(self, blocks: int = 1 << 16, *, clock: Callable[[], float] = time.monotonic, **settings: Any) -> None:
         self.cache = KVCache([LAYER], blocks, 8)
-        self.scheduler = Scheduler(
-            self.cache, **({"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20} | settings)
-        )
+        defaults = {"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20}
+        self.scheduler = Scheduler(self.cache, SchedulerConfig(**(defaults | settings)), clock)
         self.asked = 0
 
     @property

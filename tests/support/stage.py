@@ -9,6 +9,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
@@ -31,7 +32,7 @@ class Stage:
     ) -> None:
         self.cache = KVCache(groups, blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size))
         defaults = {"max_rows": 4, "prefill_budget": 64, "context_length": 1000, "headroom": 0}
-        self.scheduler = Scheduler(self.cache, **(defaults | settings))
+        self.scheduler = Scheduler(self.cache, SchedulerConfig(**(defaults | settings)))
         self.shadow = Shadow(self.scheduler, VOCAB)
 
     def ask(self, prompt: Sequence[int], max_tokens: int | None = 30, fork_of: Job | None = None) -> Job:

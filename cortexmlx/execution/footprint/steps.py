@@ -23,6 +23,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
 from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LEAST_PIECE
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -74,9 +75,10 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
     prompt = max(1, tokens - answer)
     tokens = prompt + answer  # of so short ones, too, that no answer would last so long
     cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
-    scheduler = Scheduler(
-        cache, max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
+    config = SchedulerConfig(
+        max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
     )
+    scheduler = Scheduler(cache, config)
     request = QueuedRequest((0,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True))
     together = min(load.rows, -(-load.piece // prompt))
     first = load.rows - together

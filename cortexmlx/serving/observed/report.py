@@ -43,7 +43,7 @@ def engine_stats(core: Reported) -> EngineStats:
     return EngineStats(
         rows_running=scheduler.rows_running,
         rows_waiting=scheduler.rows_waiting,
-        max_rows=scheduler.max_rows,
+        max_rows=scheduler.config.max_rows,
         block_size=core.cache.block_size,
         kv_bits=core.config.kv_bits,
         kv_group_size=next((g.spec.kv_group_size for g in core.cache.groups if g.spec.kv_bits), None),

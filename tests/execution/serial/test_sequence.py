@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
@@ -49,14 +50,10 @@ class Machine:
         self.cache = OneSequence(
             (), 1, block_size, rewind=self.held.rewind, max_blocks=blocks, prefix=PrefixCache(block_size)
         )
-        self.scheduler = Scheduler(
-            self.cache,
-            max_rows=1,
-            prefill_budget=budget,
-            context_length=150,
-            pipeline=pipeline,
-            share_prefixes=share,
+        config = SchedulerConfig(
+            max_rows=1, prefill_budget=budget, context_length=150, pipeline=pipeline, share_prefixes=share
         )
+        self.scheduler = Scheduler(self.cache, config)
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
         self.jobs: list[Job] = []
         self.computed = 0

@@ -19,6 +19,7 @@ from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
@@ -59,8 +60,7 @@ class Mix:
             snapshots=None if snapshots is None else Snapshots(snapshots),
         )
         self.below = ShadowBelow(cache, number_after)
-        self.scheduler = Scheduler(
-            cache,
+        config = SchedulerConfig(
             max_rows=draw.randrange(2, 9),
             prefill_budget=draw.choice([3, 16, 64]),
             context_length=150,
@@ -68,6 +68,7 @@ class Mix:
             headroom=draw.choice([0, 8]),
             worth_waiting=draw.choice([1, 5, 64]),
         )
+        self.scheduler = Scheduler(cache, config)
         self.shadow = Shadow(self.scheduler, VOCAB)
         self.texts = [[draw.randrange(VOCAB) for _ in range(100)] for _ in range(4)]
         self.collisions = draw.choice([0.02, 0.5]) if collisions is None else collisions

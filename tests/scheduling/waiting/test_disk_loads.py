@@ -9,6 +9,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import DiskLoad, LowerTier
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.requests import add
@@ -25,7 +26,7 @@ class Below:
         self.requested: list[DiskLoad] = []
         self.cache.lower = LowerTier([LAYER], 8, False, self.requested.append, b"")
         config = {"max_rows": 8, "prefill_budget": 512, "context_length": 1 << 20} | settings
-        self.scheduler = Scheduler(self.cache, **config)
+        self.scheduler = Scheduler(self.cache, SchedulerConfig(**config))
         self.asked = 0
 
     def ask(self, tokens: int, text: int = 1) -> Job:
