@@ -82,7 +82,7 @@ def _run(scheduler: Scheduler) -> list[float]:
     """Plan and commit until nothing is left; milliseconds of each step in which all rows decode."""
     in_flight: deque[StepPlan] = deque()
     costs: list[float] = []
-    spent, tokens = 0.0, [7] * scheduler.max_rows
+    spent, tokens = 0.0, [7] * scheduler.config.max_rows
     while not scheduler.idle:
         started = time.perf_counter()
         plan = scheduler.plan(len(in_flight))
@@ -93,7 +93,7 @@ def _run(scheduler: Scheduler) -> list[float]:
             scheduler.commit(done, tokens[: len(done.logit_segments)])
         spent += time.perf_counter() - started
         if plan is not None:
-            if len(plan.logit_segments) == scheduler.max_rows == len(plan.positions):
+            if len(plan.logit_segments) == scheduler.config.max_rows == len(plan.positions):
                 costs.append(1_000 * spent)
             spent = 0.0
     return costs
