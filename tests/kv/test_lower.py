@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -146,3 +148,21 @@ def test_a_state_is_a_piece_of_the_block_that_it_stands_behind() -> None:
     name = cache.states.make(1, 8)
     cache.release_blocks(1, TEXT[:10], 10)
     assert [dict(lower.new_pieces(entry)).get(STATE) for entry in lower.leaving()] == [None, name]
+
+
+def test_a_load_continues_only_the_text_that_it_was_requested_for() -> None:
+    """The same tokens after another beginning have other keys, and other tokens may have the same keys."""
+    load, keys = load_of(tier(ALL), blocks=2), PrefixCache(SIZE).keys(TEXT)
+    content: Any = None
+    load.pieces = dict.fromkeys(load.wanted(), content)
+    assert load.loaded == 9 and load.continues(TEXT, keys, 2, 39) and load.continues(TEXT, keys, 8, 39)
+    other = [1, *TEXT[1:]]
+    assert not load.continues(other, PrefixCache(SIZE).keys(other), 2, 39), "another beginning"
+    assert not load.continues([*TEXT[:20], 1, *TEXT[21:]], keys, 2, 39), "other tokens under the same keys"
+    assert not load.continues(TEXT, keys, 2, 35), "longer than the text may begin with"
+    assert not load.continues(TEXT, keys, 1, 39) and not load.continues(TEXT, keys, 9, 39), "a gap, or nothing new"
+
+
+def test_tokens_in_memory_are_not_counted_as_computed() -> None:
+    load = load_of(tier(ALL), blocks=2)
+    assert load.seconds == 28.0, "7 blocks of 4 tokens, a second each"
