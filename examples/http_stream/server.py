@@ -1,7 +1,7 @@
 """The OpenAI API's completions, with the standard library alone: `python server.py smollm2 --port 8000`.
 
-POST /v1/chat/completions or /v1/completions, with `"stream": true` if you like. A client that goes away has its request
-cancelled: found out when it is written to, and while a long prompt is computed, by a comment every second.
+POST /v1/chat/completions or /v1/completions, with `"stream": true` for a stream. If the client goes away, its request
+is cancelled. Writing to the client detects that; during a long prompt, a comment is written every second.
 
 A sketch: no authentication, no encryption, one thread per client. It listens on this machine only.
 """
@@ -117,17 +117,17 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: prompts are nobody's business."""
+        """Log nothing: prompts are private."""
 
 
 def serve(engine: Engine, port: int = 0) -> ThreadingHTTPServer:
-    """A server that answers with `engine` once `serve_forever` is called. Port 0: one that is free."""
+    """Return a server that answers with `engine` after `serve_forever` is called. Port 0: any free port."""
     handler = type("EngineHandler", (Handler,), {"engine": engine})
     return ThreadingHTTPServer(("127.0.0.1", port), handler)
 
 
 def main() -> None:
-    """Until Ctrl-C."""
+    """Serve until Ctrl-C."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     options.add_argument("model")
     options.add_argument("--port", type=int, default=8000)

@@ -35,7 +35,7 @@ class MenuBar(rumps.App):  # type: ignore[misc]
         self._timer.start()
 
     def refresh(self, _: Any) -> None:
-        """Show what there is, ten times a second."""
+        """Show the newest view. Called ten times per second."""
         view = self._assistant.view
         self.title = "◆" if view.busy else "◇"
         self._status.title = view.status
@@ -43,28 +43,28 @@ class MenuBar(rumps.App):  # type: ignore[misc]
         self._answer.title = line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
 
     def ask(self, _: Any) -> None:
-        """A window for the question."""
+        """Open a window for the question."""
         answered = rumps.Window(title="cortexmlx", message="Ask the model", ok="Ask", cancel=True).run()
         if answered.clicked and answered.text.strip():
             self._assistant.ask(answered.text.strip())
 
     def read(self, _: Any) -> None:
-        """A window with the whole answer, to be read and copied."""
+        """Open a window with the whole answer, to read and copy."""
         view = self._assistant.view
         rumps.Window(title=view.status, default_text=view.answer, dimensions=(480, 320)).run()
 
     def stop(self, _: Any) -> None:
-        """End the answer where it is."""
+        """Stop the answer."""
         self._assistant.stop()
 
     def quit(self, _: Any) -> None:
-        """Give the memory back and go."""
+        """Close the engine and quit."""
         self._assistant.close()
         rumps.quit_application()
 
 
 def main() -> None:
-    """Load the model beside the menu."""
+    """Load the model while the menu is there."""
     assistant = Assistant(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
     assistant.start()
     MenuBar(assistant).run()

@@ -1,7 +1,7 @@
-"""What the menu-bar app does, without anything of macOS: it runs, and is tested, wherever the library is.
+"""The part of the menu-bar app that needs no macOS. The tests run it on Linux.
 
-The engine is opened and asked on one thread of ours. The menu looks at `view` ten times a second, on the main thread,
-so nothing of the user interface is ever touched from another one.
+One thread opens the engine and asks it. The menu reads `view` ten times per second on the main thread. So no other
+thread touches the user interface.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=400, temperature=0.7, top_p=0.9)
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see: a line of `status`, the `answer` so far, and whether something goes on."""
+    """What the menu shows: a line of `status`, the `answer` so far, and whether the engine is `busy`."""
 
     status: str
     answer: str = ""
@@ -27,9 +27,7 @@ class View:
 
 
 class Assistant:
-    """A model that is asked one question after the other. All methods may be called from any thread, and return at
-    once, but for `close`.
-    """
+    """A model that answers one question at a time. Any thread may call its methods. All but `close` return at once."""
 
     def __init__(self, model: str | Path, kv_memory: int | str | None = None) -> None:
         self.view = View(f"Loading {model} ...", busy=True)
@@ -46,18 +44,18 @@ class Assistant:
         self._thread.start()
 
     def ask(self, question: str) -> None:
-        """Ask when what was asked before is answered."""
+        """Ask after the questions before it are answered."""
         self._questions.put(question)
 
     def stop(self) -> None:
-        """End the answer where it is; what there is of it stays."""
+        """Stop the answer, and keep its text so far."""
         self._stopped = True
         reply = self._reply
         if reply is not None:
             reply.cancel()
 
     def memory_is_short(self, level: MemoryPressure) -> None:
-        """What the system says of its memory. Not from the main thread, which the engine would hold up for a step."""
+        """Pass on the system's memory warning. It waits for a step, so do not call it on the main thread."""
         engine = self._engine
         if engine is not None:
             engine.on_memory_pressure(level)

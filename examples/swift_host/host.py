@@ -1,10 +1,10 @@
-"""The Python side of a host in another language: lines of JSON come from one file descriptor and go to another.
+"""The Python side of a host in another language. It reads lines of JSON from one file descriptor and writes to another.
 
 In:  {"id": 1, "messages": [...], "max_tokens": 200}, {"cancel": 1}; the end of the file closes the engine.
 Out: {"ready": "smollm2"}, {"id": 1, "text": "..."}, {"id": 1, "end": "stop"}, {"id": 1, "error": "..."}; an error
 without an id is the engine's.
 
-Nothing else crosses the border, so it does not matter who holds Python's lock: reading and writing let go of it.
+Nothing else crosses the border. Reading and writing release Python's lock, so its holder does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cortexmlx import CortexError, Engine, InvalidRequest, RequestHandle, Sampli
 
 
 def run(model: str, reads: int, writes: int) -> None:
-    """Serve until the end of what is read. Returns when the engine is closed."""
+    """Serve until the input ends. Return when the engine is closed."""
     lock = threading.Lock()
     with os.fdopen(reads, encoding="utf-8") as asked, os.fdopen(writes, "w", encoding="utf-8") as told:
 
@@ -40,7 +40,7 @@ def run(model: str, reads: int, writes: int) -> None:
 
 
 def serve(engine: Engine, asked: TextIO, tell: Callable[..., None]) -> None:
-    """Submit what is asked and cancel what is to be cancelled; answers are told of as they come."""
+    """Submit questions, cancel requests, and write answers as they come."""
     running: dict[int, RequestHandle] = {}
     for line in asked:
         number = None
