@@ -27,14 +27,12 @@ from cortexmlx.serving.app.arguments import (
 )
 from cortexmlx.serving.app.callbacks import Tellers, tell_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
-from cortexmlx.serving.app.keywords import SamplingKeywords, checked_params, with_keywords, with_keywords_each
-from cortexmlx.serving.app.not_copyable import NotCopyable
-from cortexmlx.serving.app.options import takes_options_of
+from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.serving.app.submitter import Submitter
 from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.handle import NotCopyable, RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
 from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, ended
 from cortexmlx.serving.threads import require_mlx_threads
@@ -249,7 +247,7 @@ class Engine(NotCopyable):
         template's. Raises InvalidRequest.
         """
         system = checked_text("system", system)
-        asked, client = checked_params(params), checked_client(client)
+        asked, client = with_keywords(params), checked_client(client)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
         talk.template_vars = checked_vars(template_vars)
         return talk

@@ -13,8 +13,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, SamplingParams, TokenEvent
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.app.keywords import checked_params
-from cortexmlx.serving.app.not_copyable import NotCopyable
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.handle import NotCopyable, RequestHandle
 from cortexmlx.serving.prompt import Prompt
 from cortexmlx.serving.threads import forked
 from cortexmlx.serving.worker import Submission

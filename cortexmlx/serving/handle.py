@@ -7,17 +7,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from numbers import Real
+from typing import NoReturn, SupportsIndex
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
-from cortexmlx.serving.app.not_copyable import NotCopyable
 
 log = logging.getLogger("cortexmlx")
 
 _TELLINGS = 3
 """How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
+
+
+class NotCopyable:
+    """Belongs to the process that made it. A copy would share a thread and its queues, and end what the other uses."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """What copying and pickling ask for, and so whatever sends it to another process. Raises TypeError."""
+        raise TypeError(
+            f"{type(self).__name__} objects cannot be copied, pickled or sent to another process: they belong to the "
+            "process that made them. Make an Engine in the other one, from the model's name"
+        )
 
 
 class RequestHandle(NotCopyable):

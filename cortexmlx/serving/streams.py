@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.serving.app.not_copyable import NotCopyable
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.handle import NotCopyable, RequestHandle
 from cortexmlx.serving.threads import forked
 
 Listener: TypeAlias = Callable[[TokenEvent], None]

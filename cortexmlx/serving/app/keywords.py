@@ -1,15 +1,20 @@
-"""Sampling parameters as keywords of a call: `generate(prompt, max_tokens=5)`."""
+"""Typed keyword arguments: sampling parameters of a call (`generate(prompt, max_tokens=5)`), options of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TypedDict, Unpack
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
 from cortexmlx.request import LogitsProcessor, SamplingParams
 from cortexmlx.serving.app.arguments import is_list
+
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -57,10 +62,7 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
     base = checked_params(params)
     if not keywords:
         return base
-    names = [field.name for field in fields(SamplingParams)]
-    strange = next((name for name in keywords if name not in names), None)
-    if strange is not None:
-        raise TypeError(f"there is no parameter {strange!r}{meant(strange, names)}: see SamplingParams")
+    _check_names("parameter", keywords, [field.name for field in fields(SamplingParams)], "SamplingParams")
     return replace(base, **keywords)
 
 
@@ -76,3 +78,33 @@ def with_keywords_each(
         return [with_keywords(each, **keywords) for each in params]
     with_keywords(None, **keywords)
     return (with_keywords(checked_params(each), **keywords) for each in params)
+
+
+def takes_options_of(
+    config: Callable[P, object],
+) -> Callable[[Callable[Concatenate[S, ...], None]], Callable[Concatenate[S, P], None]]:
+    """Give a constructor the parameters of the class `config`, for type checkers, editors and `help`. The constructor
+    raises TypeError for another name.
+    """
+    theirs = inspect.signature(config)
+
+    def give(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
+        @functools.wraps(init)
+        def checked(me: S, *args: Any, **options: Any) -> None:
+            _check_names("option", options, theirs.parameters, f"help({type(me).__name__})")
+            init(me, *args, **options)
+
+        me = next(iter(inspect.signature(init).parameters.values()))
+        checked.__signature__ = theirs.replace(  # type: ignore[attr-defined]
+            parameters=[me, *theirs.parameters.values()], return_annotation=None
+        )
+        return checked  # type: ignore[return-value]  # it takes what its signature says
+
+    return give
+
+
+def _check_names(kind: str, given: Iterable[str], names: Collection[str], see: str) -> None:
+    """Raise TypeError for a name that is not one of `names`, with the nearest one."""
+    strange = next((name for name in given if name not in names), None)
+    if strange is not None:
+        raise TypeError(f"there is no {kind} {strange!r}{meant(strange, names)}: see {see}")

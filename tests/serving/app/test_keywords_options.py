@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.serving.app.options import takes_options_of
+from cortexmlx.serving.app.keywords import takes_options_of
 from cortexmlx.serving.config import EngineConfig
 
 
@@ -33,10 +33,15 @@ def test_a_constructor_shows_the_options_of_its_configuration() -> None:
 
 def test_it_is_given_them() -> None:
     assert Thing("a", size=5).config == Config("a", size=5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sise'"):
+    with pytest.raises(TypeError, match=r"no option 'sise' \(did you mean 'size'\?\): see help\(Thing\)$"):
         Thing("a", sise=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         Thing("a", 5)  # type: ignore[misc]
+
+
+def test_an_engine_names_the_option_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"no option 'max_row' \(did you mean 'max_rows'\?\): see help\(Engine\)$"):
+        Engine("smollm2", max_row=3)  # type: ignore[call-arg]
 
 
 def test_an_engine_has_the_options_of_its_configuration() -> None:
