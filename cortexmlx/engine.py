@@ -25,7 +25,7 @@ from cortexmlx.serving.app.arguments import (
     checked_token,
     checked_tokens,
 )
-from cortexmlx.serving.app.callbacks import Tellers, tell_progress
+from cortexmlx.serving.app.callbacks import CallbackThreads, tell_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.serving.app.submitter import Submitter
@@ -69,7 +69,7 @@ class Engine(NotCopyable):
         blas.preload()
         enter_mlx_lm()
         self._max_rows = config.max_rows
-        self._tellers = Tellers()
+        self._callbacks = CallbackThreads()
         self._worker = Worker(config)
         self._finalizer = weakref.finalize(self, Worker.stop, self._worker)
         self._finalizer.atexit = False
@@ -117,7 +117,7 @@ class Engine(NotCopyable):
         )
         if on_event is not None:
             try:
-                self._tellers.tell(handle, on_event)
+                self._callbacks.subscribe(handle, on_event)
             except BaseException:  # nobody else has the handle
                 handle.cancel()
                 raise

@@ -1,4 +1,4 @@
-"""Call an app's `on_event` and `on_progress`: a few threads serve all requests."""
+"""Threads that call an app's `on_event`: a few serve all requests of an engine."""
 
 from __future__ import annotations
 
@@ -21,30 +21,36 @@ from cortexmlx.serving.worker import stop_all
 
 log = logging.getLogger("cortexmlx")
 
-MOST = 16
-"""Threads that tell events at once, but for those whose call takes longer than `SLOW`."""
+MAX_THREADS = 16
+"""Bound of the threads that call functions. A thread in a slow call is not counted."""
 
-SLOW = 1.0
-"""Seconds after which a call does not count any more, so that others are told whether it returns or not."""
+SLOW_SECONDS = 1.0
+"""A call is slow after this time: another thread may take its place, so that a function that never returns stops
+nobody else.
+"""
 
-PATIENCE = 0.1
-"""Seconds that an event waits for those before it until one more thread helps."""
+WAIT_SECONDS = 0.1
+"""An event waits this long in the queue before one more thread starts."""
 
 _AT_EXIT = 1.0
-"""Seconds that the end of the program waits for those who have not been told of the end of their requests."""
+"""Seconds that the end of the program waits for the last events to be delivered."""
 
 
 @dataclass(eq=False)
-class _Told:
-    """A request whose events are told; `due` of them came while one was. After the last of all it is `over`."""
+class _Subscription:
+    """A request and the function that gets its events."""
 
     handle: RequestHandle
     on_event: Callable[[TokenEvent], None]
-    due: int = 0
-    over: bool = False
 
-    def take_turn(self) -> None:
-        """Tell the next event, if there is one."""
+    due: int = 0
+    """Events that came during the call for an earlier one."""
+
+    over: bool = False
+    """The function got the last event, or it raised."""
+
+    def call(self) -> None:
+        """Call the function with the next event, if there is one."""
         try:
             event = self.handle.take()
             if event is not None:
@@ -52,61 +58,62 @@ class _Told:
                 self.over = event.completion is not None or event.error is not None
         except BaseException:  # it would end the thread, and Python would print all but a SystemExit
             self.over = True
-            log.exception("on_event raised, so it is not told of the rest of request %d", self.handle.id)
+            log.exception("on_event raised: it gets no more events of request %d", self.handle.id)
 
 
-class Tellers:
-    """Threads that call `on_event` for an engine's requests: each event of a request in its order, one at a time.
+class CallbackThreads:
+    """Threads that call `on_event` for an engine's requests. Each function gets the events of its request in order, one
+    at a time.
 
-    One thread tells all requests, event by event as they come. If one has waited for `PATIENCE`, because functions
-    before it take their time, another thread helps, so that `MOST` are at it. Beside those there are only the ones
-    whose call has lasted for `SLOW`: nobody waits for a function that does not return. All end with the last request.
+    One thread serves all requests. When an event has waited for `WAIT_SECONDS`, one more thread starts. At most
+    `MAX_THREADS` threads run, not counting those in a call of more than `SLOW_SECONDS`. All threads end with the last
+    request.
     """
 
     def __init__(self) -> None:
         self.abandon()
 
     def abandon(self) -> None:
-        """There are no requests and no threads: also in a forked child, where another may have had the lock."""
-        self._ready: queue.SimpleQueue[_Told | None] = queue.SimpleQueue()
-        """A request for each event that it has, to be looked at: one too many does no harm. What the engine's thread
-        puts there is there or not, whatever is thrown at it. None: look whether any request is left.
+        """Forget all requests and threads. A forked child has no threads, and one of them may have held the lock."""
+        self._ready: queue.SimpleQueue[_Subscription | None] = queue.SimpleQueue()
+        """A request for each of its events; one too many does no harm. None wakes a thread so that it checks whether it
+        is still needed. `put` is atomic, so an exception thrown at the engine's thread cannot break the queue.
         """
         self._lock = threading.Lock()
-        self._all_told = threading.Condition(self._lock)
-        self._open: set[_Told] = set()
+        self._all_over = threading.Condition(self._lock)
+        self._open: set[_Subscription] = set()
         self._threads: set[threading.Thread] = set()
-        self._calls: dict[_Told, tuple[threading.Thread, float]] = {}
-        """The requests of which an event is told now, by whom, and since when. Every other thread waits for one."""
+        self._calls: dict[_Subscription, tuple[threading.Thread, float]] = {}
+        """The requests whose function runs now, in which thread, and since when. All other threads wait."""
         self._taken = 0
         self._watching = False
 
-    def tell(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-        """Have `on_event` called with every event of a request from now on; the last has a completion or an error."""
-        told = _Told(handle, on_event)
+    def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
+        """Call `on_event` with every event of a request. The last one has a completion or an error."""
+        subscription = _Subscription(handle, on_event)
         try:
             with self._lock:
                 if not self._threads:
-                    self._help()
+                    self._start_thread()
                 if self._open and not self._watching:  # a request that is alone holds up nobody
                     _thread(self._watch).start()
                     self._watching = True
-                self._open.add(told)
+                self._open.add(subscription)
                 _every.add(self)
-            handle.announce(partial(self._ready.put, told))
+            handle.announce(partial(self._ready.put, subscription))
         except BaseException:  # no thread is to be had, or Ctrl-C
             with self._lock:
-                self._close(told)
+                self._close(subscription)
             self._ready.put(None)
             raise
 
     def join(self, seconds: float) -> None:
-        """Wait until all have been told of the end of their requests, but no longer than that."""
+        """Wait up to `seconds` until every function got its last event."""
         with self._lock:
-            self._all_told.wait_for(lambda: not self._open, seconds)
+            self._all_over.wait_for(lambda: not self._open, seconds)
 
-    def _help(self) -> None:
-        thread = _thread(self._tell)
+    def _start_thread(self) -> None:
+        thread = _thread(self._serve)
         self._threads.add(thread)
         try:
             thread.start()
@@ -114,7 +121,7 @@ class Tellers:
             self._threads.discard(thread)
             raise
 
-    def _tell(self) -> None:
+    def _serve(self) -> None:
         me, needed, whole = threading.current_thread(), True, True
         while needed:
             try:
@@ -122,16 +129,16 @@ class Tellers:
                     self._recover(me)
                     whole = True
                 while needed := self._is_needed(me):
-                    told = self._ready.get()
-                    if told is not None and self._begin(told, me):
-                        told.take_turn()
-                        self._end(told)
-                    del told  # nobody else may need it while this thread waits
+                    subscription = self._ready.get()
+                    if subscription is not None and self._begin(subscription, me):
+                        subscription.call()
+                        self._end(subscription)
+                    del subscription  # a thread that waits keeps no request alive
             except BaseException:  # thrown at this thread, or by who logs
                 whole = False
 
     def _is_needed(self, me: threading.Thread) -> bool:
-        """Whether this thread should take a turn, or wait for one, for which one thread is enough."""
+        """Whether this thread should go on. One waiting thread is enough."""
         with self._lock:
             self._threads.add(me)
             another_waits = len(self._threads) - 1 > len(self._calls)
@@ -142,66 +149,66 @@ class Tellers:
                 self._ready.put(None)
             return False
 
-    def _begin(self, told: _Told, me: threading.Thread) -> bool:
-        """Whether an event of a request may be told now."""
+    def _begin(self, subscription: _Subscription, me: threading.Thread) -> bool:
+        """Mark a request as being called. False if it already is, or if it has ended."""
         with self._lock:
             self._taken += 1
-            if told in self._calls:
-                told.due += 1
-            elif told in self._open:
-                self._calls[told] = me, time.perf_counter()
+            if subscription in self._calls:
+                subscription.due += 1
+            elif subscription in self._open:
+                self._calls[subscription] = me, time.perf_counter()
                 return True
             return False
 
-    def _end(self, told: _Told) -> None:
-        """An event was told."""
+    def _end(self, subscription: _Subscription) -> None:
+        """Mark the end of a call."""
         with self._lock:
-            if told.over:
-                self._close(told)
-            elif told.due or told.handle.ended:
-                told.due = max(0, told.due - 1)
-                self._ready.put(told)
-            self._calls.pop(told, None)
+            if subscription.over:
+                self._close(subscription)
+            elif subscription.due or subscription.handle.ended:
+                subscription.due = max(0, subscription.due - 1)
+                self._ready.put(subscription)
+            self._calls.pop(subscription, None)
 
-    def _close(self, told: _Told) -> None:
-        """Tell no more of a request. With the lock."""
-        told.handle.announce(None)
-        self._open.discard(told)
+    def _close(self, subscription: _Subscription) -> None:
+        """End a request's events. The caller holds the lock."""
+        subscription.handle.announce(None)
+        self._open.discard(subscription)
         if not self._open:
-            with suppress(queue.Empty):  # what is left would keep a request, and what its function knows
+            with suppress(queue.Empty):  # an item that stays here would keep its request and function alive
                 while True:
                     self._ready.get_nowait()
-            self._all_told.notify_all()
+            self._all_over.notify_all()
 
     def _recover(self, me: threading.Thread) -> None:
-        """Go on after an exception that landed anywhere, at an item that this thread had just taken, too: look at all
-        requests.
+        """Continue after an exception that was thrown at this thread. It may have lost an item of the queue, so all
+        requests are queued again.
         """
         with self._lock:
-            mine = [told for told, (thread, _) in self._calls.items() if thread is me]
-        for told in mine:
-            self._end(told)
+            mine = [subscription for subscription, (thread, _) in self._calls.items() if thread is me]
+        for subscription in mine:
+            self._end(subscription)
         with self._lock:
-            for told in self._open:
-                self._ready.put(told)
+            for subscription in self._open:
+                self._ready.put(subscription)
 
     def _watch(self) -> None:
-        """Look now and then whether an event has waited for too long, while there are several requests."""
+        """Start a thread whenever an event has waited too long, until no request is open."""
         with self._lock:
             late_at = 0
             try:
-                while not self._all_told.wait_for(lambda: not self._open, PATIENCE):
+                while not self._all_over.wait_for(lambda: not self._open, WAIT_SECONDS):
                     late, late_at = self._taken < late_at, self._taken + self._ready.qsize()
-                    slow_from = time.perf_counter() - SLOW
+                    slow_from = time.perf_counter() - SLOW_SECONDS
                     slow = sum(began <= slow_from for _, began in self._calls.values())
-                    if late and len(self._threads) - slow < MOST:
+                    if late and len(self._threads) - slow < MAX_THREADS:
                         with suppress(RuntimeError):  # the system gives no more threads
-                            self._help()
+                            self._start_thread()
             finally:
                 self._watching = False
 
 
-_every: weakref.WeakSet[Tellers] = weakref.WeakSet()
+_every: weakref.WeakSet[CallbackThreads] = weakref.WeakSet()
 
 
 def _thread(work: Callable[[], None]) -> threading.Thread:
@@ -209,25 +216,25 @@ def _thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def tell_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
-    """Tell `on_progress`, if somebody gave one, of an event that says how far a prompt is."""
+    """Call `on_progress`, if there is one, with the progress that an event has."""
     if on_progress is not None and event.progress is not None:
         on_progress(event.progress)
 
 
 @atexit.register
-def _tell_of_the_end() -> None:
-    """A program that ends closes its engines; who waits for events is told before the interpreter is gone. Python calls
-    the newest of these functions first, so the engines are stopped here.
+def _deliver_last_events() -> None:
+    """Stop all engines and wait for the last events, before the interpreter is gone. Python calls the newest exit
+    function first, so this one has to stop the engines itself.
     """
     stop_all()
     until = time.monotonic() + _AT_EXIT
-    for tellers in list(_every):
-        tellers.join(max(0.0, until - time.monotonic()))
+    for threads in list(_every):
+        threads.join(max(0.0, until - time.monotonic()))
 
 
 def _in_child() -> None:
-    for tellers in list(_every):
-        tellers.abandon()
+    for threads in list(_every):
+        threads.abandon()
 
 
 os.register_at_fork(after_in_child=_in_child)

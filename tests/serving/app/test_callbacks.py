@@ -16,7 +16,7 @@ import pytest
 
 from cortexmlx import Completion, CortexError, Engine, FinishReason, Progress, Timings, TokenEvent, Usage
 from cortexmlx.serving.app import callbacks
-from cortexmlx.serving.app.callbacks import Tellers
+from cortexmlx.serving.app.callbacks import CallbackThreads
 from cortexmlx.serving.handle import RequestHandle
 from support.asked import LONG, PROMPT, SHORT
 from support.core_driver import finally_nothing_lost
@@ -101,14 +101,14 @@ def telling() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def tellers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tellers]:
+def callers(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallbackThreads]:
     """Threads that lose their patience quickly: three at most tell, but for those that take 0.1 s for a call."""
-    for name, value in {"MOST": 3, "SLOW": 0.1, "PATIENCE": 0.02}.items():
+    for name, value in {"MAX_THREADS": 3, "SLOW_SECONDS": 0.1, "WAIT_SECONDS": 0.02}.items():
         monkeypatch.setattr(callbacks, name, value)
     assert soon(lambda: not telling())
-    tellers = Tellers()
-    yield tellers
-    tellers.join(PATIENCE)
+    callers = CallbackThreads()
+    yield callers
+    callers.join(PATIENCE)
     assert soon(lambda: not telling()), "all end with the last request"
 
 
@@ -127,7 +127,7 @@ class Ear:
 
 
 def test_thousands_that_wait_take_two_threads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "PATIENCE", PATIENCE)  # on a busy machine an event may wait for long
+    monkeypatch.setattr(callbacks, "WAIT_SECONDS", PATIENCE)  # on a busy machine an event may wait for long
     ended = threading.Semaphore(0)
 
     def listen(event: TokenEvent) -> None:
@@ -146,12 +146,12 @@ def test_thousands_that_wait_take_two_threads(engine: Engine, monkeypatch: pytes
     assert soon(lambda: not telling())
 
 
-def test_a_function_that_never_returns_holds_up_nobody(tellers: Tellers) -> None:
+def test_a_function_that_never_returns_holds_up_nobody(callers: CallbackThreads) -> None:
     """More of them than may be told at once. Threads go when they are not needed any more."""
     may = threading.Event()
     stuck, quick = [Ear(may) for _ in range(8)], [Ear() for _ in range(8)]
     for ear in [*stuck, *quick]:
-        tellers.tell(ear.handle, ear)
+        callers.subscribe(ear.handle, ear)
     for ear in [*stuck, *quick]:
         ear.handle.push(TokenEvent("a", 1))
         ear.handle.push(TokenEvent("b", 2))
@@ -165,11 +165,11 @@ def test_a_function_that_never_returns_holds_up_nobody(tellers: Tellers) -> None
     assert soon(lambda: all(len(ear.heard) == 3 for ear in [*stuck, *quick]))
 
 
-def test_a_function_may_wait_for_what_another_requests_does(tellers: Tellers) -> None:
+def test_a_function_may_wait_for_what_another_requests_does(callers: CallbackThreads) -> None:
     may = threading.Event()
     waits, lets_go = Ear(may), RequestHandle(2, lambda request: None)
-    tellers.tell(waits.handle, waits)
-    tellers.tell(lets_go, lambda event: may.set())
+    callers.subscribe(waits.handle, waits)
+    callers.subscribe(lets_go, lambda event: may.set())
     waits.handle.push(END)
     assert soon(lambda: waits.heard)
     lets_go.push(END)
@@ -177,22 +177,22 @@ def test_a_function_may_wait_for_what_another_requests_does(tellers: Tellers) ->
 
 
 def test_slow_functions_are_called_by_several_threads_but_not_by_more_than_allowed(
-    tellers: Tellers, monkeypatch: pytest.MonkeyPatch
+    callers: CallbackThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "SLOW", PATIENCE)
+    monkeypatch.setattr(callbacks, "SLOW_SECONDS", PATIENCE)
     may = threading.Event()
     ears = [Ear(may) for _ in range(8)]
     for ear in ears:
-        tellers.tell(ear.handle, ear)
+        callers.subscribe(ear.handle, ear)
         ear.handle.push(END)
-    assert soon(lambda: sum(len(ear.heard) for ear in ears) == callbacks.MOST)
+    assert soon(lambda: sum(len(ear.heard) for ear in ears) == callbacks.MAX_THREADS)
     time.sleep(0.2)
-    assert sum(len(ear.heard) for ear in ears) == callbacks.MOST and len(telling()) == callbacks.MOST + 1
+    assert sum(len(ear.heard) for ear in ears) == callbacks.MAX_THREADS and len(telling()) == callbacks.MAX_THREADS + 1
     may.set()
     assert soon(lambda: all(len(ear.heard) == 1 for ear in ears))
 
 
-def test_each_hears_its_events_in_order_and_one_at_a_time(tellers: Tellers) -> None:
+def test_each_hears_its_events_in_order_and_one_at_a_time(callers: CallbackThreads) -> None:
     """Some while they are told already, some of requests that fail, on more than one thread."""
     dice = random.Random(1)
     busy = [threading.Lock() for _ in range(12)]
@@ -212,7 +212,7 @@ def test_each_hears_its_events_in_order_and_one_at_a_time(tellers: Tellers) -> N
     for event in events[:3]:
         handles[0].push(event)
     for number, handle in enumerate(handles):
-        tellers.tell(handle, listener(number))
+        callers.subscribe(handle, listener(number))
     for event in events:
         for handle in handles[1:] if event in events[:3] else handles:
             handle.push(event)
@@ -227,7 +227,7 @@ def test_each_hears_its_events_in_order_and_one_at_a_time(tellers: Tellers) -> N
 
 
 @pytest.mark.parametrize("put", [False, True])
-def test_an_interrupt_at_the_engines_thread_while_it_pushes_loses_no_event(tellers: Tellers, put: bool) -> None:
+def test_an_interrupt_at_the_engines_thread_while_it_pushes_loses_no_event(callers: CallbackThreads, put: bool) -> None:
     """It lands before an event is announced, or right behind that; whoever is interrupted fails its requests."""
 
     class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
@@ -242,9 +242,9 @@ def test_an_interrupt_at_the_engines_thread_while_it_pushes_loses_no_event(telle
             if self.count == 3:
                 raise KeyboardInterrupt
 
-    tellers._ready = Interrupted()
+    callers._ready = Interrupted()
     ear = Ear()
-    tellers.tell(ear.handle, ear)
+    callers.subscribe(ear.handle, ear)
     assert len(telling()) == 1, "a request that is alone holds up nobody"
     for index in range(3):
         try:
@@ -272,25 +272,25 @@ def test_where_no_thread_is_to_be_had_nothing_is_asked(engine: Engine, monkeypat
 
 
 def test_quick_functions_with_too_much_to_hear_do_not_have_ever_more_threads(
-    tellers: Tellers, monkeypatch: pytest.MonkeyPatch
+    callers: CallbackThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "SLOW", PATIENCE)
-    monkeypatch.setattr(callbacks, "PATIENCE", 0.001)
+    monkeypatch.setattr(callbacks, "SLOW_SECONDS", PATIENCE)
+    monkeypatch.setattr(callbacks, "WAIT_SECONDS", 0.001)
     counts: list[int] = []
     ears = [Ear() for _ in range(2)]
     for ear in ears:
         for _ in range(20_000):
             ear.handle.push(TokenEvent("a", 1))
         ear.handle.push(END)
-        tellers.tell(ear.handle, ear)
-    while tellers._open:
+        callers.subscribe(ear.handle, ear)
+    while callers._open:
         counts.append(len(telling()))
         time.sleep(0.002)
-    assert max(counts) <= callbacks.MOST + 1
+    assert max(counts) <= callbacks.MAX_THREADS + 1
     assert [len(ear.heard) for ear in ears] == [20_001] * 2
 
 
-def test_a_request_that_ends_while_there_was_nothing_to_tell_is_told_of_it(tellers: Tellers) -> None:
+def test_a_request_that_ends_while_there_was_nothing_to_tell_is_told_of_it(callers: CallbackThreads) -> None:
     """Events of progress give way to newer ones, so that a thread may come for one that is not there any more."""
 
     class Ending(RequestHandle):
@@ -303,7 +303,7 @@ def test_a_request_that_ends_while_there_was_nothing_to_tell_is_told_of_it(telle
     may = threading.Event()
     ear = Ear(may)
     ear.handle = Ending(1, lambda request: None)
-    tellers.tell(ear.handle, ear)
+    callers.subscribe(ear.handle, ear)
     for done in range(3):
         ear.handle.push(TokenEvent("", progress=Progress("prefilling", done, 9)))
         assert soon(lambda: ear.heard)
@@ -312,10 +312,10 @@ def test_a_request_that_ends_while_there_was_nothing_to_tell_is_told_of_it(telle
     assert [event.progress.done for event in ear.heard[:-1] if event.progress] == [0, 2]
 
 
-def test_who_iterates_over_the_handle_takes_events_but_not_the_last(tellers: Tellers) -> None:
+def test_who_iterates_over_the_handle_takes_events_but_not_the_last(callers: CallbackThreads) -> None:
     may = threading.Event()
     ear = Ear(may)
-    tellers.tell(ear.handle, ear)
+    callers.subscribe(ear.handle, ear)
     ear.handle.push(TokenEvent("a", 1))
     assert soon(lambda: ear.heard)
     ear.handle.push(TokenEvent("b", 2))
@@ -327,7 +327,7 @@ def test_who_iterates_over_the_handle_takes_events_but_not_the_last(tellers: Tel
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_ctrl_c_while_a_thread_is_started_keeps_nobody_from_being_told(
-    tellers: Tellers, monkeypatch: pytest.MonkeyPatch, begun: bool
+    callers: CallbackThreads, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     def interrupted(thread: threading.Thread) -> None:
         if begun:
@@ -338,19 +338,19 @@ def test_ctrl_c_while_a_thread_is_started_keeps_nobody_from_being_told(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            tellers.tell(ears[0].handle, ears[0])
+            callers.subscribe(ears[0].handle, ears[0])
     assert soon(lambda: not telling())
-    tellers.tell(ears[1].handle, ears[1])
+    callers.subscribe(ears[1].handle, ears[1])
     for ear in ears:
         ear.handle.push(END)
     assert soon(lambda: ears[1].heard == [END])
     assert not ears[0].heard, "its caller has no handle"
 
 
-def test_nothing_is_kept_of_requests_that_have_ended(tellers: Tellers) -> None:
+def test_nothing_is_kept_of_requests_that_have_ended(callers: CallbackThreads) -> None:
     def ask() -> weakref.ref[Ear]:
         ear = Ear()
-        tellers.tell(ear.handle, ear)
+        callers.subscribe(ear.handle, ear)
         for done in range(50):
             ear.handle.push(TokenEvent("", progress=Progress("prefilling", done, 9)))
         ear.handle.push(END)
@@ -358,7 +358,7 @@ def test_nothing_is_kept_of_requests_that_have_ended(tellers: Tellers) -> None:
         return weakref.ref(ear)
 
     other = Ear()
-    tellers.tell(other.handle, other)
+    callers.subscribe(other.handle, other)
     asked = ask()
     assert soon(lambda: asked() is None), "while others are told"
     other.handle.push(END)

@@ -14,7 +14,7 @@ import pytest
 
 from cortexmlx import Engine, EngineClosed, SamplingParams, TokenEvent
 from cortexmlx.errors import CortexError
-from cortexmlx.serving.app.callbacks import Tellers
+from cortexmlx.serving.app.callbacks import CallbackThreads
 from cortexmlx.serving.handle import RequestHandle
 from support.patience import PATIENCE, soon
 
@@ -28,10 +28,10 @@ def test_a_child_that_is_forked_by_a_function_ends() -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             children.append(os.fork())
 
-    tellers = Tellers()
+    callers = CallbackThreads()
     handles = [RequestHandle(number, lambda request: None) for number in range(2)]
     for handle in handles:
-        tellers.tell(handle, fork)
+        callers.subscribe(handle, fork)
     handles[0].fail(CortexError("it broke"))
     assert soon(lambda: children)
     try:
@@ -40,7 +40,7 @@ def test_a_child_that_is_forked_by_a_function_ends() -> None:
         os.kill(children[0], signal.SIGKILL)
         raise
     finally:
-        tellers.abandon()
+        callers.abandon()
 
 
 @pytest.mark.slow
@@ -77,8 +77,8 @@ def test_each_of_very_many_hears_its_answer_byte_for_byte(engine: Engine) -> Non
         if number == 1300:
             assert soon(lambda: sum(handle.ended for handle, _, _ in list(heard)) > 1200)
     engine.close()
-    engine._tellers.join(PATIENCE)
-    assert not engine._tellers._open
+    engine._callbacks.join(PATIENCE)
+    assert not engine._callbacks._open
     for handle, events, raises in heard:
         if raises is not None and len(events) == raises:
             continue

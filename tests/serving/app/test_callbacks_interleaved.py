@@ -13,7 +13,7 @@ import pytest
 from cortexmlx import Completion, CortexError, FinishReason, Progress, Timings, TokenEvent, Usage
 from cortexmlx.serving import handle as handles
 from cortexmlx.serving.app import callbacks
-from cortexmlx.serving.app.callbacks import Tellers
+from cortexmlx.serving.app.callbacks import CallbackThreads
 from cortexmlx.serving.handle import RequestHandle
 from support.interleaved import Interleaved
 
@@ -86,7 +86,7 @@ class World:
 
     def __init__(self, stage: Interleaved, count: int) -> None:
         self.stage, self.left = stage, count
-        self.tellers = Tellers()
+        self.callers = CallbackThreads()
         self.open: list[Asked] = []
         self.all: list[Asked] = []
         self.given_up: set[int] = set()
@@ -96,7 +96,7 @@ class World:
         asked = Asked(self, self.left)
         self.all.append(asked)
         self.open.append(asked)
-        self.tellers.tell(asked.handle, asked)
+        self.callers.subscribe(asked.handle, asked)
 
     def caller(self) -> None:
         while self.left:
@@ -114,7 +114,7 @@ class World:
                 if not asked.to_say:
                     self.open.remove(asked)
 
-    def tellers_threads(self) -> list[Any]:
+    def open_threads(self) -> list[Any]:
         return [t for t in self.stage.threads if t.name and not t.over]
 
 
@@ -126,7 +126,7 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, more: Callable[[World], Non
             patch.setattr(module, "threading", stage.threading)
         patch.setattr(callbacks, "queue", stage.queue)
         patch.setattr(callbacks, "time", stage.time)
-        patch.setattr(callbacks, "MOST", MOST)
+        patch.setattr(callbacks, "MAX_THREADS", MOST)
         patch.setattr(callbacks, "_every", weakref.WeakSet())
         world = World(stage, stage.dice.randrange(1, 7))
         patch.setattr(callbacks.log, "exception", lambda text, number: world.given_up.add(number))
@@ -136,10 +136,10 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, more: Callable[[World], Non
         stage.run()
     for asked in world.all:
         asked.check()
-    assert not world.tellers_threads(), "all end with the last request"
-    tellers = world.tellers
-    assert not (tellers._open or tellers._calls or tellers._threads or tellers._watching)
-    assert all(item is None for item in tellers._ready._items), "nothing is kept"  # type: ignore[attr-defined]
+    assert not world.open_threads(), "all end with the last request"
+    callers = world.callers
+    assert not (callers._open or callers._calls or callers._threads or callers._watching)
+    assert all(item is None for item in callers._ready._items), "nothing is kept"  # type: ignore[attr-defined]
     return world
 
 
@@ -153,7 +153,7 @@ def test_what_is_thrown_at_a_thread_harms_only_the_request_that_it_tells(monkeyp
         for _ in range(3):
             for _ in range(world.stage.dice.randrange(60)):
                 world.stage.pause()
-            telling = [t for t in world.tellers_threads() if t._target == world.tellers._tell]
+            telling = [t for t in world.open_threads() if t._target == world.callers._serve]
             world.stage.targets |= set(world.stage.dice.sample(telling, min(1, len(telling))))
 
     for seed in range(25):
