@@ -28,33 +28,46 @@ class Array:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of MLX's primitives, what it `takes` and `makes`. `settings` are its own: the order of a transpose, ..."""
+    """A call of one of MLX's primitives."""
 
     kind: str
+    """The primitive's name, such as "Transpose"."""
+
     takes: tuple[str, ...]
+    """Names of its inputs."""
+
     makes: tuple[Array, ...]
+    """Its outputs."""
+
     settings: Sequence[Any] = ()
+    """Its other arguments, such as the order of a transpose's axes."""
 
 
 @dataclass
 class Graph:
-    """All operations, in an order in which they could be computed; `given` are the arguments of the traced function,
-    `results` what it returns, `constants` the arrays that it brought along. `first` are arrays that are computed before
-    the others, one tuple after the other.
-    """
+    """The computation graph of a traced function."""
 
     operations: list[Operation] = field(default_factory=list)
+    """All operations; each one comes after those that make its inputs."""
+
     given: list[Array] = field(default_factory=list)
+    """The function's arguments."""
+
     constants: list[Array] = field(default_factory=list)
+    """Arrays that the function uses and did not make."""
+
     results: list[str] = field(default_factory=list)
+    """Names of the arrays that the function returns."""
+
     first: list[tuple[str, ...]] = field(default_factory=list)
+    """Names of arrays that are computed before the others, tuple by tuple."""
 
 
 def trace(
     function: Callable[..., Sequence[mx.array]], *given: mx.array, first: list[tuple[mx.array, ...]] | None = None
 ) -> Graph:
-    """The graph of `function(*given)`. Neither the arguments nor anything else is computed. While it runs, the function
-    may append to `first` what is to be computed before the rest. Raises ValueError for what MLX cannot export.
+    """Return the graph of `function(*given)`. Nothing is computed, not even the arguments. The function may append to
+    `first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot export.
     """
     graph = Graph()
     sooner: list[tuple[mx.array, ...]] = [] if first is None else first

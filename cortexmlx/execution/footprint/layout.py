@@ -1,6 +1,6 @@
-"""Where an array's numbers lie in its memory, and which operations only look at them in another way. No mlx.
+"""Strides of arrays, and which operations return a view instead of a copy. No mlx.
 
-Strides count numbers. What MLX cannot see in another way it copies.
+Strides count numbers, not bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _NOTHING = np.zeros(1, np.int8)
 RESHAPES = ("Reshape", "Unflatten", "Flatten", "Squeeze", "ExpandDims")
 SAME = ("Copy", "StopGradient", "Split")
 LOOKS = (*RESHAPES, *SAME, "Transpose", "Broadcast", "Slice", "Contiguous", "AsStrided")
-"""The operations whose result may lie in the memory of what they take."""
+"""The operations whose result may be a view of their input."""
 
 
 def dense(shape: Sequence[int]) -> Shape:
-    """The strides of an array of its own."""
+    """Return the strides of a contiguous array."""
     strides = []
     step = 1
     for count in reversed(shape):
@@ -31,12 +31,12 @@ def dense(shape: Sequence[int]) -> Shape:
 
 
 def is_dense(shape: Shape, strides: Shape) -> bool:
-    """Whether an array lies in its memory as one of its own would."""
+    """Whether an array is contiguous."""
     return all(count == 1 or a == b for count, a, b in zip(shape, strides, dense(shape), strict=True))
 
 
 def multiplies_in_place(shape: Shape, strides: Shape) -> bool:
-    """Whether MLX's CPU build takes an array's matrices as they lie, or transposed; it copies what is neither."""
+    """Whether MLX's CPU build multiplies an array's matrices without a copy: they are contiguous or transposed."""
     if len(shape) < 2:
         return True
     (rows, columns), (down, across) = shape[-2:], strides[-2:]
@@ -45,7 +45,7 @@ def multiplies_in_place(shape: Shape, strides: Shape) -> bool:
 
 
 def look(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, result: Shape) -> Shape | None:
-    """The strides of what an operation of `LOOKS` makes of an array; None if it has to copy it."""
+    """Return the strides of the view that an operation of `LOOKS` makes; None if it has to copy."""
     if kind == "Transpose":
         return tuple(strides[axis] for axis in settings[0])
     if kind == "Broadcast":
@@ -65,7 +65,7 @@ def look(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, resul
 
 
 def _reshaped(shape: Shape, strides: Shape, result: Shape) -> Shape | None:
-    """NumPy's rule: a view where the new shape has one, without looking at any memory."""
+    """Return the strides of a reshaped view by NumPy's rule, without reading memory; None if there is no view."""
     if 0 in result:
         return dense(result)
     view = np.lib.stride_tricks.as_strided(_NOTHING, shape, strides)

@@ -17,13 +17,13 @@ from cortexmlx.execution.footprint.graph import Array, Graph, Operation
 from cortexmlx.execution.footprint.layout import LOOKS, Shape, dense, is_dense, look, multiplies_in_place
 
 WIDTH = 20
-"""Arrays of the tape that wait for what they are made of, at most."""
+"""Bound of the arrays on the tape whose inputs are not on it yet."""
 
 AHEAD = 100
-"""Calls that the thread that allocates is ahead of the one that computes, at most."""
+"""Bound of the calls by which the allocating thread is ahead of the computing one."""
 
 _SLACK = 16384
-"""Bytes by which memory that is taken over may be too large."""
+"""Bytes by which a reused buffer may be larger than the result."""
 
 _UPDATES = ("Scatter", "SliceUpdate", "ScatterAxis", "DynamicSliceUpdate")
 _PRODUCTS = ("Matmul", "AddMM")
@@ -39,13 +39,18 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(eq=False)
 class _Memory:
-    """A buffer: held by `arrays` arrays of the graph that are still needed, and by `calls` that are not computed yet.
-    `own` is False of what was there before."""
+    """A buffer."""
 
     nbytes: int
+
     own: bool = True
+    """The evaluation allocated it. False for arguments and constants, and once it is freed."""
+
     arrays: int = 0
+    """Arrays of the graph that lie in it and are still needed."""
+
     calls: int = 0
+    """Calls that read it and are not computed yet."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class _Placed:
 
 
 def peak_bytes(graph: Graph, updated: Collection[str] = ()) -> int:
-    """Bytes that evaluating the results takes at most, beside what is given; results and constants count. What is
-    given under the names `updated` is written in place, everything else is copied before it is changed.
+    """Return the peak bytes of evaluating the results. Results and constants count, the arguments do not. Arguments
+    whose names are in `updated` are written in place; all others are copied before they change.
     """
     return _Replay(graph, updated).peak
 
@@ -99,7 +104,7 @@ class _Replay:
             self._give_back(held)
 
     def _make(self, operation: Operation, takes: list[_Placed]) -> tuple[int, list[_Memory]]:
-        """Places what an operation makes. Returns how many calls it is, and the copies it needs on the way."""
+        """Place the outputs of an operation. Return how many calls it takes, and the copies that these calls need."""
         kind, first = operation.kind, takes[0] if takes else None
         if kind in LOOKS and first is not None:
             for array in operation.makes:
@@ -121,7 +126,7 @@ class _Replay:
         return 2 + len(copies), copies
 
     def _taken_over(self, operation: Operation, array: Array, takes: list[_Placed]) -> _Memory | None:
-        """The memory of what an elementwise operation takes, if its result can lie there."""
+        """Return the buffer of an input that an elementwise operation reuses for its result; None if there is none."""
         for index, place in enumerate(takes):
             fits = place.shape == array.shape and place.itemsize == array.itemsize
             fits = fits and is_dense(place.shape, place.strides) and place.memory.nbytes <= array.nbytes + _SLACK
@@ -130,7 +135,7 @@ class _Replay:
         return None
 
     def _is_free(self, operation: Operation, index: int, takes: list[_Placed]) -> bool:
-        """Whether nobody but this operation holds what it takes there."""
+        """Whether only this operation uses the buffer of its input `index`."""
         memory = takes[index].memory
         return memory.own and memory.arrays == 1 and not memory.calls and self._uses[operation.takes[index]] == 1
 
@@ -151,7 +156,7 @@ class _Replay:
 
 
 def _order(graph: Graph) -> list[Operation]:
-    """The operations in the order in which MLX computes them."""
+    """Return the operations in the order in which MLX computes them."""
     maker = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.makes}
     needs = [[maker[name] for name in operation.takes if name in maker] for operation in graph.operations]
     done: set[int] = set()
@@ -164,7 +169,7 @@ def _order(graph: Graph) -> list[Operation]:
 
 
 def _tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]:
-    """What the roots need and is not done yet, in the order of one evaluation."""
+    """Return the operations that the roots need and that are not done, in the order of one evaluation."""
     end = -1
     of = {end: [root for root in roots if root not in done]}
     stack = [end]

@@ -1,9 +1,8 @@
-"""The steps of a run that take the most memory: planned by the scheduler, traced on the model, which need not have its
-weights, and replayed.
+"""The memory of a run's largest steps. The scheduler plans them, the model's outline is traced, the graph is replayed.
 
-A long run's largest steps are the last piece of a long prompt beside rows that decode, and a step of a window of rows
-that are as long. Both are larger the longer the rows are, in proportion beyond some length, so that very long ones are
-reckoned from two shorter ones.
+A long run has two largest steps: the last piece of a long prompt beside decoding rows, and a decode step of rows of
+that length. Beyond some length both grow in proportion to the rows' tokens. So very long rows are extrapolated from
+two shorter lengths.
 """
 
 from __future__ import annotations
@@ -30,24 +29,26 @@ from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 
 _TRACED = (4096, 8192)
-"""Tokens of a row up to which steps are traced; what longer rows take is reckoned from these."""
+"""Tokens of the rows whose steps are traced. Longer rows are extrapolated from these."""
 
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Bytes that a step takes at most beside weights, arena, tail and states: one with a piece of a prompt, and one of
-    a decode window, the new tail and new states included."""
+    """Peak bytes of the largest steps beside weights, arena, tail and states."""
 
     prefill: int
+    """A step with a piece of a prompt."""
+
     decode: int
+    """A step of a decode window, with its new tail and new states."""
 
 
 def step_bytes(
     model: nn.Module, groups: tuple[LayerGroup, ...], attend: Attend, vocab_size: int, load: Load, tokens: int
 ) -> StepBytes:
-    """What the largest steps take of `load.rows` rows that have `tokens` tokens each in the end.
+    """Return what the largest steps take when `load.rows` rows end with `tokens` tokens each.
 
-    `groups` are what the probe found in the model, which is installed. Nothing is computed; the model is as it was.
+    `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
     if tokens <= _TRACED[1]:
         return _step_bytes(model, paged(groups), attend, vocab_size, load, tokens)
@@ -67,13 +68,14 @@ def _step_bytes(
 
 
 def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tuple[StepPlan, StepPlan]:
-    """The last piece of the last prompt while all other rows decode, and the first step of the window after it. Where
-    prompts are shorter than a step's pieces may be, several are computed together. Answers last until then. No two
-    blocks of a row are neighbours, as in an arena that has been in use for a while.
+    """Return the last piece of the last prompt while all other rows decode, and the first step of the window after it.
+
+    Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
+    that has been in use for a while.
     """
     answer = load.rows + TAIL_COLUMNS + 1
     prompt = max(1, tokens - answer)
-    tokens = prompt + answer  # of so short ones, too, that no answer would last so long
+    tokens = prompt + answer  # also where `tokens` is too small for such an answer
     cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
     config = SchedulerConfig(
         max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
@@ -100,7 +102,7 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
 
 
 def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
-    """A cache with so many free blocks, and one that is taken behind each."""
+    """Return a cache with `blocks` free blocks. The block after each one is in use."""
     cache = KVCache(groups, 2 * blocks, block_size)
     for block in range(2 * blocks):
         cache.allocate_for(-1 - block, block_size)
@@ -110,7 +112,7 @@ def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> 
 
 
 def _next(scheduler: Scheduler) -> StepPlan:
-    """The next step, whose tokens are known at once."""
+    """Plan the next step and commit its tokens at once."""
     plan = scheduler.plan(0)
     assert plan is not None
     scheduler.commit(plan, [0] * len(plan.logit_segments))
@@ -118,7 +120,7 @@ def _next(scheduler: Scheduler) -> StepPlan:
 
 
 class _Outlined(ModelRunner):
-    """A runner on an arena of `blocks` blocks that is not there."""
+    """A runner on an arena of `blocks` blocks that takes no memory."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class _Outlined(ModelRunner):
         self._outlined.outline(blocks)
 
     def bytes_of(self, plan: StepPlan) -> int:
-        """What the step takes beside what is there when it begins."""
+        """Return the peak bytes of a step beside what is there when it begins."""
         writes = plan.kind is StepKind.MIXED
         slabs = tree_flatten(self._outlined.slabs())
         tail = tree_flatten({} if writes else self._outlined.tail(len(plan.segments)))
@@ -171,22 +173,22 @@ class _OutlinedArena(KVArena):
     """An arena of which only the shapes matter."""
 
     def outline(self, blocks: Counts) -> None:
-        """Have so many blocks, none of which takes memory."""
+        """Set the number of blocks, without memory for them."""
         self.blocks = blocks
         for layer, slab in self._slabs.items():
             slots = self.slots(self.group_of[layer])
             self._slabs[layer] = tuple(mx.zeros((a.shape[0], slots, a.shape[2]), a.dtype) for a in slab)
 
     def slabs(self) -> dict[int, Slab]:
-        """All slabs by layer."""
+        """Return all slabs by layer."""
         return dict(self._slabs)
 
     def put(self, slabs: dict[int, Slab]) -> None:
-        """Have these slabs."""
+        """Replace all slabs."""
         self._slabs = dict(slabs)
 
     def tail(self, rows: int) -> dict[int, Slab]:
-        """A tail of so many rows."""
+        """Return a tail of `rows` rows."""
         return {
             layer: tuple(mx.zeros((rows, a.shape[0], TAIL_COLUMNS, a.shape[2]), a.dtype) for a in slab)
             for layer, slab in self._slabs.items()

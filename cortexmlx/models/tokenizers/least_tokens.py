@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, found without tokenizing it: a text that can never fit is refused in time.
+"""A lower bound of a text's tokens, computed without tokenizing it, so that a text that can never fit is refused soon.
 
 Every byte of a text ends up in exactly one token. Let m(b) be the length of the longest token that has byte b, and let
 b be worth 1/m(b). The bytes of a token t are worth at most 1 together, because each of them has m(b) >= len(t). So a
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 SPACE = "\u2581"
-"""How tokens that are not byte-level write a space."""
+"""A space in tokens that are not byte-level."""
 
 _CHUNK = 1 << 16
-"""Characters that are looked at together."""
+"""Characters that are counted at once."""
 
 _COMPOSED = 16
 """Bytes that composing (NFC) may take from the end of one chunk and the beginning of the next: four characters become
@@ -37,8 +37,10 @@ _WHITESPACE += "\u2028\u2029\u202f\u205f\u3000"
 
 
 class LeastTokens:
-    """The bound for one tokenizer. `tokens` are the bytes of every token that can occur; bytes of `uncounted` are
-    worth nothing. `spaces`: a space is written as U+2581 in them. `composed`: text is composed (NFC) before it is cut.
+    """The lower bound for one tokenizer.
+
+    `tokens` are the bytes of every token that can occur. Bytes in `uncounted` are worth nothing. With `spaces`, tokens
+    write a space as U+2581. With `composed`, the tokenizer composes a text (NFC) before it cuts it.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class LeastTokens:
         self._worth[list(uncounted)] = 0.0
 
     def of(self, text: str) -> int:
-        """A number of tokens that `text` has at least."""
+        """Return a number of tokens that `text` has at least."""
         worth = sum(map(self._worth_of, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
         return math.floor(worth * (1 - 1e-9))  # rounding must not make it one more
 
@@ -70,12 +72,12 @@ class LeastTokens:
 
 
 def no_bound() -> LeastTokens:
-    """For a tokenizer that is not understood: every text may have no token."""
+    """Return the bound for an unknown tokenizer: 0 for every text."""
     return LeastTokens(())
 
 
 def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
-    """For byte-level tokens: bytes that are no token of their own may be dropped."""
+    """Return the bound for byte-level tokens. A byte that is no token of its own may be dropped."""
     known = list(tokens)
     single = {token[0] for token in known if len(token) == 1}
     uncounted = set(range(256)) - single
@@ -85,8 +87,10 @@ def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, comp
 
 
 def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
-    """For tokens of characters, with U+2581 for a space. Characters that are in no token must become byte tokens
-    `<0x..>`: without all 256 of these any number of them may become one unknown token, so there is no bound.
+    """Return the bound for tokens of characters, with U+2581 for a space.
+
+    Characters that are in no token must become byte tokens `<0x..>`. Without all 256 of these, any number of
+    characters may become one unknown token, so there is no bound.
     """
     known = set(tokens)
     if any(f"<0x{byte:02X}>" not in known for byte in range(256)):
@@ -98,7 +102,7 @@ def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, c
 
 
 def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
-    """For a tokenizer of the tokenizers library, as far as its parts are understood."""
+    """Return the bound for a tokenizer of the tokenizers library; 0 for every text if it has an unknown part."""
     normalizers, cutters = list(_parts(core.normalizer)), list(_parts(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -122,7 +126,7 @@ def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
 
 
 def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as plain data, sequences taken apart."""
+    """Yield the parts of a normalizer or pre-tokenizer as plain data; a sequence yields its own parts."""
     waiting = [] if part is None else [json.loads(part.__getstate__())]
     while waiting:
         data = waiting.pop()
@@ -134,14 +138,14 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_bytes(part: dict[str, Any]) -> bool:
-    """A normalizer that composes, puts something in front, or writes spaces in the way of the tokens."""
+    """Whether a normalizer only composes, puts something in front, or writes spaces as the tokens do."""
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == SPACE)
     return part["type"] in ("NFC", "Prepend")
 
 
 def _drops_nothing(part: dict[str, Any]) -> bool:
-    """A pre-tokenizer that only cuts."""
+    """Whether a pre-tokenizer only cuts."""
     if part["type"] in ("Split", "Punctuation"):
         return bool(part["behavior"] != "Removed")
     if part["type"] == "Metaspace":
