@@ -1,4 +1,4 @@
-"""The limits of a text's length: which of them ends an answer, and how a chat stays below them."""
+"""Limits on the length of a text: which one ended an answer, and how a chat stays below it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def memory_is_the_limit(engine: Engine) -> bool:
-    """The KV memory, and not the model's context, bounds how long a text may be."""
+    """Return whether the KV memory, not the model's context, bounds the length of a text."""
     return engine.longest_request < engine.info.context_length
 
 
@@ -25,7 +25,7 @@ def limit(engine: Engine) -> str:
 
 
 def ending(completion: Completion, params: SamplingParams, engine: Engine) -> str:
-    """Why an answer has ended that the model would have gone on with; empty if it has not."""
+    """Return why an answer was cut short; empty if the model ended it."""
     if completion.finish_reason is FinishReason.CANCELLED:
         return "stopped"
     if completion.finish_reason is not FinishReason.LENGTH:
@@ -36,14 +36,14 @@ def ending(completion: Completion, params: SamplingParams, engine: Engine) -> st
 
 
 ANSWER_SHARE = 8
-"""The turn that leaves less than an eighth of all that fits for its answer is one too many, if `max_tokens` is more."""
+"""Drop turns if less than an eighth of the limit is left for the answer, unless `max_tokens` is even less."""
 
 FREE_SHARE = 3
-"""Then a third becomes free, if it can: what is left is computed anew, which should not happen at each turn."""
+"""Then free a third of the limit. The rest of the chat is computed again, so this must not happen at each turn."""
 
 
 def make_room(talk: Conversation, question: str, engine: Engine) -> str:
-    """Send so many of the oldest turns no more that `question` and its answer fit. What to tell; empty if all fits."""
+    """Drop the oldest turns until `question` and its answer fit. Return a message for the user; empty if all fits."""
     longest, before = engine.longest_request, talk.unread
     answer = min(talk.params.max_tokens or longest, longest // ANSWER_SHARE)
     tokens = talk.count(question)
@@ -56,13 +56,13 @@ def make_room(talk: Conversation, question: str, engine: Engine) -> str:
     if not dropped:
         return ""
     return (
-        f"{limit(engine)} is full, with this question {tokens:,}: the model reads the {dropped} oldest messages no "
-        f"more, which had {tokens - talk.count(question):,}. {advice(engine)}"
+        f"{limit(engine)} is full: with this question the chat has {tokens:,} tokens. The {dropped} oldest messages "
+        f"({tokens - talk.count(question):,} tokens) are not sent any more. {advice(engine)}"
     )
 
 
 def advice(engine: Engine) -> str:
-    """How more would fit without leaving the chat."""
+    """Return the setting that makes room for more."""
     if memory_is_the_limit(engine):
         return f"/set kv_memory SIZE gives it more ({format_bytes(engine.stats().kv_bytes_limit)} now)."
     return f"/set keep_last {engine.info.context_length // 4} lets a text outgrow the context."

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 
 from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream, locked, open_descriptor
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
@@ -68,9 +67,7 @@ class BatchFiles:
     def __enter__(self) -> BatchFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._opened:
             file.close()
         if self._run is not None:

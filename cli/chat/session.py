@@ -33,7 +33,7 @@ class Stopped(CortexError):
 
 
 class Figures(Enum):
-    """What is said of an answer below it."""
+    """Which statistics stand below an answer."""
 
     QUIET = "quiet"
     USUAL = "usual"
@@ -50,17 +50,17 @@ class Attached:
 
 @dataclass(frozen=True)
 class Question:
-    """A message to be answered. `again`: in the place of the last one, whose turn gives way when there is an answer.
-    `answers` are written side by side, for one to be chosen. `typed` is what was typed for it now: where that is
-    its text, files that it names are still to be read. `waited` are the files that waited for it, and wait again if it
-    is not answered.
-    """
+    """A message to be answered."""
 
     text: str
     again: bool = False
+    """Replace the last turn as soon as there is an answer."""
     answers: int = 1
+    """Answers side by side, of which the user chooses one."""
     typed: str = ""
+    """What the user typed. If it is the text itself, the files that it names are still to be read."""
     waited: tuple[Attached, ...] = ()
+    """Files that were attached before. They wait again if the question is not answered."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ Follow = Callable[["Reply"], Completion]
 
 
 class ChatHost(Protocol):
-    """What has the engine of a chat, and can exchange it."""
+    """The owner of a chat's engine, which can replace it."""
 
     config: EngineConfig
     engine: Engine
@@ -87,29 +87,31 @@ class ChatHost(Protocol):
 
 @dataclass
 class ChatSession:
-    """The state of one chat.
-
-    `show` opens a view for an answer. `stoppable(stop)` is a context in which the user may end the answer, by a call of
-    `stop`: an exception could come between a word and its place on the screen. `keeper` keeps the chat after each turn.
-    `arena` is shown below answers where it is wanted; None: there is no place for it. `host` can open another engine.
-    `note` tells the user something. `attached` waits for the next message; `typed` is what was typed for messages that
-    have files in them. `folding` says how thoughts are shown. `taken_back` is the question that `/undo` took last,
-    until another is answered.
-    """
+    """The state of one chat."""
 
     engine: Engine
     show: ViewFactory
+    """Opens the view of an answer."""
     conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
+    """A context in which Ctrl-C calls `stop`: an exception could lose a word on its way to the screen."""
     keeper: Keeper | None = None
+    """Saves the chat after each turn."""
     arena: ArenaView | None = None
+    """The picture below answers; None where there is no terminal for it."""
     host: ChatHost | None = None
+    """Opens another engine."""
     note: Callable[[str], None] = console.note
+    """Prints a note for the user."""
     figures: Figures = Figures.USUAL
     attached: list[Attached] = field(default_factory=list)
+    """Files that go with the next message."""
     typed: dict[str, str] = field(default_factory=dict)
+    """By a message with files in it: what the user typed."""
     taken_back: str | None = None
+    """The question that `/undo` took last, until another is answered."""
     folding: Folding = field(default_factory=Folding)
+    """Whether thoughts are folded."""
     _answering: Conversation | None = field(default=None, init=False)
 
     @property
@@ -200,7 +202,7 @@ class ChatSession:
                 self.tell_notes()
 
     def tell_notes(self) -> None:
-        """What is to be known of a conversation that was loaded, or goes on with another model."""
+        """Print the notes on a conversation that was loaded or continues with another model."""
         for remark in remarks(self.engine, self.conversation):
             self.note(remark)
 
@@ -210,8 +212,8 @@ class ChatSession:
             self.keeper.keep(self.conversation, self.typed)
 
     def keep_so_far(self) -> None:
-        """Save the chat with the turn that is being answered, if there is one: the program ends. An answer that is
-        written again stays what it was until the new one has begun.
+        """Save the chat with the answer so far: the program ends. With /regen, the old answer stays until the new one
+        has begun.
         """
         if self.keeper is None or self._answering is None:
             return
@@ -220,7 +222,7 @@ class ChatSession:
             self.keeper.keep(talk, self.typed)
 
     def begin_anew(self) -> None:
-        """What is said from now on is another chat."""
+        """Begin another chat: what follows is saved in a file of its own."""
         self.taken_back = None
         if self.keeper is not None:
             self.keeper.begin_anew()
@@ -244,8 +246,9 @@ class ChatSession:
 
 
 def remarks(engine: Engine, talk: Conversation) -> tuple[str, ...]:
-    """The conversation's own notes, and what the model does not see of it. What its template refuses as a whole is said
-    when something is asked.
+    """Return the conversation's notes, and a note on messages that the chat template leaves out.
+
+    A conversation that the template refuses as a whole has no such note: the next question raises the error.
     """
     try:
         left_out = calls_left_out(engine, talk.messages)

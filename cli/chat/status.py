@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.terminal.progress import STOPPING, how_far
@@ -98,9 +97,7 @@ class Status:
             threading.Thread(target=self.arena.watch, args=(self._enough,), name="cortexmlx-arena", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._enough.set()
 
     def note(self, event: TokenEvent) -> None:

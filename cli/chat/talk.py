@@ -51,7 +51,7 @@ class Talk:
         return self.answer(step)
 
     def go_on(self, first: str) -> None:
-        """Until somebody leaves. Raises LineCleared for Ctrl-C twice, EngineClosed if the engine has gone."""
+        """Ask and answer until the user leaves. Raises LineCleared for Ctrl-C twice, EngineClosed."""
         step: Question | Draft | None = Question(first) if first else None
         while True:
             try:
@@ -67,8 +67,8 @@ class Talk:
                 continue
 
     def _asked(self, draft: Draft | None) -> Question | Draft | None:
-        """What comes of what is typed next, beginning with a draft. Raises Leave if there will be no more, LineCleared
-        for Ctrl-C twice.
+        """Read a line, beginning with a draft, and act on it. Raises Leave at the end of the input, LineCleared for
+        Ctrl-C twice.
         """
         try:
             typed = self._source.ask(draft=draft.text if draft is not None else "")
@@ -133,7 +133,7 @@ class Talk:
         for file in found:
             tell(session, file, self._screen)
         for name in missing:
-            console.print_indented(self._screen, f"@{name} is no file here: it is sent as it is")
+            console.print_indented(self._screen, f"@{name} is not a file here: it is sent as text")
         waited, session.attached = session.attached, []
         files = [*waited, *found]
         if not files:

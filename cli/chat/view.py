@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, cast
 
 from rich.console import Console
@@ -21,18 +20,17 @@ from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.request import TokenEvent
 
-
-@dataclass
-class Folding:
-    """Whether the thoughts of the answers to come are one line each."""
-
-    folded: bool = False
-
-
 WIDEST = 100
 """Cells of a row of words; code and what the terminal breaks itself may be wider."""
 MOST_PENDING = 12
 """Rows that may wait for what comes after them: in half the width they still fit on the screen."""
+
+
+@dataclass
+class Folding:
+    """Whether the next answers show their thoughts in one line."""
+
+    folded: bool = False
 
 
 class AnswerView(Protocol):
@@ -40,9 +38,7 @@ class AnswerView(Protocol):
 
     def __enter__(self) -> AnswerView: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
     def feed(self, text: str, thought: bool = False) -> None:
         """More text, of the answer or of what the model thinks before it."""
@@ -60,9 +56,7 @@ class RawView:
     def __enter__(self) -> RawView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._thoughts.end()
         terminal.say(flush=True)
 
@@ -103,9 +97,7 @@ class MarkdownView:
         self._stack.enter_context(self._drawing)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._drawing.end()
         with self._drawing.lock:
             self._close()

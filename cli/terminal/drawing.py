@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stderr
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal.console import is_terminal
@@ -56,9 +55,7 @@ class Drawing:
         self._ticker.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end()
         self._stack.close()
 

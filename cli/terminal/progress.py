@@ -1,4 +1,4 @@
-"""Progress on stderr: of a model that is loaded, and of a long prompt."""
+"""Progress on stderr: of downloading and loading a model, and of a long prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
@@ -46,7 +45,7 @@ def loading(model: str) -> Iterator[OnProgress]:
             yield told
     except KeyboardInterrupt:
         if last and last[0].what == "downloading" and last[0].done:
-            console.note(f"stopped; {_of(last[0])} are kept, and the same command goes on there")
+            console.note(f"stopped; {_of(last[0])} are kept: run the same command to continue")
         raise
 
 
@@ -119,7 +118,7 @@ def how_far(news: Progress) -> str:
 
 
 class PrefillProgress:
-    """Told of every event of an answer. Nothing is shown of a prompt that takes one step."""
+    """The bar of a long prompt. A prompt of one step has none."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -129,13 +128,11 @@ class PrefillProgress:
     def __enter__(self) -> PrefillProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._close()
 
     def note(self, event: TokenEvent) -> None:
-        """Show how far the prompt is, or if it is done, nothing any more."""
+        """Take an event of the answer: update the bar, or remove it when the prompt is done."""
         news = event.progress
         if news is None:
             return self._close()
@@ -147,7 +144,7 @@ class PrefillProgress:
         self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
 
     def stopping(self) -> None:
-        """Say that the stop was heard: it ends with the piece that is under way."""
+        """Show that Ctrl-C was heard: the piece of the prompt in flight still ends."""
         if self._bar is not None:
             self._bar.update(self._task, description=STOPPING)
             self._bar.refresh()

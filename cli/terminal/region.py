@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal.harmless import harmless
@@ -36,9 +35,7 @@ class Region:
     def __enter__(self) -> Region:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._write(ERASE_BELOW + SHOW)
 
     def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:

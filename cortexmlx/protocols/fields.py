@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
 
 _MOST_NAMED = 10
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,13 @@ def check_fields(names: Collection[str], known: Collection[str], what: str) -> N
         if len(strange) > _MOST_NAMED:
             shown += f" and {len(strange) - _MOST_NAMED} more"
         raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}", field=strange[0])
+
+
+def checked(name: str, value: object, kind: type[Kind], must_be: str) -> Kind:
+    """The value of a field. Raises InvalidRequest if it is not of this kind."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name} is {value!r:.80}, but must be {must_be}", field=name)
+    return value
 
 
 @contextmanager

@@ -57,7 +57,7 @@ APP = "from cortexmlx import Engine; Engine('org/tiny')"
 @pytest.mark.parametrize(
     ("code", "ends", "says"),
     [
-        (COMMAND, 130, "are kept, and the same command goes on there\n"),
+        (COMMAND, 130, "are kept: run the same command to continue\n"),
         (APP, -signal.SIGINT, "KeyboardInterrupt\n"),
     ],
 )

@@ -34,7 +34,8 @@ def test_the_oldest_turns_are_left_out_and_it_is_said(full: ChatSession, capsys:
     full.ask(Question("one more"))
     assert len(told) == 1
     assert (
-        told[0].startswith("the context of 400 tokens is full, with this question ") and "oldest messages no" in told[0]
+        told[0].startswith("the context of 400 tokens is full: with this question ")
+        and "are not sent any more" in told[0]
     )
     assert "/set keep_last 100 lets a text outgrow the context" in told[0]
     assert full.conversation.messages[: len(before)] == before, "they are still there"

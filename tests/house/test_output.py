@@ -31,7 +31,6 @@ PLACE = {
     "cli/terminal/console.py": {"Console", "unguarded", "os.write"},
     "cli/terminal/harmless.py": {"unguarded"},
     "cli/terminal/signals.py": {"os.write"},
-    "cli/terminal/picture.py": {"Console"},  # which draws into a string
 }
 """The modules of that place, and what each may do: write sequences of its own."""
 

@@ -105,7 +105,7 @@ def bench(folder: Path) -> str:
 
 def blocks(folder: Path) -> str:
     """The arena at work."""
-    command = [sys.executable, "-m", "cortexmlx.cli.terminal.picture", "smollm2"]
+    command = [sys.executable, "-m", "tests.pictures.blocks", "smollm2"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -12,7 +12,7 @@ from openai.types.responses import response_create_params
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.batch import UNSERVED, Style
-from cortexmlx.protocols.fields import Fields, check_fields, inside
+from cortexmlx.protocols.fields import Fields, check_fields, checked, inside
 from cortexmlx.protocols.openai import chat_completions, completions, responses
 
 THEIRS = {
@@ -105,3 +105,10 @@ def test_the_path_of_what_is_wrong_is_put_together_from_its_parts() -> None:
         with pytest.raises(InvalidRequest) as refused, inside("a[0]"):
             raise InvalidRequest("wrong", field=own)
         assert (str(refused.value), refused.value.field) == ("wrong", path)
+
+
+def test_a_field_of_another_kind_is_named_and_its_value_is_cut() -> None:
+    assert checked("stream", True, bool, "true or false") is True
+    with pytest.raises(InvalidRequest, match=r"^stream is 'xxx.*, but must be true or false$") as refused:
+        checked("stream", "x" * 10_000, bool, "true or false")
+    assert refused.value.field == "stream" and len(str(refused.value)) < 200

@@ -32,7 +32,7 @@ def tokens(chat: ChatSession, argument: str, console: Console) -> None:
         return
     print_indented(console, f"{used:,} tokens ({used / fits:.0%}) of {limit(chat.engine)}")
     if chat.conversation.unread:
-        left_out = f"the {chat.conversation.unread} oldest messages are not read any more, and not counted"
+        left_out = f"the {chat.conversation.unread} oldest messages are not sent any more, and not counted"
         print_indented(console, left_out)
 
 
@@ -123,8 +123,10 @@ def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest(f"/thoughts takes nothing, {FOLD} or {SHOW}: not {argument!r}")
     if argument:
         chat.folding.folded = argument == FOLD
-        now = "one line; /thoughts shows the last" if chat.folding.folded else "shown"
-        print_indented(console, f"thoughts are {now} from now on")
+        now = (
+            "folded into one line from now on; /thoughts shows the last" if chat.folding.folded else "shown from now on"
+        )
+        print_indented(console, f"thoughts are {now}")
         return
     thought = chat.conversation.thinking
     if not thought:

@@ -64,7 +64,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.conversation.load(path)
     chat.tell_notes()
     chat.begin_anew()
-    read = f", of which the first {unread} are not read any more" if (unread := chat.conversation.unread) else ""
+    read = f", of which the first {unread} are not sent any more" if (unread := chat.conversation.unread) else ""
     said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
     print_indented(console, said)
 

@@ -44,7 +44,7 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
     chat.move(replace(chat.host.config, model=argument, adapter=None))
     info = chat.engine.info
     count = len(chat.conversation.messages)
-    said = f", and reads the {count} messages so far anew" if count else ""
+    said = f", and reads the {count} messages again" if count else ""
     print_indented(console, f"{info.name} answers now{said}")
     for remark in info.notes:
         print_indented(console, remark)
@@ -95,7 +95,7 @@ def _info(chat: ChatSession, console: Console) -> None:
 
 def _messages(chat: ChatSession, console: Console) -> None:
     if not chat.conversation.messages:
-        return print_indented(console, "nothing was said yet")
+        return print_indented(console, "there are no messages yet")
     if not is_terminal(console.file):
         return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []

@@ -69,4 +69,4 @@ def _unknown(name: str, near: list[str], commands: Iterable[str]) -> str:
     """What to do about a command that is not there: the one that is meant, or those nearest to it."""
     near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no command {name}: {hint}/help lists them all. (A message that begins so: a blank before it.)"
+    return f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."

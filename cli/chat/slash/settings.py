@@ -208,5 +208,5 @@ def _reopen(chat: ChatSession, name: str, value: str, console: Console) -> None:
     if name == "kv_bits" and value == "none":
         changes["kv_group_size"] = None
     config: EngineConfig = replace(chat.host.config, **changes)
-    print_indented(console, "the model is loaded again with that, and the chat goes on")
+    print_indented(console, "the model is loaded again with this setting; the chat continues")
     chat.move(config)

@@ -122,4 +122,4 @@ def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], cons
             return None
         if typed.strip() in by_number:
             return by_number[typed.strip()]
-        print_indented(console, f"{typed.strip()!r} is none of 1 to {len(answers)}, nor 0")
+        print_indented(console, f"{typed.strip()!r} is not a number from 0 to {len(answers)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import TokenLogprob
-from cortexmlx.protocols.fields import Fields
+from cortexmlx.protocols.fields import Fields, checked
 from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
@@ -28,10 +28,8 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """The request of a body. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
     values = parameters.sampling_values(said)
-    asked = said.get("logprobs", False)
-    if not isinstance(asked, bool):
-        message = f"logprobs is {asked!r}, but must be true or false: the number is `top_logprobs`"
-        raise InvalidRequest(message, field="logprobs")
+    number = "true or false: the number is `top_logprobs`"
+    asked = checked("logprobs", said.get("logprobs", False), bool, number)
     values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
     params = parameters.sampling_params(defaults.params, values, said)
     stream = parameters.stream_of(said, params)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
-from cortexmlx.protocols.fields import Unserved, check_fields, inside
+from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
 from cortexmlx.request import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
@@ -104,12 +104,9 @@ def body_variables(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLE
     """The variables that a body sets: vLLM's `chat_template_kwargs` before OpenAI's `reasoning_effort`, and both before
     the `usual` ones. Null sets nothing. Raises InvalidRequest.
     """
-    effort, variables = body.get(EFFORT), body.get("chat_template_kwargs") or {}
-    if effort is not None and not isinstance(effort, str):
-        raise InvalidRequest(f"{EFFORT} is {effort!r:.80}, but must be a text like 'low'", field=EFFORT)
-    if not isinstance(variables, Mapping):
-        message = f"chat_template_kwargs is {variables!r:.80}, but must be an object"
-        raise InvalidRequest(message, field="chat_template_kwargs")
+    if (effort := body.get(EFFORT)) is not None:
+        checked(EFFORT, effort, str, "a text like 'low'")
+    variables = checked("chat_template_kwargs", body.get("chat_template_kwargs") or {}, dict, "an object")
     own = ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
     return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | own
 
@@ -126,17 +123,13 @@ def alternatives(said: Mapping[str, Any], asked: bool, how: str, usual: int | No
 
 def flag(said: Mapping[str, Any], name: str) -> bool:
     """A field that is true or false, and false if it is missing. Raises InvalidRequest."""
-    value = said.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} is {value!r}, but must be true or false", field=name)
-    return value
+    return checked(name, said.get(name, False), bool, "true or false")
 
 
 def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, bool]:
     """Whether a reply is streamed, and ends with the usage, as fields of a `Request`. Raises InvalidRequest."""
-    stream, options = flag(said, "stream"), said.get("stream_options", {})
-    if not isinstance(options, Mapping):
-        raise InvalidRequest(f"stream_options is {options!r:.80}, but must be an object", field="stream_options")
+    stream = flag(said, "stream")
+    options = checked("stream_options", said.get("stream_options", {}), dict, "an object")
     with inside("stream_options"):
         check_fields(options, ("include_usage", "include_obfuscation"), "`stream_options`")
         include_usage = flag({k: v for k, v in options.items() if v is not None}, "include_usage")

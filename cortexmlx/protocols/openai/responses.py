@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import Fields, Unserved, check_fields, inside
+from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
@@ -132,9 +132,7 @@ def _check_metadata(metadata: Any) -> None:
 
 def _included(said: Mapping[str, Any]) -> bool:
     """Whether `include` asks for log-probabilities."""
-    include = said.get("include", [])
-    if not isinstance(include, list):
-        raise InvalidRequest(f"include is {include!r}, but must be a list", field="include")
+    include = checked("include", said.get("include", []), list, "a list")
     for place, name in enumerate(include):
         if name != LOGPROBS:
             message = f"include has {name!r}, but only {LOGPROBS!r} is served"
@@ -143,9 +141,7 @@ def _included(said: Mapping[str, Any]) -> bool:
 
 
 def _effort(said: Mapping[str, Any]) -> object:
-    reasoning = said.get("reasoning", {})
-    if not isinstance(reasoning, Mapping):
-        raise InvalidRequest(f"reasoning is {reasoning!r}, but must be an object", field="reasoning")
+    reasoning = checked("reasoning", said.get("reasoning", {}), dict, "an object")
     with inside("reasoning"):
         check_fields([name for name in reasoning if reasoning[name] is not None], ("effort",), "`reasoning`")
     return reasoning.get("effort")

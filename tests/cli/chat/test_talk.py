@@ -276,11 +276,11 @@ def test_a_full_context_never_ends_the_chat(monkeypatch: pytest.MonkeyPatch, tmp
             terminal.wait_for(FIGURES)
             terminal.wait_for_prompt()
         said = "".join(terminal.lines())
-        assert said.count("the context of 400 tokens is full, with this question") >= 2
+        assert said.count("the context of 400 tokens is full: with this question") >= 2
         terminal.type("x" * 500 + "\r")
         terminal.wait_for_prompt()
         terminal.type("/tokens\r")
-        terminal.wait_for("oldest messages are not read any more")
+        terminal.wait_for("oldest messages are not sent any more")
         assert len(kept(tmp_path)) == 13, "the file has all of it"
         terminal.type("exit\r")
         assert terminal.exit_code() == 0

@@ -19,11 +19,11 @@ def test_text_is_harmless_and_movements_are_sequences(monkeypatch: pytest.Monkey
         output = prompt_output()
         for text in HOSTILE:
             output.write(text.replace("\r", ""))
-        output.write("\r\n")
+        output.write("[\u202e]\r\n")  # turns the order of letters, and takes no cell
         output.cursor_backward(1)
         output.cursor_backward(0)
         output.enable_bracketed_paste()
         output.flush()
         written = os.read(master, 65536)
     os.close(master)
-    assert offences(written) == [] and written.endswith(b"\x1b[1D\x1b[?2004h")
+    assert offences(written) == [] and b"[]\r\r\n" in written and written.endswith(b"\x1b[1D\x1b[?2004h")

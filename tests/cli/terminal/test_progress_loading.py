@@ -113,5 +113,5 @@ def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture
         show(Progress("downloading", 3 * MIB, 10 * MIB))
         raise KeyboardInterrupt
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "cortexmlx: stopped; 3 of 10 MiB are kept, and the same command goes on there"
+        "cortexmlx: stopped; 3 of 10 MiB are kept: run the same command to continue"
     )

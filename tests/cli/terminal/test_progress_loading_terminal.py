@@ -42,6 +42,6 @@ def test_a_download_is_one_line_that_moves_until_ctrl_c(columns: int, lines: int
             terminal.type("\x03")
             assert terminal.exit_code() == 130
             said = " ".join(line.strip() for line in terminal.lines() if line.strip())
-            assert "downloading" not in said and said.endswith("are kept, and the same command goes on there")
+            assert "downloading" not in said and said.endswith("are kept: run the same command to continue")
         (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
         assert 0 < kept.stat().st_size < 6_000_000

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from cortexmlx.cli.chat.completion import candidates
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
 from cortexmlx.cli.chats.saved_chats import Keeper
@@ -29,6 +30,13 @@ def test_help_names_every_command_and_alias(session: ChatSession, screen: Consol
 def test_no_two_commands_share_a_name() -> None:
     names = [name for command in COMMANDS for name in (command.name, *command.aliases)]
     assert len(names) == len(set(names)) == len(BY_NAME) and all(name.startswith("/") for name in names)
+
+
+def test_tab_tells_kept_chats_from_files(session: ChatSession) -> None:
+    session.keeper = Keeper()
+    session.ask(Question("one"))
+    assert session.keeper.path is not None
+    assert [*candidates("/load ", BY_NAME)] == [(session.keeper.path.stem, 0, "kept chat")]
 
 
 def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:
@@ -61,7 +69,7 @@ def test_tokens_tell_what_is_not_read_any_more(session: ChatSession, screen: Con
         session.ask(Question(text))
     session.conversation.unread = 2
     run_command("/tokens", session, screen)
-    assert "the 2 oldest messages are not read any more, and not counted" in printed(screen)
+    assert "the 2 oldest messages are not sent any more, and not counted" in printed(screen)
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "/bye", "exit", " QUIT ", "exit()", "/BYE"])

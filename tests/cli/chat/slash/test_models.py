@@ -39,7 +39,7 @@ def test_another_model_goes_on_with_what_was_said(fakes: Fakes, hosted: ChatSess
     hosted.ask(Question("two"))
     text = "".join(map(chr, fakes.engine.seen[-1][0]))
     assert text == "<system>S\n<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
-    said = "  org/other answers now, and reads the 2 messages so far anew\n  on 8 [layers]\n"
+    said = "  org/other answers now, and reads the 2 messages again\n  on 8 [layers]\n"
     assert printed(screen) == said
     run_command("/model org/other", hosted, screen)
     assert len(fakes.opened) == 2 and printed(screen).endswith("answers already\n")
@@ -111,7 +111,7 @@ def test_what_is_not_known_is_refused(session: ChatSession, screen: Console) -> 
         with pytest.raises(InvalidRequest, match="this chat cannot change its model"):
             run_command(line, session, screen)
     run_command("/show messages", session, screen)
-    assert printed(screen) == "  nothing was said yet\n"
+    assert printed(screen) == "  there are no messages yet\n"
 
 
 def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None:

@@ -98,7 +98,7 @@ def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
     ],
 )
 def test_an_unknown_word_after_a_slash_is_answered_and_not_sent(typed: str, near: str | None) -> None:
-    with pytest.raises(InvalidRequest, match=f"no command {typed.strip().lower()}: .*a blank before it") as refused:
+    with pytest.raises(InvalidRequest, match=f"no command {typed.strip().lower()}: .*put a blank in front") as refused:
         read(typed, BY_NAME)
     assert near is None or f"did you mean {near}?" in str(refused.value)
 

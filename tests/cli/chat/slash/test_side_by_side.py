@@ -53,7 +53,7 @@ def test_one_is_chosen_by_its_number(session: ChatSession, screen: Console) -> N
     answers = tuple(replace(each, text=str(i)) for i, each in enumerate((completion, *completion.others)))
     said = iter(["4", "the first", " 2 "])
     assert choose(answers, lambda prompt: next(said), screen) is answers[1]
-    assert "'the first' is none of 1 to 3" in printed(screen)
+    assert "'the first' is not a number from 0 to 3" in printed(screen)
     assert choose(answers, lambda prompt: "0", screen) is None
     assert choose(answers, lambda prompt: None, screen) is None
 

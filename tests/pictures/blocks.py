@@ -1,5 +1,5 @@
 """The picture of an arena at work for the documentation, made by the program itself:
-`python -m cortexmlx.cli.terminal.picture smollm2 > docs/blocks.svg`.
+`python -m tests.pictures.blocks smollm2 > docs/blocks.svg`.
 """
 
 from __future__ import annotations

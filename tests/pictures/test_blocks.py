@@ -8,7 +8,7 @@ from typing import Any
 
 from cortexmlx import BlockState, Engine
 from cortexmlx.cli.terminal.blockmap import LOOKS
-from cortexmlx.cli.terminal.picture import scene, svg
+from tests.pictures.blocks import scene, svg
 
 
 def test_it_shows_blocks_of_every_kind(tiny: Any, tmp_path: Path) -> None:
@@ -21,5 +21,5 @@ def test_it_shows_blocks_of_every_kind(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_the_one_in_the_documentation_shows_them_too() -> None:
-    drawn = (Path(__file__).parents[3] / "docs" / "blocks.svg").read_text()
+    drawn = (Path(__file__).parents[2] / "docs" / "blocks.svg").read_text()
     assert all(each.cell in drawn and each.name in drawn.replace("&#160;", " ") for each in LOOKS.values())
