@@ -12,8 +12,6 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
-from cortexmlx.cli.chat.session import remarks
-from cortexmlx.cli.chat.view import Folding
 from cortexmlx.cli.chats.saved_chats import Keeper, find, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from cortexmlx.cli.chat.input import QuestionSource
     from cortexmlx.cli.chat.session import ViewFactory
     from cortexmlx.cli.chat.status import ArenaView
+    from cortexmlx.cli.chat.view import Folding
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
 
@@ -126,6 +125,8 @@ def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Pa
     conversation = engine.conversation(system=system, params=usual(engine.info))
     if resumed is not None:
         conversation.load(resumed)
+        from cortexmlx.cli.chat.session import remarks
+
         for remark in remarks(engine, conversation):
             console.note(remark)
         conversation.system = conversation.system if system is None else system
@@ -150,6 +151,7 @@ def hold(
     from cortexmlx.cli.chat.slash.commands import Leave
     from cortexmlx.cli.chat.status import ArenaView
     from cortexmlx.cli.chat.talk import Talk
+    from cortexmlx.cli.chat.view import Folding
 
     screen = console.stdout()
     arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
