@@ -56,7 +56,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     config: EngineConfig,
 ) -> None:
-    """Measure the perplexity of a text: how well a model foretells it, such as with and without packed weights.
+    """Measure the perplexity of a text: how well a model predicts it, such as with and without packed weights.
 
     Windows of --context tokens, each token scored once: in the first window all, in each other one the next --stride
     tokens, behind those before them. Every window begins with the beginning-of-text token where the tokenizer writes

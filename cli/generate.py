@@ -75,7 +75,7 @@ def generate(
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
         raise typer.BadParameter(
-            'no prompt: give one behind MODEL or with -p "...", or pipe it in', param_hint="PROMPT"
+            'no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT"
         )
     began = time.monotonic()
     with engines.open_engine(config) as engine:

@@ -140,7 +140,7 @@ def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> M
     if (resume or retry_errors) and (output == STDOUT or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
     if resume and force:
-        raise typer.BadParameter("--resume goes on with OUT, and --force begins it again: give one of them")
+        raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
     if resume:
         return Mode.RETRY if retry_errors else Mode.RESUME
     return Mode.FORCE if force else Mode.NEW

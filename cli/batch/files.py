@@ -53,7 +53,7 @@ class BatchFiles:
             _check_own(output, errors, source)
         self.kept = is_regular(output)
         if mode in (Mode.RESUME, Mode.RETRY) and not self.kept:
-            raise InvalidRequest(f"{output} is no file, so there is nothing to go on with: leave out --resume")
+            raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
         self.done: set[str] = set()
         self.failed: set[str] = set()
         self.created = int(time.time())
@@ -201,5 +201,5 @@ def _check(path: Path, option: str, source: str, mode: Mode) -> None:
         locked(path).close()
     if mode is Mode.NEW and _size(path):
         raise InvalidRequest(
-            f"{path} is there already: --resume goes on with it, --force begins it again and loses what it holds"
+            f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
         )

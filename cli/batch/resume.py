@@ -90,7 +90,7 @@ class RunFile:
                 raise TypeError("settings are no map")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise InvalidRequest(
-                f"{self.path} is missing, so it is not known what {self._output.name} holds: --force begins it again"
+                f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
             ) from None
         now = run.as_json()
         if run.weights is None:  # not known yet

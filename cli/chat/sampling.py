@@ -35,7 +35,7 @@ def given(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
 
 
 def moved(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
-    """The sampling of a chat that goes on with another model: values that the user has not changed are the new
+    """The sampling of a chat that continues with another model: values that the user has not changed are the new
     model's.
     """
     old, new = vars(usual(before)), vars(usual(after))

@@ -36,7 +36,7 @@ def chats(
 ) -> None:
     """List kept chats, the newest first, or show, rename or delete those that are named.
 
-    `cortexmlx chat --resume NAME` goes on with one. A chat that is open is neither renamed nor deleted. Keys and values
+    `cortexmlx chat --resume NAME` continues one. A chat that is open is neither renamed nor deleted. Keys and values
     of its texts are kept elsewhere: see `cortexmlx cache`.
     """
     if (delete, rename is not None, path).count(True) > 1:

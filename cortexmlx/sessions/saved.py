@@ -49,7 +49,7 @@ class SavedModel:
         """What to tell of a conversation in the file `path` that goes on with another model."""
         if self.name == info.name:
             return f"{path} was saved with another {self.name} ({self.path}): its texts are computed anew"
-        return f"{path} was saved with {self.name} and goes on with {info.name}: its texts are computed anew"
+        return f"{path} was saved with {self.name} and continues with {info.name}: its texts are computed again"
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def test_a_prompt_may_stand_behind_the_model(fakes: Fakes, arguments: list[str],
 
 def test_without_a_prompt_it_says_where_one_goes(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "why is the sky blue?"]) == 2
-    assert "give one behind MODEL or with -p" in " ".join(capsys.readouterr().err.split())
+    assert "give one after MODEL or with -p" in " ".join(capsys.readouterr().err.split())
 
 
 THOUGHT = "!say <think>let me see</think>It is."

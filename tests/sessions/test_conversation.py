@@ -276,7 +276,7 @@ def test_another_model_says_so_and_goes_on_with_the_texts(tiny: Any, engine: Eng
         there = other.conversation()
         there.load(tmp_path / "talk.json")
         ours, theirs = engine.info.name, other.info.name
-        assert f"was saved with {ours} and goes on with {theirs}: its texts are computed anew" in there.notes[0]
+        assert f"was saved with {ours} and continues with {theirs}: its texts are computed again" in there.notes[0]
         judge = other.conversation(messages=talk.messages).ask("two", WORDS)
         assert there.ask("two").token_ids == judge.token_ids
 

@@ -43,7 +43,7 @@ def test_ids_of_tokens_and_unread_variables_do_not_hold_with_another(saved: Path
     talk = other.conversation()
     talk.load(saved)
     notes = (NOT_SET.format("other"), "the chat template of other does not read enable_thinking: not set any more")
-    assert talk.notes == (f"{saved} was saved with fake and goes on with other: its texts are computed anew", *notes)
+    assert talk.notes == (f"{saved} was saved with fake and continues with other: its texts are computed again", *notes)
     assert talk.params == SamplingParams(top_k=3) and talk.template_vars == {}
     assert talk.ask("and?").text == "You said: and?"
     before = engine().conversation(params=OF_TOKENS, template_vars={"enable_thinking": False})

@@ -19,7 +19,7 @@ KEYS = (
     ("  Ctrl-X Ctrl-E", "the message in your $EDITOR"),
     ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),
     ("  Ctrl-C", "stops an answer or clears the line, twice it leaves"),
-    ("  Ctrl-Z", "stops the program, and fg goes on with it"),
+    ("  Ctrl-Z", "stops the program, and fg continues it"),
     ("  Ctrl-D", "leaves"),
     ("  a blank in front", "makes a command a message"),
 )

@@ -36,7 +36,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     if os.path.isdir(path):
         raise InvalidRequest(f"{path} is a folder: name a file in it")
     if not force and os.path.lexists(path):
-        raise InvalidRequest(f"{path} is there already: name another file, or write over it with /save {name} {FORCE}")
+        raise InvalidRequest(f"{path} exists already: name another file, or write over it with /save {name} {FORCE}")
     if path.suffix.lower() in MARKDOWN:
         write_private(path, chat.conversation.markdown().encode("utf-8", "replace"))
     else:
@@ -48,7 +48,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     Command,
     "/load",
     "FILE|NAME",
-    "go on with a file of messages, or a chat that was kept",
+    "continue a file of messages, or a kept chat",
     values=lambda: kept_names(),
     values_are="kept chat",
     takes_path=True,
@@ -131,5 +131,5 @@ def chats(chat: ChatSession, argument: str, console: Console) -> None:
         return print_indented(console, none)
     if len(names) > _SHOWN:
         print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
-    said = "/load NAME goes on with one; `cortexmlx chats` renames and deletes them"
+    said = "/load NAME continues one; `cortexmlx chats` renames and deletes them"
     print_indented(console, said)

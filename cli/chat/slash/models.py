@@ -29,14 +29,14 @@ def model_names() -> list[str]:
     return [each.name for each in list_models()]
 
 
-@partial(Command, "/model", "[NAME]", "show the models, or go on with another", values=model_names)
+@partial(Command, "/model", "[NAME]", "show the models, or switch to another", values=model_names)
 def model(chat: ChatSession, argument: str, console: Console) -> None:
     """/model: list those on this machine, or go on with another one."""
     if not argument:
         for each in list_models():
             here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
             print_rows(console, [(f" {here}", f"{each.name}  {format_bytes(each.size)}")], 3)
-        return print_indented(console, f"{chat.engine.info.name} answers; /model NAME goes on with another")
+        return print_indented(console, f"{chat.engine.info.name} answers; /model NAME switches to another")
     if chat.host is None:
         raise InvalidRequest("this chat cannot change its model")
     if argument == str(chat.host.config.model):

@@ -26,7 +26,7 @@ def test_a_file_without_records_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with files(tmp_path / "out") as made:
         made.open(IDENTITY, {}).write({"id": 1})
-    with pytest.raises(InvalidRequest, match=r"out is there already: --resume goes on with it, --force"):
+    with pytest.raises(InvalidRequest, match=r"out exists already: --resume continues it, --force"):
         files(tmp_path / "out")
     with files(tmp_path / "out", mode=Mode.RESUME) as again:
         again.check(IDENTITY, {})
@@ -48,7 +48,7 @@ def test_answers_stay_when_a_run_that_would_begin_again_does_not_get_that_far(tm
 
 def test_the_errors_of_an_earlier_run_are_refused_too(tmp_path: Path) -> None:
     (tmp_path / "errors").write_text('{"id": 1, "error": {}}\n')
-    with pytest.raises(InvalidRequest, match="errors is there already"):
+    with pytest.raises(InvalidRequest, match="errors exists already"):
         files(tmp_path / "out", tmp_path / "errors")
 
 

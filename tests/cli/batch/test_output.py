@@ -68,7 +68,7 @@ def test_wherever_a_file_is_torn_whole_records_stay(
 def test_what_is_no_record_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text('{"id": 1}\nmy notes\n{"id": 2}\n')
-    with pytest.raises(InvalidRequest, match=r"line 2 of .*notes is no record of a batch: --force begins it again"):
+    with pytest.raises(InvalidRequest, match=r"line 2 of .*notes is no record of a batch: --force starts again"):
         opened(path)
     assert path.read_text() == '{"id": 1}\nmy notes\n{"id": 2}\n'
 

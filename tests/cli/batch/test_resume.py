@@ -179,7 +179,7 @@ def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it
     capsys.readouterr()
     assert batch(files) == 1
     said = (
-        f"error: {files[1]} is there already: --resume goes on with it, --force begins it again and loses what it holds"
+        f"error: {files[1]} exists already: --resume continues it, --force starts again and deletes what it holds"
     )
     assert said in capsys.readouterr().err
     assert files[1].read_bytes() == before and len(fakes.opened) == 1

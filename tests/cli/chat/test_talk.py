@@ -58,7 +58,7 @@ def test_every_command_in_a_terminal(tmp_path: Path) -> None:
         ("/stats", "prefix cache ("),
         ("/blocks", "private"),
         (f"/save {tmp_path}/mine.md", "saved 6 messages"),
-        (f"/save {tmp_path}/mine.md", "is there already: name another file"),
+        (f"/save {tmp_path}/mine.md", "exists already: name another file"),
         (f"/load {messages}", "loaded 2 messages"),
         ("/show messages", "older"),
         ("/set kv_memory 4GB", "the model is loaded again"),

@@ -26,13 +26,13 @@ def test_nothing_is_written_over_in_silence(session: ChatSession, screen: Consol
     run_command(f"/save {path}", session, screen)
     before = path.read_bytes()
     session.ask(Question("two"))
-    with pytest.raises(InvalidRequest, match="is there already: name another file, or write over it with /save"):
+    with pytest.raises(InvalidRequest, match="exists already: name another file, or write over it with /save"):
         run_command(f"/save {path}", session, screen)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o600
     run_command(f"/save {path} --force", session, screen)
     assert b"two" in path.read_bytes() and printed(screen).endswith(f"saved 4 messages to {path}\n")
     (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
-    with pytest.raises(InvalidRequest, match="is there already"):
+    with pytest.raises(InvalidRequest, match="exists already"):
         run_command(f"/save {tmp_path / 'nowhere'}", session, screen)
 
 
