@@ -20,7 +20,8 @@ from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.logprobs import listed, table
 from cortexmlx.cli.terminal.progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import Completion, FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ def generate(
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
-        raise typer.BadParameter(
-            'no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT"
-        )
+        raise typer.BadParameter('no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT")
     began = time.monotonic()
     with engines.open_engine(config) as engine:
         loaded = time.monotonic() - began

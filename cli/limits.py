@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import Completion, FinishReason
+from cortexmlx.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -16,7 +16,7 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.messages import THINKING
 from cortexmlx.models.hub.names import hub_names
 from cortexmlx.models.resolve import STARTER
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.store.folder import default_folder
 

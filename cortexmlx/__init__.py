@@ -33,17 +33,8 @@ from cortexmlx.errors import (
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.progress import Progress
-from cortexmlx.request import (
-    Completion,
-    FinishReason,
-    LogitsProcessor,
-    Message,
-    RequestState,
-    SamplingParams,
-    Timings,
-    TokenEvent,
-    Usage,
-)
+from cortexmlx.request import Completion, FinishReason, Message, RequestState, Timings, TokenEvent, Usage
+from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.stats import (
     BlockMap,
     BlockState,

@@ -16,7 +16,8 @@ from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
-from cortexmlx.request import Completion, Message, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, Message, TokenEvent
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import (
     checked_client,
     checked_function,

@@ -14,7 +14,7 @@ import numpy as np
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.as_completed import AsCompleted
 from cortexmlx.serving.prompt import Prompt

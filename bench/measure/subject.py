@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
 from cortexmlx.engine import Engine
-from cortexmlx.request import SamplingParams, TokenEvent
+from cortexmlx.request import TokenEvent
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.handle import RequestHandle
 
 if TYPE_CHECKING:

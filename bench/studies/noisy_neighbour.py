@@ -19,7 +19,8 @@ from cortexmlx.cpu import blas
 blas.preload()
 
 from cortexmlx import Engine, SamplingParams  # noqa: E402
-from cortexmlx.request import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, TokenEvent  # noqa: E402
+from cortexmlx.request import TokenEvent  # noqa: E402
+from cortexmlx.sampling_params import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS  # noqa: E402
 
 CONTEXT = 8192
 ANSWERS = 16

@@ -133,7 +133,8 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     import mlx.core as mx
     import numpy as np
 
-    from cortexmlx.request import QueuedRequest, RequestId, SamplingParams
+    from cortexmlx.request import QueuedRequest, RequestId
+    from cortexmlx.sampling_params import SamplingParams
     from cortexmlx.serving.config import EngineConfig
     from cortexmlx.serving.core import EngineCore
     from cortexmlx.serving.handle import RequestHandle

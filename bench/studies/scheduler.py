@@ -17,7 +17,8 @@ import numpy as np
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
-from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler

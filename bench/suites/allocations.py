@@ -20,7 +20,8 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler

@@ -17,7 +17,8 @@ from cortexmlx.bench.measure.subject import Cortex
 from cortexmlx.bench.measure.trace import Figure, Stamp, Work, per_second
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.engine import Engine
-from cortexmlx.request import QueuedRequest, RequestId, SamplingParams, TokenEvent
+from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.stats import EngineStats

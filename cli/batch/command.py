@@ -21,7 +21,7 @@ from cortexmlx.cli.prompts import checked, prepared
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.protocols.batch import Recorder
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:

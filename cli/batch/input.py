@@ -27,7 +27,7 @@ from cortexmlx.protocols.batch import (
     style_of,
 )
 from cortexmlx.protocols.request import Defaults, Request, checked_text
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 
 
 class Ids:

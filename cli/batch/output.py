@@ -178,9 +178,7 @@ class RecordFile:
             for number, (line, record) in enumerate(_whole_lines(file), 1):
                 start, place = place, place + len(line)
                 if record is None or (key := key_of_record(record)) is None:
-                    raise InvalidRequest(
-                        f"line {number} of {self._name} is no record of a batch: --force starts again"
-                    )
+                    raise InvalidRequest(f"line {number} of {self._name} is no record of a batch: --force starts again")
                 if keep is not None and not keep(record):
                     left_out = True
                     continue

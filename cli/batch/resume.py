@@ -22,7 +22,7 @@ from cortexmlx.cli.terminal.text import fitted
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 _LONGEST_NAME = 80

@@ -13,7 +13,8 @@ from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, 
 from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.request import Asked, Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import Completion, FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.as_completed import NotYet
 
 if TYPE_CHECKING:

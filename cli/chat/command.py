@@ -18,7 +18,8 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
-from cortexmlx.request import FinishReason, SamplingParams
+from cortexmlx.request import FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
 from cortexmlx.store.folder import default_folder

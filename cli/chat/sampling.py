@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.stats import ModelInfo

@@ -17,7 +17,8 @@ from cortexmlx.cli.limits import make_room
 from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
-from cortexmlx.request import Completion, FinishReason, SamplingParams
+from cortexmlx.request import Completion, FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.machine import is_refusal
-from cortexmlx.request import LogitsProcessor
+from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepPlan
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.arrays import TokenList
-from cortexmlx.request import TokenBiases
+from cortexmlx.sampling_params import TokenBiases
 
 C = TypeVar("C", bound="Change")
 

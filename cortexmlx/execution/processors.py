@@ -22,7 +22,7 @@ from cortexmlx.errors import LogitsProcessorError, with_causes
 from cortexmlx.machine import is_refusal
 
 if TYPE_CHECKING:
-    from cortexmlx.request import LogitsProcessor
+    from cortexmlx.sampling_params import LogitsProcessor
 
 
 _LARGEST = 1e38

@@ -29,7 +29,7 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.request import LogitsProcessor
+from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare

@@ -32,7 +32,7 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
 from cortexmlx.execution.processors import LogitsProcessors
-from cortexmlx.request import LogitsProcessor, SamplingParams
+from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import SamplingRow
 

@@ -9,7 +9,8 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_TEXT, TemplateVars, is_text
 from cortexmlx.protocols.fields import Unserved
-from cortexmlx.request import Message, SamplingParams
+from cortexmlx.request import Message
+from cortexmlx.sampling_params import SamplingParams
 
 Asked = str | list[int] | list[Message]
 """One prompt of a request: a text, token ids, or messages."""

@@ -9,7 +9,8 @@ from typing import NewType
 
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.state.snapshots import Row
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 JobId = NewType("JobId", int)

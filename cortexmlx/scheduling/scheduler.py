@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.config import SchedulerConfig

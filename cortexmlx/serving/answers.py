@@ -14,16 +14,8 @@ import numpy as np
 from cortexmlx.errors import CortexError, LogitsProcessorError, NoTokenToChoose
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
-from cortexmlx.request import (
-    Completion,
-    FinishReason,
-    QueuedRequest,
-    RequestState,
-    SamplingParams,
-    Timings,
-    TokenEvent,
-    Usage,
-)
+from cortexmlx.request import Completion, FinishReason, QueuedRequest, RequestState, Timings, TokenEvent, Usage
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stream import TextDelta, TextStream

@@ -10,7 +10,8 @@ from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.request import Completion, SamplingParams, TokenEvent
+from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.serving.app.keywords import checked_params
 from cortexmlx.serving.handle import NotCopyable, RequestHandle

@@ -9,7 +9,8 @@ from functools import partial
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenScores
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.request import FinishReason, LogitsProcessor, QueuedRequest, RequestId, RequestState
+from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
+from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full

@@ -13,7 +13,8 @@ from weakref import ref
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.progress import OnProgress
-from cortexmlx.request import Completion, FinishReason, Message, SamplingParams
+from cortexmlx.request import Completion, FinishReason, Message
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.interruptible import read_within
 from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
 from cortexmlx.serving.streams import Listener

@@ -16,7 +16,8 @@ from cortexmlx.host.files import in_place_of
 from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.protocols.openai.messages import messages_in as openai_messages
 from cortexmlx.protocols.openai.messages import parsed
-from cortexmlx.request import Message, SamplingParams
+from cortexmlx.request import Message
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo

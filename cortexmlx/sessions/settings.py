@@ -8,7 +8,7 @@ from pathlib import Path
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.models.tokenizers.templates import readable
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.stats import ModelInfo
 

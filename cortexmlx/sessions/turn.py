@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.request import Completion, Message, SamplingParams, Thoughts
+from cortexmlx.request import Completion, Message, Thoughts
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.prompt import Reader
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Transcript

@@ -16,7 +16,7 @@ import pytest
 
 from cortexmlx.cli.start import run
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from support import cli_fakes
 from support.adapters import write_adapter
 from support.cli_fakes import Fakes

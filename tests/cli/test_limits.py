@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.limits import ending
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+from cortexmlx.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 

@@ -11,7 +11,7 @@ from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.cli.limits import advice, make_room
 from cortexmlx.errors import KVCacheFull, PromptTooLong
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine, FakeInfo, text_of
 

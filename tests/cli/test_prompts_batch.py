@@ -10,7 +10,7 @@ from cortexmlx.cli.prompts import prepared
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 

@@ -13,7 +13,8 @@ import pytest
 
 from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
-from cortexmlx.request import Completion, SamplingParams
+from cortexmlx.request import Completion
+from cortexmlx.sampling_params import SamplingParams
 from support.core_driver import finally_nothing_lost
 from support.held import hold_long_answers
 from support.patience import soon

@@ -11,7 +11,8 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.request import QueuedRequest, TokenBiases
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import TokenBiases
 from cortexmlx.scheduling.steps.plan import SamplingRow
 from cortexmlx.serving.answers import asked
 from cortexmlx.serving.text.stops import StopTable

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.request import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
+from cortexmlx.sampling_params import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
 from cortexmlx.scheduling.steps.plan import SamplingRow
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -14,7 +14,7 @@ from hypothesis import given
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.logits import NO_TOKEN, masked
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from support.core_driver import Driver

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import make_repetition_penalty
 
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
 from support.sampling_tools import Floats, random_logits, row
 

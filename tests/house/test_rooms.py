@@ -20,6 +20,7 @@ ORDER = (
     "logprobs",
     "machine",
     "progress",
+    "sampling_params",
     "request",
     "messages",
     "protocols",

@@ -38,6 +38,7 @@ TESTED_WITH = {
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/reply.py": "tests/protocols/openai/test_choices.py",
+    "cortexmlx/sampling_params.py": "tests/engine/test_request.py",
     "cortexmlx/scheduling/config.py": "tests/scheduling/test_scheduler.py",
     "cortexmlx/serving/app/submitter.py": "tests/engine/test_asyncio.py",
     "cortexmlx/serving/open_requests.py": "tests/serving/test_core.py",

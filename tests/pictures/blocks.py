@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.blockmap import draw
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.stats import BlockMap, BlockState
 
 if TYPE_CHECKING:

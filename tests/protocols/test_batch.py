@@ -14,7 +14,8 @@ from openai.types.chat import ChatCompletion
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style, error_record, key_of, key_of_record
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+from cortexmlx.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.sampling_params import SamplingParams
 
 LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (99, -1.5))), TokenLogprob(98, -2.0))
 RECORDER = Recorder("m", 1_767_225_600, lambda token: chr(token).encode())

@@ -11,7 +11,8 @@ from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, SamplingParams
+from cortexmlx.request import FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.gate import Drain

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy

@@ -22,7 +22,8 @@ from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy

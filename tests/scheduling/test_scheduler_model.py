@@ -18,7 +18,8 @@ from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy

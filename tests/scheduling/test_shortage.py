@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.request import RequestState, SamplingParams
+from cortexmlx.request import RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.shortage import Limits, cache_full, fit, fit_all, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import Segment, StepPlan

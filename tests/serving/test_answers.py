@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.progress import Progress
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState, SamplingParams, TokenEvent, TokenLogprob
+from cortexmlx.request import FinishReason, QueuedRequest, RequestState, TokenEvent, TokenLogprob
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment
 from cortexmlx.serving import answers as answers_module

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EngineClosed
-from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops

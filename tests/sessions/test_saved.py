@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions import saved as files
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed
 from cortexmlx.sessions.transcript import Transcript

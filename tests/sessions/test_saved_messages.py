@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import ConversationFileError
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import messages_in
 from support.cli_fakes import FakeEngine

@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine, FakeInfo
 

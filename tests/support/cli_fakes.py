@@ -29,7 +29,8 @@ from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import readable
 from cortexmlx.progress import OnProgress, Progress
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Thoughts, Timings, TokenEvent, Usage
+from cortexmlx.request import Completion, FinishReason, Thoughts, Timings, TokenEvent, Usage
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.as_completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle

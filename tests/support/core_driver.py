@@ -12,7 +12,8 @@ from typing import Any
 from cortexmlx.execution import mode
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model
-from cortexmlx.request import Completion, QueuedRequest, SamplingParams
+from cortexmlx.request import Completion, QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle

@@ -8,7 +8,8 @@ from typing import Any
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import RequestState, SamplingParams
+from cortexmlx.request import RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler

@@ -87,7 +87,7 @@ class Agent:
 
     def do(self, act: Act) -> ActResult | None:
         """Carry one out; None if nothing was answered."""
-        from cortexmlx.request import SamplingParams
+        from cortexmlx.sampling_params import SamplingParams
 
         clock, killed = Clock(), False
         if self._talk is None:
@@ -190,7 +190,7 @@ def ratio_of(records: Sequence[ActResult]) -> float:
 
 def first_tokens_anew(engine: Any, records: Sequence[ActResult]) -> list[tuple[bool, Took]]:
     """Of each record: whether its answer is that without any cache, and when the first token came without."""
-    from cortexmlx.request import SamplingParams
+    from cortexmlx.sampling_params import SamplingParams
 
     anew = []
     for record in records:

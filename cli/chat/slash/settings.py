@@ -21,7 +21,7 @@ from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.messages import THINKING
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 
 SAMPLING = {

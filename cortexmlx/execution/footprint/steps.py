@@ -21,7 +21,8 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
-from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LEAST_PIECE

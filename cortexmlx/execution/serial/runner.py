@@ -20,7 +20,7 @@ from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.request import LogitsProcessor
+from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 

@@ -9,7 +9,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
 """The sampling parameters that a body may set, under their own names."""

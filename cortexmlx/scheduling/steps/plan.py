@@ -11,7 +11,7 @@ from cortexmlx.arrays import IntArray, TokenList
 from cortexmlx.kv.lower import PieceLoad
 from cortexmlx.kv.state.snapshots import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
 
 SCRATCH_SLOT = -1

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
-from cortexmlx.request import LogitsProcessor, SamplingParams
+from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 
 P = ParamSpec("P")

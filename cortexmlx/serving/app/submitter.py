@@ -11,7 +11,8 @@ from typing import TypedDict, Unpack
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import QueuedRequest, SamplingParams
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import checked_client, checked_function
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.app.interruptible import read_within

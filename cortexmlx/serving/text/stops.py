@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from cortexmlx.request import SamplingParams, Thoughts
+from cortexmlx.request import Thoughts
+from cortexmlx.sampling_params import SamplingParams
 
 _CHARACTER_BITS = 21
 """Bits of a Unicode code point: a key of `StopTable` is a node and a character."""

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, is_regular, named
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())

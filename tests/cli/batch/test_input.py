@@ -15,7 +15,7 @@ from cortexmlx.cli.batch.input import BatchReader, Ids, survey
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)
 

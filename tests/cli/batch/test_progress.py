@@ -19,7 +19,7 @@ from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 from support.patience import soon

@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity
 from cortexmlx.cli.start import run
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from support.cli_fakes import Fakes
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
@@ -178,9 +178,7 @@ def test_an_output_that_is_there_is_refused_unless_it_is_said_what_becomes_of_it
     before = files[1].read_bytes()
     capsys.readouterr()
     assert batch(files) == 1
-    said = (
-        f"error: {files[1]} exists already: --resume continues it, --force starts again and deletes what it holds"
-    )
+    said = f"error: {files[1]} exists already: --resume continues it, --force starts again and deletes what it holds"
     assert said in capsys.readouterr().err
     assert files[1].read_bytes() == before and len(fakes.opened) == 1
     assert batch(files, "--force", "--max-tokens", "1") == 1

@@ -13,7 +13,7 @@ from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.cli_fakes import FakeEngine
 from support.patience import PATIENCE, soon

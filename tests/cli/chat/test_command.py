@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.command import banner
 from cortexmlx.cli.start import run
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli_fakes import FakeEngine, FakeInfo, Fakes

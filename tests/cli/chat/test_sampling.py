@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, given, moved, source, usual
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.stats import ModelInfo
 
 MODEL = ModelInfo("m", "/m", "llama", 100, 10, 1000, 4000, "float32", 8, True)

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 
 from cortexmlx.execution.serial.sequence import OneSequence
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler

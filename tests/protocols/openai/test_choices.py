@@ -17,7 +17,8 @@ from cortexmlx.progress import Progress
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
+from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.sampling_params import SamplingParams
 
 TOKENS = (b"a", b" b", b"\xe2\x80", b"\x94", "é".encode(), b" ", b"stop")
 INFO = ReplyInfo("7", "m", 1_767_225_600, TOKENS.__getitem__)

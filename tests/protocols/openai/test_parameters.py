@@ -11,7 +11,7 @@ from cortexmlx.protocols.batch import PROTOCOLS, Style
 from cortexmlx.protocols.openai.parameters import body_variables
 from cortexmlx.protocols.openai.responses import LOGPROBS
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
 ASKED: dict[Style, dict[str, Any]] = {

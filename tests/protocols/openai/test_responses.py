@@ -13,7 +13,8 @@ from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai import responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.request import Completion, FinishReason, SamplingParams, Timings, Usage
+from cortexmlx.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.sampling_params import SamplingParams
 
 ASKED = Request(
     ("hi",),

@@ -8,7 +8,8 @@ from typing import Any
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import DiskLoad, LowerTier
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, RequestState, SamplingParams
+from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler

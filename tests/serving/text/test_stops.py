@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.request import MOST_STOP_CHARACTERS, SamplingParams, Thoughts
+from cortexmlx.request import Thoughts
+from cortexmlx.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopStrings, StopTable
 
 LETTERS = st.text(st.sampled_from("abc"), max_size=12)

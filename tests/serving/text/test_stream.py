@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import with_exact_text
-from cortexmlx.request import SamplingParams, Thoughts
+from cortexmlx.request import Thoughts
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopTable
 from cortexmlx.serving.text.stream import TextDelta, TextStream
 

@@ -12,7 +12,7 @@ from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.slash.settings import names
 from cortexmlx.cli.engine import OpenEngine
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import SamplingParams
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from support.chat_commands import printed, run_command
 from support.cli_fakes import Fakes
