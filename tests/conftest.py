@@ -88,7 +88,7 @@ def patient_store() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A function from a name of `tiny.CONFIGS` to the folder of that model."""
-    from support.tiny import write_tiny
+    from support.models.tiny import write_tiny
 
     root = tmp_path_factory.mktemp("models")
 
@@ -112,7 +112,7 @@ def engine(tiny: Tiny) -> Iterator[Any]:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Commands in this test open fake engines, which are here to be asked."""
     from cortexmlx.cli import engine as engines
-    from support.cli_fakes import Fakes
+    from support.cli.cli_fakes import Fakes
 
     made = Fakes()
     monkeypatch.setattr(engines, "load", made.load)
@@ -136,7 +136,7 @@ def judged(tiny: Tiny) -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def theirs(judged: Callable[[str], Any]) -> Greedy:
     """mlx-lm's greedy tokens: a function of model name, prompt and number of tokens."""
-    from support.judge import greedy
+    from support.engine.judge import greedy
 
     @cache
     def answer(name: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:

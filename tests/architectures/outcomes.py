@@ -16,7 +16,7 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.execution.mode import ExecutionMode, execution_mode
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
-from support.core_driver import Driver
+from support.engine.core_driver import Driver
 from tests.architectures.configurations import configuration
 from tests.architectures.parity import CHECKS, Wrong, subject
 from tests.architectures.weights import write_folder

@@ -19,9 +19,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx.host.package import mlx_lm_utils
 from cortexmlx.models import load_model
-from support.core_driver import Driver, assert_nothing_lost
-from support.logits import Recorder, mlx_lms_logits
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.logits import Recorder, mlx_lms_logits
+from support.models.tiny import tokens_of
 from tests.architectures.configurations import lengths, weight_settings
 from tests.architectures.weights import write_model
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.scheduling.steps.plan import StepKind
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration, remapped
 from tests.architectures.outcomes import Status, no_exit, outcome, read_results
 from tests.architectures.parity import CHECKS, SIMULATED, STEPS, TOLERANCE, Subject, Wrong, ragged, subject

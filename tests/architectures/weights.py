@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from cortexmlx.host.package import mlx_lm_utils
-from support.tiny import write_tokenizer
+from support.models.tiny import write_tokenizer
 from tests.architectures.configurations import configuration
 
 GAIN = 2.0

@@ -20,8 +20,16 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
-from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, TOO_MANY_THREADS, copying, damaged, dropped, raising
-from support.paged_problem import TOLERANCE, error
+from support.kernels.broken_kernels import (
+    COMPILE_ERROR,
+    GPU_TIMEOUT,
+    TOO_MANY_THREADS,
+    copying,
+    damaged,
+    dropped,
+    raising,
+)
+from support.kernels.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
 EVERYTHING = AttentionWindow()

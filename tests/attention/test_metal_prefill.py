@@ -20,8 +20,8 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal import sim
-from support.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
-from support.paged_problem import TOLERANCE, error
+from support.kernels.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
+from support.kernels.paged_problem import TOLERANCE, error
 
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
 EVERYTHING = AttentionWindow()

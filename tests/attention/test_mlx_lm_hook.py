@@ -14,8 +14,8 @@ from mlx_lm.models.cache import CacheList, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, install, own_caches
-from support.core_driver import Driver
-from support.tiny import CONFIGS, tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import CONFIGS, tokens_of
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "deepseek_v2", "gpt2"])

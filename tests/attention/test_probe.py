@@ -14,9 +14,9 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.attention.probe import NotPaged, lazy_pass, probe
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import group_layers
-from support.core_driver import Driver
-from support.logits import answers_with_logits, mlx_lms_logits
-from support.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.engine.logits import answers_with_logits, mlx_lms_logits
+from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
 PHI3SMALL = {
     "model_type": "phi3small",

@@ -17,9 +17,9 @@ import pytest
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.metal.sim.judge.mlx_lm_kernels import simulated
 from cortexmlx.metal.sim.kernel import MetalKernel
-from support.core_driver import Driver
-from support.logits import answers_with_logits, mlx_lms_logits
-from support.tiny import CONFIGS, tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.engine.logits import answers_with_logits, mlx_lms_logits
+from support.models.tiny import CONFIGS, tokens_of, write_tiny
 
 BITNET = {"model_type": "bitnet", "num_hidden_layers": 1}
 MUSE_SPARK = {

@@ -18,7 +18,7 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal import sim
-from support.paged_problem import NONE, TOLERANCE, Options, Row, answer, error, random_rows, to_mlx, variant
+from support.kernels.paged_problem import NONE, TOLERANCE, Options, Row, answer, error, random_rows, to_mlx, variant
 
 SIZE, COLUMNS = 8, 16
 BACKENDS = {"reference": reference.attend, "kernels": MetalAttention(sim.metal_kernel, check=False).attend}

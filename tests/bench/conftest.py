@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cortexmlx import Engine
-from support.bench_model import shrink_yardstick, write_small
+from support.models.bench_model import shrink_yardstick, write_small
 
 
 @pytest.fixture(autouse=True)

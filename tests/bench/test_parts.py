@@ -10,7 +10,7 @@ from cortexmlx.bench import parts
 from cortexmlx.bench.suites import allocations, kernels, pool
 from cortexmlx.cli.start import run
 from cortexmlx.errors import CortexError
-from support.bench_model import bench
+from support.models.bench_model import bench
 
 
 @pytest.fixture(autouse=True)

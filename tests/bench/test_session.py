@@ -15,7 +15,7 @@ from cortexmlx.bench.measure.subject import Flight
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.suites.against import Shape
 from cortexmlx.cli.start import run
-from support.bench_model import bench
+from support.models.bench_model import bench
 
 
 def test_a_case_is_chosen_by_its_name_or_by_a_part_of_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -30,5 +30,5 @@ def session() -> ChatSession:
 
 @pytest.fixture
 def screen() -> Console:
-    """Where commands print: see `support.chat_commands.printed`."""
+    """Where commands print: see `support.cli.chat_commands.printed`."""
     return Console(file=io.StringIO(), width=300)

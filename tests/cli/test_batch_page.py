@@ -16,7 +16,7 @@ from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, Style
 from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.openai.parameters import ALIASES, NO_EFFECT, SAMPLING
 from cortexmlx.sampling_params import SamplingParams
-from support.cli_fakes import Fakes
+from support.cli.cli_fakes import Fakes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
 INPUT, OUTPUT = PAGE.partition("\n## Output\n")[::2]

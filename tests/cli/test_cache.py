@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.start import run
-from support.cli_fakes import Fakes
-from support.records import opened, record
+from support.cli.cli_fakes import Fakes
+from support.store.records import opened, record
 
 
 def test_it_says_which_models_take_how_much_and_removes_it(

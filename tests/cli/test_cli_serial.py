@@ -15,7 +15,7 @@ from cortexmlx.cli.chat.command import banner
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.cli.start import run
-from support.chat_commands import run_command
+from support.cli.chat_commands import run_command
 
 pytestmark = pytest.mark.usefixtures("unpaged")
 GREEDY = ["--raw", "--temp", "0", "--max-tokens", "9"]

@@ -14,9 +14,9 @@ import pytest
 from cortexmlx.cli.engine import open_engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.serving.config import EngineConfig
-from support.hub import large_model, serving
+from support.models.hub import large_model, serving
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE
-from support.tiny import write_tiny
 
 
 def test_an_engine_is_there_for_a_command_and_closed_after_it(

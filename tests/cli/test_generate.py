@@ -17,12 +17,12 @@ import pytest
 from cortexmlx.cli.start import run
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.sampling_params import SamplingParams
-from support import cli_fakes
-from support.adapters import write_adapter
-from support.cli_fakes import Fakes
-from support.judge import greedy
+from support.cli import cli_fakes
+from support.cli.cli_fakes import Fakes
+from support.engine.judge import greedy
+from support.models.adapters import write_adapter
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE
-from support.tiny import write_tiny
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 

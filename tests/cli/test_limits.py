@@ -11,7 +11,7 @@ from cortexmlx.cli.limits import ending
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 
 DONE = Completion("x", (1,), FinishReason.LENGTH, Usage(990, 10), Timings(0.0, 0.0, 0.0, 0.0, 0.0))
 

@@ -13,7 +13,7 @@ from cortexmlx.cli.limits import advice, make_room
 from cortexmlx.errors import KVCacheFull, PromptTooLong
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine, FakeInfo, text_of
+from support.cli.cli_fakes import FakeEngine, FakeInfo, text_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from cortexmlx.cli.start import run
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models import load_model
 from cortexmlx.models.resolve import starter_path
-from support.gguf_models import write_model
+from support.gguf.models import write_model
 
 
 def test_models_lists_the_starter_model_or_says_how_to_get_it(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.cli.start import run
-from support.cli_fakes import Fakes
+from support.cli.cli_fakes import Fakes
 
 
 def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:

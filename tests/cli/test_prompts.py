@@ -12,7 +12,7 @@ from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine, Fakes
+from support.cli.cli_fakes import FakeEngine, Fakes
 
 USER = {"role": "user", "content": "hi"}
 

@@ -12,7 +12,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.request import Request
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}

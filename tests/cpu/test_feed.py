@@ -11,8 +11,8 @@ import pytest
 
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.execution.runner import ModelRunner
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for MLX's CPU build")
 PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(41, seed=2)]

@@ -16,7 +16,7 @@ import typer
 
 from cortexmlx.cli.app import app
 from cortexmlx.cli.start import run
-from support.cli_fakes import Fakes
+from support.cli.cli_fakes import Fakes
 from support.pages import Block, blocks
 
 COMMANDS = [(block, line) for block in blocks("sh") for line in block.commands]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.models.resolve import starter_path
+from support.cli.terminal import Terminal
 from support.pages import Block, blocks
-from support.terminal import Terminal
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

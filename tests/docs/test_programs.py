@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import cortexmlx
+from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
-from support.thinking import SWITCHED, write_thinking
 
 PROGRAMS = sorted({block.page for block in blocks("python")})
 SAID = {

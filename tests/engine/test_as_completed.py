@@ -15,10 +15,10 @@ from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion
 from cortexmlx.sampling_params import SamplingParams
-from support.core_driver import finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
 from support.patience import soon
-from support.tiny import tokens_of
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)

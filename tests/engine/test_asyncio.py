@@ -10,11 +10,11 @@ import pytest
 
 from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, SamplingParams
 from cortexmlx.serving.prompt import _QUICK
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
-from support.tiny import tokens_of
 
 
 def test_agenerate_gives_what_generate_gives(engine: Engine) -> None:

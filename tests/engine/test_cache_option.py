@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from support.core_driver import Driver, assert_nothing_lost
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
+from support.store.stored import Stored
 
 PROMPT = tokens_of(45, seed=9)
 KINDS = ["llama", "windowed llama", "lfm2"]

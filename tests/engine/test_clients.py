@@ -10,8 +10,8 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
 
 SECRET = [31, 7, 54, 18]
 REST = tokens_of(32, seed=2)

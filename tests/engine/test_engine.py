@@ -13,10 +13,10 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelUnsupported, PromptTooLong
 from cortexmlx.request import FinishReason, TokenEvent
-from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
-from support.judge import NOISE
+from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
+from support.engine.judge import NOISE
+from support.models.tiny import EOS, VOCAB, tokens_of, write_tiny
 from support.patience import PATIENCE, soon
-from support.tiny import EOS, VOCAB, tokens_of, write_tiny
 
 PROMPT = tokens_of(20, seed=1)
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)

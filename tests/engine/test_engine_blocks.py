@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx import BlockMap, BlockState, Engine
-from support.asked import LONG
-from support.blocks import check_block_map
-from support.core_driver import Driver
-from support.held import hold_long_answers
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.engine.asked import LONG
+from support.engine.core_driver import Driver
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
+from support.scheduling.blocks import check_block_map
+from support.store.stored import Stored
 
 PROMPT = tokens_of(80, seed=5)
 """Ten blocks of eight tokens."""

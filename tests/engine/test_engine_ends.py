@@ -16,12 +16,12 @@ from cortexmlx import CortexError, Engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.request import FinishReason, RequestState, TokenEvent
 from cortexmlx.serving.handle import RequestHandle
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import assert_nothing_lost, finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
 from support.programs import outcome
-from support.tiny import tokens_of
 
 # -- failed -----------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from support.core_driver import finally_nothing_lost
+from support.engine.core_driver import finally_nothing_lost
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
 from support.programs import ended, start
-from support.tiny import tokens_of
 
 LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
 
@@ -47,7 +47,7 @@ def test_a_program_ends_with_its_own_exit_code(program: str, code: int, last: st
 
 def test_ctrl_c_in_generate_cancels_the_request_and_leaves_the_engine_usable(tiny: Any) -> None:
     program = """
-from support.held import hold_long_answers
+from support.engine.held import hold_long_answers
 e = engine()
 def begun(tokens, logits):
     print("begun", flush=True)

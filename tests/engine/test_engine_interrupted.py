@@ -18,12 +18,12 @@ from cortexmlx import (
     RequestHandle,
     SamplingParams,
 )
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import assert_nothing_lost, finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import assert_nothing_lost, finally_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
 from support.programs import outcome
-from support.tiny import tokens_of
 
 
 def wait_until_it_has_recovered(engine: Engine) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import cortexmlx
 from cortexmlx import Engine, KVBlockAllocator, SamplingParams
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 def test_after_prefill_the_length_is_that_of_the_prompt(tiny: Any, theirs: Any) -> None:

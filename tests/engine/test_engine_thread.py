@@ -16,8 +16,8 @@ from cortexmlx.sampling_params import TokenBiases
 from cortexmlx.scheduling.steps.plan import SamplingRow
 from cortexmlx.serving.answers import asked
 from cortexmlx.serving.text.stops import StopTable
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 def test_the_table_of_stop_strings_is_built_once_a_request_on_the_callers_thread(

@@ -9,8 +9,8 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, TokenEvent
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
 
 PROMPT = tokens_of(45, seed=9)
 HOT = {"temperature": 0.9, "seed": 5}

@@ -18,12 +18,12 @@ import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.models.load import load_model
-from support.adapters import write_adapter
-from support.gguf_models import write_model
-from support.hash_gate import hash_gate
+from support.gguf.models import write_model
+from support.models.adapters import write_adapter
+from support.models.quantized_models import wide
+from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE
-from support.quantized_models import wide
-from support.tiny import tokens_of, write_tiny
+from support.store.hash_gate import hash_gate
 
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -61,7 +61,7 @@ def opened(path: Path, **settings: Any) -> Engine:
 def quantized(folder: Path) -> Path:
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-    from support.tiny import write_tokenizer
+    from support.models.tiny import write_tokenizer
 
     model, config = load_model(write_tiny(folder.parent / "plain", hidden_size=64, intermediate_size=64))
     model, config = quantize_model(model, config, 32, 4)

@@ -18,9 +18,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.half import TOP, errors, mlx_lm_answer, write_rounded
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.half import TOP, errors, mlx_lm_answer, write_rounded
+from support.models.tiny import tokens_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.cpu,

@@ -15,12 +15,12 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE
-from support.logits import answers_with_logits, mlx_lms_logits
-from support.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
-from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, tokens_of, write_tiny
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE
+from support.engine.logits import answers_with_logits, mlx_lms_logits
+from support.models.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
+from support.models.recurrent import RECURRENT
+from support.models.tiny import CONFIGS, tokens_of, write_tiny
 
 FIRST, LAST = 5, 22
 MOST = FIRST + 2 * LAST

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from cortexmlx.request import RequestState
-from support.core_driver import Driver
-from support.damage import DAMAGES
-from support.judge import NOISE, disagreement
+from support.engine.core_driver import Driver
+from support.engine.judge import NOISE, disagreement
+from support.models.quantized_models import wide
+from support.models.recurrent import RECURRENT
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
-from support.quantized_models import wide
-from support.recurrent import RECURRENT
-from support.stored import Stored, reading_pays
-from support.tiny import tokens_of
+from support.store.damage import DAMAGES
+from support.store.stored import Stored, reading_pays
 
 LONG = tokens_of(90, seed=4)
 KINDS = ["llama", "windowed llama", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "lfm2", "qwen3_next"]

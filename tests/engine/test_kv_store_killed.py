@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.store.stored import Stored
 
 ANSWERING = """
 import sys
 sys.path[:0] = [sys.argv[3]]
 from pathlib import Path
 from cortexmlx import Engine, SamplingParams
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 store = {"kv_store": sys.argv[2], "kv_store_bytes": "200KB"}
 with Engine(sys.argv[1], kv_memory="128KB", block_size=8, max_rows=4, **store) as engine:
     params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -15,10 +15,10 @@ from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
-from support.adapters import write_adapter
-from support.core_driver import Driver
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.adapters import write_adapter
+from support.models.tiny import tokens_of
+from support.store.stored import Stored
 
 LONG = tokens_of(90, seed=4)
 

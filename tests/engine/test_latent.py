@@ -17,10 +17,10 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from cortexmlx.attention.probe import probe
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.metal import sim
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement, greedy
-from support.logits import answers_with_logits, mlx_lms_logits
-from support.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.logits import answers_with_logits, mlx_lms_logits
+from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
 _TEXT = CONFIGS["deepseek_v3"]
 _EXPERTS = {"norm_topk_prob": True, "routed_scaling_factor": 1.5}

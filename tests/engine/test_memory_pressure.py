@@ -12,10 +12,10 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, MemoryRefused, PromptTooLong
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.held import hold_long_answers
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.tiny import tokens_of
 from support.patience import soon
-from support.tiny import tokens_of
 
 PROMPT = tokens_of(30, seed=1)
 

@@ -16,10 +16,10 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
-from support.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, copying, dropped, raising
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.kernels.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, copying, dropped, raising
+from support.models.tiny import tokens_of, write_tiny
 
 PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
 

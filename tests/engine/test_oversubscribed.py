@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.recurrent import RECURRENT
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.recurrent import RECURRENT
+from support.models.tiny import tokens_of
 
 ROWS, TOKENS = 3, 160
 

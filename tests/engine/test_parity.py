@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.request import RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.tiny import CONFIGS, tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.models.tiny import CONFIGS, tokens_of
 
 ATTENDING = [name for name in CONFIGS if name != "mamba"]
 LENGTHS = (1, 7, 8, 9, 23, 61)

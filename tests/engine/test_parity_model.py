@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from support.core_driver import assert_nothing_lost
-from support.judge import NOISE, disagreement, greedy
+from support.engine.core_driver import assert_nothing_lost
+from support.engine.judge import NOISE, disagreement, greedy
 from support.patience import PATIENCE
 from support.prompts import LENGTHS, prompt_of
 

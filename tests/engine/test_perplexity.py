@@ -19,8 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from cortexmlx import CortexError, Engine, Perplexity
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.perplexity import Window, windows
-from support.core_driver import finally_nothing_lost
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import finally_nothing_lost
+from support.models.tiny import tokens_of, write_tiny
 
 TEXT = "the cat and the hat, and then a tale of the sea. " * 9
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cortexmlx.scheduling.job import Job
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
 
 
 def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -> None:

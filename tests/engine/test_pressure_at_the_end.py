@@ -13,8 +13,8 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
 
 STEPS = 19
 SETTINGS = list(itertools.product((2, 3), (9, 24), (12, 17), (True, False)))

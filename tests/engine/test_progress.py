@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cortexmlx import CortexError, Engine, Progress, SamplingParams, TokenEvent
-from support.asked import SHORT
+from support.engine.asked import SHORT
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
-from support.tiny import tokens_of
 
 LONG_PROMPT = tokens_of(200, seed=3)
 """Seven pieces of 32 tokens: progress is told of the first at least."""

@@ -20,9 +20,9 @@ from cortexmlx.execution import runner as runner_module
 from cortexmlx.execution.serial import runner as serial_module
 from cortexmlx.kv.arena import Quantization
 from cortexmlx.request import FinishReason, RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.recurrent import RECURRENT
+from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny
 
 PROMPT = tokens_of(53, seed=5)
 LENGTHS = (2, 8, 9, 33, 61)

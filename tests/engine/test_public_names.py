@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cortexmlx
-from support import client
+from support.engine import client
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ast.parse(Path(client.__file__).read_text())

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE
-from support.quantized_models import KINDS, gap_of, greedy, loaded, quantized_caches, rounding_caches, wide
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE
+from support.models.quantized_models import KINDS, gap_of, greedy, loaded, quantized_caches, rounding_caches, wide
+from support.models.tiny import tokens_of
 
 Wide = Callable[[str], Path]
 QUANTIZED = ("llama", "one layer", "qwen3", "mixtral", "deepseek_v2", "gpt2", "gpt_bigcode", "dynamic rope", "nanbeige")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE
+from support.models.quantized_models import gap_of, greedy, quantized_caches
 from support.prompts import prompt_of
-from support.quantized_models import gap_of, greedy, quantized_caches
 
 pytestmark = pytest.mark.model
 

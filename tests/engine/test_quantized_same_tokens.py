@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from cortexmlx.serving.answers import seed_of
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE
-from support.quantized_models import SEEDS, gap_of, greedy, loaded, rounding_caches, wide
-from support.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE
+from support.engine.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
+from support.models.quantized_models import SEEDS, gap_of, greedy, loaded, rounding_caches, wide
+from support.models.tiny import tokens_of
+from support.store.stored import Stored
 from tests.engine.test_stale_data import Poison
 
 Judge = Callable[[Sequence[int], Sequence[int]], None]

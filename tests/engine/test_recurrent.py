@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.logits import mlx_lms_logits
-from support.recurrent import RECURRENT
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.logits import mlx_lms_logits
+from support.models.recurrent import RECURRENT
+from support.models.tiny import tokens_of
 
 LENGTHS = (1, 30, 17, 26, 40)
 TOKENS = 12

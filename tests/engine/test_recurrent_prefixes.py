@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.request import Completion, RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.recurrent import RECURRENT
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.models.recurrent import RECURRENT
+from support.models.tiny import tokens_of
 
 EVERY = [name if name == "lfm2" else pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT]
 FEW = ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "rwkv7"))]

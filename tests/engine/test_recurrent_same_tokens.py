@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.recurrent import RECURRENT
-from support.same_tokens import TIGHT, prompts_of
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.engine.same_tokens import TIGHT, prompts_of
+from support.models.recurrent import RECURRENT
+from support.models.tiny import tokens_of
 
 TOKENS = 24
 

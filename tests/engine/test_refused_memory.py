@@ -19,17 +19,17 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import FinishReason
-from support.core_driver import Driver, assert_nothing_lost
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.refusals import SAID
+from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE
-from support.refusals import SAID
-from support.tiny import tokens_of, write_tiny
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is not enforced there")
 
 HEAD = """
 import json, resource, sys
 from cortexmlx import CortexError, Engine, SamplingParams
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 
 def leave(megabytes):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -15,10 +15,10 @@ from cortexmlx.errors import KVCacheFull, OutOfMemory
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import STEPS_TO_RELAX
 from cortexmlx.scheduling.steps.plan import StepPlan
-from support.core_driver import Driver, assert_nothing_lost
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.refusals import PLACES, SAID, Refusals
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE
-from support.refusals import PLACES, SAID, Refusals
-from support.tiny import tokens_of
 
 KINDS = ("llama", "windowed llama", "deepseek_v3", "lfm2")
 """All tokens seen, a window, latents, recurrent states beside attention."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.serving.answers import seed_of
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.engine.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
+from support.models.tiny import tokens_of
 
 
 def driver_of(model: Any, setting: str) -> Driver:

@@ -17,11 +17,11 @@ from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, PromptTooLong
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.request import FinishReason, RequestState
-from support.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
+from support.engine.held import hold_long_answers
+from support.models.recurrent import RECURRENT
+from support.models.tiny import CONFIGS, tokens_of
 from support.patience import PATIENCE, soon
-from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, tokens_of
 
 LENGTHS = (1, 8, 33)
 PROMPT = tokens_of(50, seed=2)

@@ -12,8 +12,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 from tests.architectures.parity import subject
 
 TYPES = (

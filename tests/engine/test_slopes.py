@@ -18,9 +18,9 @@ import pytest
 
 from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.metal import sim
-from support.core_driver import Driver
-from support.judge import NOISE
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.engine.judge import NOISE
+from support.models.tiny import tokens_of
 
 SLOPES = mx.array(alibi_slopes(4))
 PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17)]

@@ -12,8 +12,8 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.serving.handle import RequestHandle
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.tiny import tokens_of
 
 COMMON = tokens_of(60, seed=31)
 WINDOW = 24

@@ -12,8 +12,8 @@ import pytest
 from cortexmlx.errors import NoTokenToChoose
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 class Poison:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.stats import EngineStats
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ import pytest
 from cortexmlx import Completion, CortexError, Engine, EngineClosed, RequestTimeout, SamplingParams, TokenEvent
 from cortexmlx.request import FinishReason
 from cortexmlx.serving.handle import RequestHandle
-from support.core_driver import finally_nothing_lost
+from support.engine.core_driver import finally_nothing_lost
+from support.models.tiny import tokens_of
 from support.patience import soon
-from support.tiny import tokens_of
 
 THREADS = TASKS = 16
 SETTINGS: dict[str, Any] = {"kv_memory": "40KB", "block_size": 8, "max_rows": 6, "prefill_budget": 32}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine, InvalidRequest, SamplingParams
-from support.thinking import OTHER_NAME, SWITCHED, write_thinking
+from support.models.thinking import OTHER_NAME, SWITCHED, write_thinking
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SILENT = ChatPrompt(MESSAGES, {"enable_thinking": False})

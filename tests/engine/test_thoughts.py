@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Completion, Engine, FinishReason, SamplingParams
-from support.thinking import SWITCHED, dictated, write_thinking
+from support.models.thinking import SWITCHED, dictated, write_thinking
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SAYS = "<think>\nI see. Stop.\n</think>\n\nYes. Stop. No."

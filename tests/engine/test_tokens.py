@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, InvalidRequest, SamplingParams
-from support.asked import PROMPT
-from support.tiny import EOS, VOCAB
+from support.engine.asked import PROMPT
+from support.models.tiny import EOS, VOCAB
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "naïve 日本 \U0001f600?"}]
 

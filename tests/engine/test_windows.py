@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 
 from cortexmlx.scheduling.steps import placement
-from support.core_driver import Driver, assert_nothing_lost
-from support.judge import NOISE, disagreement
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.judge import NOISE, disagreement
+from support.models.tiny import tokens_of
 
 WINDOWED = ("windowed llama", "gemma3_text", "gpt_oss", "cohere2")
 SHARED = tokens_of(45, seed=5)

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from support.core_driver import finally_nothing_lost
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
 from support.examples import example
-from support.held import hold_long_answers
 from support.patience import PATIENCE
 
 

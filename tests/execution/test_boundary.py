@@ -13,9 +13,9 @@ import pytest
 from cortexmlx.errors import KVBlockError, LogitsProcessorError, MemoryRefused
 from cortexmlx.execution.boundary import Refused, granted, refusable
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from support.asked import PROMPT
-from support.core_driver import Driver
-from support.refusals import SAID
+from support.engine.asked import PROMPT
+from support.engine.core_driver import Driver
+from support.engine.refusals import SAID
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution import disk as disks
 from cortexmlx.execution.disk import Disk
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.stored import Stored
-from support.tiny import tokens_of
+from support.store.stored import Stored
 
 LONG = tokens_of(330, seed=4)
 

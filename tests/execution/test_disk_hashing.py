@@ -14,10 +14,10 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.stats import StoreState
 from cortexmlx.store.folder import HASHES
-from support.hash_gate import Gate, hash_gate
+from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.stored import Stored, reading_pays
-from support.tiny import tokens_of
+from support.store.hash_gate import Gate, hash_gate
+from support.store.stored import Stored, reading_pays
 
 LONG = tokens_of(90, seed=4)
 

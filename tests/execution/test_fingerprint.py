@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.execution import fingerprint as names
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
-from support.adapters import write_adapter
+from support.models.adapters import write_adapter
 
 
 def with_files(folder: Path, *, adapter: Path | None = None) -> str:

@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 
 from cortexmlx.attention.probe import lazy_pass, probe
 from cortexmlx.execution.logit_rows import LazyPass, LogitRows
-from support.tiny import CONFIGS, tokens_of
+from support.models.tiny import CONFIGS, tokens_of
 
 VOCAB, WIDTH = 20, 8
 

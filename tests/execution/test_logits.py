@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_top_p
 
 from cortexmlx.execution.logits import draw, nucleus_threshold, top_tokens, uniforms
-from support.sampling_tools import chi_square, mlx_lm_uncompiled, random_logits
+from support.engine.sampling_tools import chi_square, mlx_lm_uncompiled, random_logits
 
 
 def nucleus_of(logits: npt.NDArray[np.float32], top_p: float) -> npt.NDArray[np.bool_]:

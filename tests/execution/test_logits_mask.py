@@ -17,9 +17,9 @@ from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from support.core_driver import Driver
-from support.sampling_tools import row
-from support.tiny import VOCAB, tokens_of
+from support.engine.core_driver import Driver
+from support.engine.sampling_tools import row
+from support.models.tiny import VOCAB, tokens_of
 
 
 def mask_of(rows: list[int], allowed: np.ndarray) -> TokenMask:

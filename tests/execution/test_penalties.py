@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_repetition_penalty
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
-from support.sampling_tools import Floats, random_logits, row
+from support.engine.sampling_tools import Floats, random_logits, row
 
 
 def penalised(logits: npt.NDArray[np.float32], r: SamplingRow) -> Floats:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.request import RequestState
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import EOS, VOCAB, tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import EOS, VOCAB, tokens_of
 
 Processor = Callable[[mx.array, mx.array], mx.array]
 

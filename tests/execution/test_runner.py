@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.step import GroupStep
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 def test_what_a_backend_derives_goes_with_the_group_step(tiny: Callable[[str], Path]) -> None:

@@ -21,7 +21,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
-from support.sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
+from support.engine.sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
 
 
 def sample(rows: Sequence[SamplingRow], logits: npt.NDArray[np.float32], index: int = 0) -> Sampled:

@@ -20,9 +20,9 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.attention import patches
 from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
-from support.gguf_export import tiny
-from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, write_tiny
+from support.gguf.export import tiny
+from support.models.recurrent import RECURRENT
+from support.models.tiny import CONFIGS, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "mlx-lm.md"

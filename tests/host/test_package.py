@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.host.package import missing_package, mlx_lm_utils
 from support.folders import write_folder
-from support.gguf_models import metadata, write_model
+from support.gguf.models import metadata, write_model
 from support.patience import PATIENCE
 
 

@@ -15,8 +15,8 @@ from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 @pytest.mark.parametrize("slots", [[-2, 0], [0, 32], [31, 47], [2**31 - 1]])

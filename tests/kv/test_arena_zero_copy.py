@@ -24,8 +24,8 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT
-from support.core_driver import Driver
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of, write_tiny
 
 HEADS, DIM, ROWS = 4, 64, 8
 SLACK = 8 << 20

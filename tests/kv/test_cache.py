@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import cached_text, capacity, check_block_map
+from support.scheduling.blocks import cached_text, capacity, check_block_map
 
 
 def groups(count: int) -> tuple[LayerGroup, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import capacity
+from support.scheduling.blocks import capacity
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 

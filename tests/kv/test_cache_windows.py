@@ -10,7 +10,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load, arena_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.steps.plan import StepKind
-from support.stage import Stage
+from support.scheduling.stage import Stage
 
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 

@@ -10,7 +10,7 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.blocks import cached_text
+from support.scheduling.blocks import cached_text
 
 SEQ = 7
 

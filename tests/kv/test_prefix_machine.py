@@ -19,7 +19,7 @@ from cortexmlx.kv.lower import LowerTier
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
-from support.blocks import check_block_map
+from support.scheduling.blocks import check_block_map
 
 Salt = str | None
 Text = tuple[int, ...]

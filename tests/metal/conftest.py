@@ -13,7 +13,7 @@ from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
 from cortexmlx.metal.cuda.dialect import cuda_factory
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
-from support.paged_problem import GPU_TOLERANCE, TOLERANCE
+from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE
 
 FACTORIES: dict[str, Any] = {
     "sim": lambda: sim.metal_kernel,

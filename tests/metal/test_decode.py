@@ -14,7 +14,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION, Kernel
-from support.paged_problem import (
+from support.kernels.paged_problem import (
     TOLERANCE,
     Options,
     Row,

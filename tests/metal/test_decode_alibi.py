@@ -14,7 +14,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
-from support.paged_problem import Options, answer, answers, attend, error, random_rows, several_queries, variant
+from support.kernels.paged_problem import Options, answer, answers, attend, error, random_rows, several_queries, variant
 
 KERNELS = {"vector": variant(group=4), "matrix": variant(group=4, dim=64)}
 SLOPES = np.array([1.0, 0.25, 0.06, 0.01, 0.0, -0.02, 0.5, 0.003], np.float32)

@@ -15,7 +15,18 @@ from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
-from support.paged_problem import NONE, Layout, Options, Row, answer, attend, error, lay_out, random_rows, variant
+from support.kernels.paged_problem import (
+    NONE,
+    Layout,
+    Options,
+    Row,
+    answer,
+    attend,
+    error,
+    lay_out,
+    random_rows,
+    variant,
+)
 
 KERNELS = {"vector": variant(group=2), "matrix": variant(group=3, dim=64)}
 TOKENS = (5, 40, 264, 300, 601, 7)

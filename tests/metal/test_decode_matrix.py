@@ -14,7 +14,17 @@ from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.paged_problem import NONE, Options, answer, answers, attend, error, random_rows, several_queries, variant
+from support.kernels.paged_problem import (
+    NONE,
+    Options,
+    answer,
+    answers,
+    attend,
+    error,
+    random_rows,
+    several_queries,
+    variant,
+)
 
 pytestmark = pytest.mark.slow
 

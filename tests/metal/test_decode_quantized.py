@@ -13,8 +13,8 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import LARGEST, DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.paged_problem import TOLERANCE, Options, answer, answers, error, rounded
-from support.quantized_problem import (
+from support.kernels.paged_problem import TOLERANCE, Options, answer, answers, error, rounded
+from support.kernels.quantized_problem import (
     attend_quantized,
     dequantized,
     quantized_problem,

@@ -12,7 +12,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.paged_problem import Options, answers, attend, error, several_queries
+from support.kernels.paged_problem import Options, answers, attend, error, several_queries
 
 CASES = [
     Variant("float32", "float32", 64, 64, 8, 2, query_tokens=4),

@@ -17,8 +17,8 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
 from cortexmlx.metal.rules import THREADGROUP_BYTES, THREADS
-from support.paged_problem import TOLERANCE, Options, error, rounded
-from support.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
+from support.kernels.paged_problem import TOLERANCE, Options, error, rounded
+from support.kernels.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
 
 HALF = variant(group=3, dim=80, block_size=16, dtype="float16")  # one head and 64 tokens in a tile
 EDGES = (

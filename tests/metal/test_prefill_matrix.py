@@ -11,8 +11,8 @@ import pytest
 
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant, refusal
-from support.paged_problem import NONE, Options, error
-from support.prefill_problem import KV_HEADS, Stretch, answers, attend, random_prompts
+from support.kernels.paged_problem import NONE, Options, error
+from support.kernels.prefill_problem import KV_HEADS, Stretch, answers, attend, random_prompts
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import THREADGROUP_BYTES, THREADS, Variant, refusal
 from cortexmlx.metal.shape import DTYPES, Kernel
-from support.paged_problem import attend, random_rows
+from support.kernels.paged_problem import attend, random_rows
 
 DIMS = st.integers(2, 64).map(lambda n: 4 * n)
 

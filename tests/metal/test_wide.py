@@ -14,7 +14,7 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import DTYPES, PARTITION, Kernel
 from cortexmlx.metal.wide import WideGeometry
-from support.paged_problem import attend, random_rows
+from support.kernels.paged_problem import attend, random_rows
 
 LATENT = Variant("float16", "float16", 576, 512, 32, 16, latent=True)
 APART = Variant("float16", "float16", 512, 512, 32, 8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hub import Hub, large_model, serving
+from support.models.hub import Hub, large_model, serving
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_only_a_sentencepiece_model_is_tokenized_by_sentencepiece(tmp_path: Path) -> None:
-    from support.sentencepieces import judge, trained
+    from support.models.sentencepieces import judge, trained
 
     folder = write_folder(tmp_path / "m")
     (folder / "tokenizer.json").unlink()

@@ -12,9 +12,9 @@ import pytest
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.models import load_model
-from support.core_driver import Driver
-from support.judge import NOISE, disagreement, greedy
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.engine.judge import NOISE, disagreement, greedy
+from support.models.tiny import tokens_of, write_tiny
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 

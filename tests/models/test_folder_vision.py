@@ -13,9 +13,9 @@ from cortexmlx.errors import InvalidRequest, ModelCorrupt
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.prompt import tokenize
-from support.core_driver import Driver
-from support.judge import disagreement, greedy
-from support.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
+from support.engine.core_driver import Driver
+from support.engine.judge import disagreement, greedy
+from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 

@@ -11,7 +11,7 @@ from cortexmlx.models import SourceKind, list_models
 from cortexmlx.models.hub.cache import cached_folder
 from cortexmlx.models.inventory import stored_bytes
 from support.folders import CONFIG, cached_model
-from support.gguf_models import write_model
+from support.gguf.models import write_model
 
 
 def test_complete_models_in_the_hub_cache_are_listed_and_found_without_network(

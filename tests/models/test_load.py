@@ -10,7 +10,7 @@ import pytest
 from cortexmlx.models import load_model
 from cortexmlx.progress import Progress
 from support.folders import CONFIG, write_folder
-from support.gguf_models import write_model
+from support.gguf.models import write_model
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 

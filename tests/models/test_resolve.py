@@ -10,7 +10,7 @@ import pytest
 from cortexmlx.errors import ModelNotFound
 from cortexmlx.models import SourceKind, list_models, load_model, resolve
 from cortexmlx.models import resolve as resolve_name
-from support.gguf_models import write_model
+from support.gguf.models import write_model
 
 
 def test_a_folder_a_file_and_a_hub_id_are_told_apart(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.hub import serving
+from support.models.hub import serving
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE
-from support.tiny import write_tiny
 
 PROGRAM = """
 import sys, threading

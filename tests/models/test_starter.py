@@ -13,8 +13,8 @@ from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.gguf.file import GGUFHeader, read_header
 from cortexmlx.models.resolve import starter_path
 from cortexmlx.models.tokenizers.alphabet import byte_of_char
-from support.gguf_models import logits
-from support.gguf_writer import decode
+from support.gguf.models import logits
+from support.gguf.writer import decode
 
 pytestmark = [
     pytest.mark.model,

@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays
-from support.adapters import write_adapter
+from support.models.adapters import write_adapter
 
 
 def hashed(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
+from support.cli.terminal import Terminal
 from support.pages import ROOT
-from support.terminal import Terminal
 from tests.pictures.figures import disagreement
 from tests.pictures.quiet import busy, look
 from tests.pictures.screen import svg

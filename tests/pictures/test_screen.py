@@ -7,7 +7,7 @@ import re
 import pyte
 import pytest
 
-from support.emulator import Emulator
+from support.cli.emulator import Emulator
 from support.pages import ROOT
 from tests.pictures.screen import svg
 

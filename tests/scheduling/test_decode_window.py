@@ -13,8 +13,8 @@ from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind
-from support.requests import job_of
-from support.stage import Stage
+from support.scheduling.requests import job_of
+from support.scheduling.stage import Stage
 
 
 def test_one_request_is_one_prefill_step_and_then_windows_of_decode_steps() -> None:

@@ -19,12 +19,12 @@ from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind
-from support.clockwork import LAYER
-from support.core_driver import Driver, assert_nothing_lost
-from support.requests import add
-from support.shadow import Shadow
-from support.stories import Story
-from support.tiny import VOCAB, tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import VOCAB, tokens_of
+from support.scheduling.clockwork import LAYER
+from support.scheduling.requests import add
+from support.scheduling.shadow import Shadow
+from support.scheduling.stories import Story
 
 WORDS = 50
 

@@ -13,8 +13,8 @@ from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from support.clockwork import LAYER
-from support.requests import add
+from support.scheduling.clockwork import LAYER
+from support.scheduling.requests import add
 
 
 class Pipeline:

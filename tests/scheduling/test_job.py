@@ -12,8 +12,8 @@ from hypothesis import given
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Lane
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from support.clockwork import Clockwork
-from support.requests import job_of
+from support.scheduling.clockwork import Clockwork
+from support.scheduling.requests import job_of
 
 
 def test_a_high_priority_overtakes_but_a_low_one_does_not_wait_for_ever() -> None:

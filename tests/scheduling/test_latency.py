@@ -10,7 +10,7 @@ from hypothesis import given
 
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from support.clockwork import Clockwork
+from support.scheduling.clockwork import Clockwork
 
 
 def prompt_tokens(plan: StepPlan, decoding: int) -> int:

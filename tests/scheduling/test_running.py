@@ -15,7 +15,7 @@ from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.running import RunningSet, can_fork
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 GROUPS = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.request import FinishReason, RequestState
-from support.stage import Stage
+from support.scheduling.stage import Stage
 
 VOCAB = 11
 

@@ -28,7 +28,7 @@ from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
+from support.scheduling.requests import add
 
 SIZE = 8
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

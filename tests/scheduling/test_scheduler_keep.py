@@ -11,8 +11,8 @@ import pytest
 
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from support.desk import Desk
-from support.stage import Stage
+from support.scheduling.desk import Desk
+from support.scheduling.stage import Stage
 
 
 @pytest.mark.parametrize("share", [True, False])

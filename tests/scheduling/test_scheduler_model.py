@@ -25,9 +25,9 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import placement
-from support.requests import add
-from support.shadow import Shadow
-from support.stories import KeptStory, Story
+from support.scheduling.requests import add
+from support.scheduling.shadow import Shadow
+from support.scheduling.stories import KeptStory, Story
 
 VOCAB = 5
 CONTEXT = 150

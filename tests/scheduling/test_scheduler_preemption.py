@@ -13,10 +13,10 @@ from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
-from support.requests import add
-from support.shadow import Shadow
-from support.stories import Story
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
+from support.scheduling.requests import add
+from support.scheduling.shadow import Shadow
+from support.scheduling.stories import Story
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 VOCAB = 50

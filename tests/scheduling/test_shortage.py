@@ -12,7 +12,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.shortage import Limits, cache_full, fit, fit_all, most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import Segment, StepPlan
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 30)), max_size=6)
 """Tokens of the prompt, of the answer at most, and of the answer so far."""

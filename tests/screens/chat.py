@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.terminal import STOP, Terminal, pieces
+from support.cli.terminal import STOP, Terminal, pieces
 
 SIZES = ((80, 24), (40, 10), (200, 50))
 

@@ -19,7 +19,7 @@ from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, scored
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 
 class Letters:

@@ -12,8 +12,8 @@ import pytest
 from cortexmlx.errors import ModelCorrupt, NoTokenToChoose
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.scheduling.steps.plan import StepPlan
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of, write_tiny
 
 PROMPT = tokens_of(20, seed=1)
 

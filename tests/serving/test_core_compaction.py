@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.core_driver import Driver, assert_nothing_lost
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.tiny import tokens_of
 
 
 def scattered(driver: Driver) -> list[list[int]]:

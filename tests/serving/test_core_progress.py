@@ -10,7 +10,7 @@ from cortexmlx.progress import Progress
 from cortexmlx.request import RequestState
 from cortexmlx.serving import answers
 from cortexmlx.serving.handle import RequestHandle
-from support.core_driver import Driver
+from support.engine.core_driver import Driver
 
 PROMPT = [1 + i * 7 % 50 for i in range(100)]
 

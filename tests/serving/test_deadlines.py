@@ -13,9 +13,9 @@ import pytest
 from cortexmlx import CortexError, Engine, InvalidRequest, RequestTimeout, SamplingParams, TokenEvent
 from cortexmlx.request import FinishReason, RequestId, RequestState
 from cortexmlx.serving.deadlines import Deadlines
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
 from support.patience import PATIENCE
 
 A_STEP = PATIENCE

@@ -15,7 +15,7 @@ from cortexmlx import Engine
 from cortexmlx.errors import CortexError, EngineClosed, ForkedProcess, KVCacheFull
 from cortexmlx.request import Completion, FinishReason, RequestState, Timings, TokenEvent, Usage
 from cortexmlx.serving.handle import RequestHandle
-from support.asked import LONG, PROMPT
+from support.engine.asked import LONG, PROMPT
 from support.patience import PATIENCE
 
 

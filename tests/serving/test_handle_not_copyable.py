@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import finally_nothing_lost
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import finally_nothing_lost
 from support.patience import PATIENCE
 
 

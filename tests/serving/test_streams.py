@@ -14,9 +14,9 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.request import TokenEvent
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
 from support.patience import PATIENCE
 
 

@@ -14,8 +14,8 @@ import pytest
 from cortexmlx.errors import ForkedProcess
 from cortexmlx.serving import threads
 from cortexmlx.serving.threads import Task
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE, soon
-from support.tiny import write_tiny
 
 
 def test_a_task_that_raises_is_begun_again_on_the_same_thread() -> None:

@@ -14,7 +14,7 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import ConversationFileError, InvalidRequest, PromptTooLong
 from cortexmlx.request import Completion, FinishReason
 from cortexmlx.sessions.conversation import Conversation
-from support.tiny import EOS, write_tiny
+from support.models.tiny import EOS, write_tiny
 
 BLOCK = 8
 WORDS = SamplingParams(max_tokens=21, ignore_eos=True)

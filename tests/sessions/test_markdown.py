@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 
 
 def test_all_that_was_said_can_be_read_as_markdown() -> None:

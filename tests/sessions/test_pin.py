@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest, PinRefused, PromptTooLong
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 SYSTEM = {"role": "system", "content": "You know all of this: " + "and that, " * 5}

@@ -12,7 +12,7 @@ from cortexmlx.errors import ConversationFileError
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import messages_in
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 
 SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},

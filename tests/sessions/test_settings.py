@@ -12,7 +12,7 @@ from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine, FakeInfo
+from support.cli.cli_fakes import FakeEngine, FakeInfo
 
 OF_TOKENS = SamplingParams(top_k=3, logit_bias={5: 1.0}, stop_token_ids=[7])
 NOT_SET = "logit_bias and stop_token_ids named tokens of another model than {}: not set any more"

@@ -10,7 +10,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.legal.msl import PREAMBLE
 from cortexmlx.metal.sim import built
 from cortexmlx.metal.sim.toolchain import SHIM
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 
 def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path):

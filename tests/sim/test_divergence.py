@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.metal import sim
-from support.simt import (
+from support.kernels.simt import (
     LANE,
     LANES,
     MEETINGS,

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal import sim
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; uint l = thread_index_in_simdgroup;\n"  # noqa: E741
 AFTER = " threadgroup_barrier(mem_flags::mem_none);"

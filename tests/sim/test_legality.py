@@ -6,7 +6,7 @@ import pytest
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal import legal, sim
 from cortexmlx.metal.sim.translation import legality
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError, KernelFault
 from cortexmlx.metal import sim
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 HEADER = """

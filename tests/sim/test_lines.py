@@ -4,7 +4,7 @@ import pytest
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.sim.dispatch.lines import line_of
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 
 def test_a_fault_names_the_line_that_it_quotes():

@@ -10,7 +10,7 @@ import pytest
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal import sim
 from cortexmlx.metal.sim.dispatch.memory import RELEASE_ABOVE, SLOT, STACK_BYTES, device_memory
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 

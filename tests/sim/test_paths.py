@@ -7,7 +7,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.legal.msl import blank_comments
 from cortexmlx.metal.sim.host import flatten
 from cortexmlx.metal.sim.translation.paths import mark_paths
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 LOOP = "metal::__loop"

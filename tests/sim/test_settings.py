@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.metal import sim
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 

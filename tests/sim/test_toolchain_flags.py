@@ -6,7 +6,7 @@ import pytest
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal import sim
 from cortexmlx.metal.sim import Fault
-from support.sim_tools import launch
+from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 HEADER = "float get(const device float* p, uint i) { return p[i]; }\nstruct Pair { float a, b; };\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.store.bloom_filter import BloomFilter
-from support.records import key_of
+from support.store.records import key_of
 
 
 def test_what_was_added_is_known_and_almost_nothing_else() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.store.index import NAME, Index, throw_away
 from cortexmlx.store.segment import RecordLocation
-from support.records import key_of
+from support.store.records import key_of
 
 LAYOUT = (("I32", (8,)), ("F32", (2, 8, 4)))
 

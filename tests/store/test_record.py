@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.store.record import Record, layout_from, layout_of, layout_text, proof, restored
-from support.records import record, same
+from support.store.records import record, same
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f2", "<u2", "<u4", "<i4", "|u1", "|i1", "|b1", "<i8", "<i2"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.store.segment import read_header, remove_unfinished, write_segment
-from support.records import record
+from support.store.records import record
 
 SECRET = b"s" * 32
 
@@ -59,7 +59,7 @@ import os, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from cortexmlx.store import segment
-from support.records import record
+from support.store.records import record
 os.rename = lambda *args: os.kill(os.getpid(), 9)
 segment.write_segment(Path(sys.argv[1]), b"s" * 32, "a model", [record(1)])
 """

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.store.index import NAME, Index
 from cortexmlx.store.segment_store import SegmentStore
-from support.records import opened, read_all, record, same
+from support.store.records import opened, read_all, record, same
 
 RECORDS = [record(n) for n in range(6)]
 

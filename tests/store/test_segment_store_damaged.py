@@ -16,8 +16,8 @@ import pytest
 
 from cortexmlx.store.index import NAME
 from cortexmlx.store.segment_store import SegmentStore
-from support.damage import DAMAGES
-from support.records import opened, read_all, record, same
+from support.store.damage import DAMAGES
+from support.store.records import opened, read_all, record, same
 
 RECORDS = [record(n) for n in range(12)]
 WRITTEN = {r.key: r for r in RECORDS}
@@ -115,7 +115,7 @@ WRITING = """
 import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
-from support.records import opened, record
+from support.store.records import opened, record
 segment_store = opened(Path(sys.argv[1]), 60_000)
 print("begins", flush=True)
 for start in range(int(sys.argv[3]), 1 << 30, 3):

@@ -11,7 +11,7 @@ from cortexmlx.store.index import NAME, Index
 from cortexmlx.store.segment import FORMAT
 from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore
-from support.records import key_of, opened, read_all, record
+from support.store.records import key_of, opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]
 

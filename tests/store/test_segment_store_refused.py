@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.store.bloom_filter import BloomFilter
 from cortexmlx.store.index import NAME, Index
 from cortexmlx.store.segment_store import SegmentStore
-from support.records import opened, read_all, record
+from support.store.records import opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]
 

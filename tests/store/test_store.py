@@ -10,7 +10,7 @@ import pytest
 from cortexmlx.store.store import KVStore, begin_store, open_shelf
 from cortexmlx.store.threads import Reading
 from support.patience import PATIENCE
-from support.records import record, same
+from support.store.records import record, same
 
 RECORDS = [record(n) for n in range(6)]
 

@@ -18,7 +18,7 @@ from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore
 from cortexmlx.store.threads import Reader, Reading, Writer
 from support.patience import PATIENCE, soon
-from support.records import key_of, opened, read_all, record
+from support.store.records import key_of, opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]
 

@@ -12,9 +12,9 @@ from cortexmlx.attention.probe import probe
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import group_layers
 from cortexmlx.models import load_model
-from support.core_driver import Driver
-from support.logits import answers_with_logits, mlx_lms_logits
-from support.tiny import CONFIGS, tokens_of
+from support.engine.core_driver import Driver
+from support.engine.logits import answers_with_logits, mlx_lms_logits
+from support.models.tiny import CONFIGS, tokens_of
 
 CHUNK = CONFIGS["llama4"]["text_config"]["attention_chunk_size"]
 

@@ -15,9 +15,9 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx.errors import ModelUnsupported
-from support.core_driver import Driver
-from support.logits import answers_with_logits
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.engine.logits import answers_with_logits
+from support.models.tiny import tokens_of, write_tiny
 
 CONFIG = {
     "model_type": "olmo",

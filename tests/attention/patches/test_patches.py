@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import patches
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Shape
-from support.broken_kernels import (
+from support.kernels.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,
     TOO_MANY_THREADS,

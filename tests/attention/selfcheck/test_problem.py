@@ -21,7 +21,7 @@ from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import PREFILL_ITEM, ROW_ITEMS, SMALL, WORK_ITEM
-from support.paged_problem import Options, Row, answer
+from support.kernels.paged_problem import Options, Row, answer
 
 VARIANT = Variant("float16", "float16", 16, 32, 8, 3)
 SHAPES = [

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 from cortexmlx.attention.probe import probe
 from cortexmlx.attention.state.probe import RecurrentProbe
 from cortexmlx.errors import ModelUnsupported
-from support.recurrent import RECURRENT
+from support.models.recurrent import RECURRENT
 
 TOUCHING = {
     "qwen3_next": {"Qwen3NextGatedDeltaNet"},

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.bench.changes import compared
 from cortexmlx.bench.changes.saved import Saved
-from support.noisy_runs import Noise, noisy_run
+from support.cli.noisy_runs import Noise, noisy_run
 
 KINDS = {
     "even": Noise(),

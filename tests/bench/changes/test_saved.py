@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.bench.changes import saved
 from cortexmlx.bench.report import speed
 from cortexmlx.errors import InvalidRequest
-from support.bench_reports import MODEL, ROW, report
+from support.cli.bench_reports import MODEL, ROW, report
 
 
 def test_a_saved_run_comes_back(tmp_path: Path) -> None:

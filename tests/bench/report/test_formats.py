@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from cortexmlx.bench.report import ratios, speed
 from cortexmlx.bench.report.formats import as_csv, as_json, json_lines
-from support.bench_reports import COMPARED, MODEL, ROW, report
+from support.cli.bench_reports import COMPARED, MODEL, ROW, report
 
 
 def test_json_json_lines_and_csv_hold_the_same_record() -> None:

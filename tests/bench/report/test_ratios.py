@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cortexmlx.bench.report import ratios
 from cortexmlx.bench.report.text import of_part
-from support.bench_reports import COMPARED
+from support.cli.bench_reports import COMPARED
 
 
 def test_a_comparison_says_its_ratio_and_whether_that_is_enough() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cortexmlx.bench.report.report import model_lines
-from support.bench_reports import MODEL, report
+from support.cli.bench_reports import MODEL, report
 
 
 def test_the_header_names_machine_model_and_notes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx.bench.report import speed
 from cortexmlx.bench.report.text import of_part
-from support.bench_reports import MODEL, ROW
+from support.cli.bench_reports import MODEL, ROW
 
 
 def cells(line: str) -> list[str]:

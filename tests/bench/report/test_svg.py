@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.bench.report import speed
 from cortexmlx.bench.report.svg import picture
-from support.bench_reports import MODEL, ROW, report
+from support.cli.bench_reports import MODEL, ROW, report
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cortexmlx.bench.report.section import ReportSection, Table
 from cortexmlx.bench.report.text import items, markdown, table
-from support.bench_reports import report
+from support.cli.bench_reports import report
 
 
 def test_long_lines_are_wrapped_and_short_tables_are_aligned() -> None:

@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.utils import _get_classes
 
 from cortexmlx.bench.studies import layer_kinds
-from support.bench_model import SMALL
+from support.models.bench_model import SMALL
 
 CACHES = {
     "full": {"KVCache"},

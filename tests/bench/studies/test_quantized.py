@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.bench.studies import quantized
-from support.quantized_models import wide
+from support.models.quantized_models import wide
 
 
 def test_each_side_decodes_all_rows_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

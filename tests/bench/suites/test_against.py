@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cortexmlx.cli.start import run
-from support.bench_model import bench
+from support.models.bench_model import bench
 
 
 def test_comparisons_name_their_targets(model: str, capsys: pytest.CaptureFixture[str]) -> None:

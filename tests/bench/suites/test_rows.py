@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.bench_model import bench
+from support.models.bench_model import bench
 
 
 def test_rows_cover_every_combination(model: str, capsys: pytest.CaptureFixture[str]) -> None:

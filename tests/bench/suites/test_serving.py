@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.bench_model import bench
+from support.models.bench_model import bench
 
 
 def test_a_serving_case_reports_both_of_its_measures(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.start import run
-from support import cli_fakes
-from support.cli_fakes import Fakes
+from support.cli import cli_fakes
+from support.cli.cli_fakes import Fakes
 from support.patience import PATIENCE, soon
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]

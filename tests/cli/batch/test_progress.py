@@ -21,7 +21,7 @@ from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 from support.patience import soon
 
 

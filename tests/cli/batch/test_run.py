@@ -15,7 +15,7 @@ from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
 from support.patience import PATIENCE, soon
 
 

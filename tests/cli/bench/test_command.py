@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.start import run
-from support.bench_model import bench, shrink_yardstick, write_small
+from support.models.bench_model import bench, shrink_yardstick, write_small
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from cortexmlx.cli.start import run
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation
-from support.cli_fakes import FakeEngine, FakeInfo, Fakes
-from support.terminal import Terminal
+from support.cli.cli_fakes import FakeEngine, FakeInfo, Fakes
+from support.cli.terminal import Terminal
 
 
 def test_piped_input_is_one_question_and_piped_output_is_plain(

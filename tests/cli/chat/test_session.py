@@ -17,7 +17,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import Reply, StartedTurn
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
-from support.cli_fakes import FakeEngine, FakeInfo
+from support.cli.cli_fakes import FakeEngine, FakeInfo
 
 
 def rendered(session: ChatSession) -> str:

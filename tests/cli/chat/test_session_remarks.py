@@ -12,8 +12,8 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession, remarks
 from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
-from support.chat_commands import run_command
-from support.cli_fakes import Fakes
+from support.cli.chat_commands import run_command
+from support.cli.cli_fakes import Fakes
 
 LEFT_OUT = "the chat template of fake leaves out `tool_calls`, so the model does not see them"
 SAID = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.sessions.saved import SavedConversation
-from support.terminal import STOP, Terminal
+from support.cli.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
 

@@ -14,8 +14,8 @@ from cortexmlx.cli.chat.status import ArenaView, Status
 from cortexmlx.errors import EngineClosed
 from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
+from support.cli.statuses import Written, closed
 from support.patience import soon
-from support.statuses import Written, closed
 
 
 class Clock:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from support.terminal import STOP, Terminal, pieces
+from support.cli.terminal import STOP, Terminal, pieces
 
 SIZES = [(80, 24), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((40, 10), (200, 50)))]
 

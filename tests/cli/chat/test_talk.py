@@ -14,7 +14,7 @@ from cortexmlx.cli.chat.session import ChatSession, Follow, Question
 from cortexmlx.cli.chat.talk import Talk
 from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
-from support.terminal import STOP, Terminal
+from support.cli.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
 """In the line below an answer, but not in its status while it is written."""

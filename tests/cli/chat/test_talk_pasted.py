@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.sessions.saved import SavedConversation
-from support.terminal import Terminal
+from support.cli.terminal import Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
 DOCSTRING = '"""What it does."""\n\nimport sys\n\n\ndef main() -> None:\n\t"""Do it."""\n\tsys.exit(0)'

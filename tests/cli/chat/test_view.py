@@ -17,8 +17,8 @@ from cortexmlx.cli.start import log_to_stderr
 from cortexmlx.request import Thoughts, TokenEvent
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
-from support.emulator import Emulator
-from support.statuses import status_of
+from support.cli.emulator import Emulator
+from support.cli.statuses import status_of
 
 
 def viewed(pieces: list[str], *, thinking: bool = False, folded: bool = False) -> Emulator:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from support.answers import Answer, answer
-from support.terminal import STOP, Terminal, pieces
+from support.cli.answers import Answer, answer
+from support.cli.terminal import STOP, Terminal, pieces
 
 SIZES = [(80, 24), (40, 10), (200, 50)]
 

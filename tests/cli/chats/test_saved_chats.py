@@ -33,7 +33,7 @@ from cortexmlx.cli.chats.saved_chats import (
 )
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.conversation import Conversation
-from support.chat_commands import printed, run_command
+from support.cli.chat_commands import printed, run_command
 
 DAY = date(2026, 11, 22)
 

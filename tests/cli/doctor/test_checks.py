@@ -14,8 +14,8 @@ from cortexmlx.cli.doctor.checks import CHECKS, Verdict, all_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
-from support.broken_kernels import COMPILE_ERROR, raising
 from support.folders import cached_model
+from support.kernels.broken_kernels import COMPILE_ERROR, raising
 
 
 def test_a_wrong_version_of_mlx_lm_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:

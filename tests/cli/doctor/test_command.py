@@ -12,7 +12,7 @@ from cortexmlx.cli.doctor import checks
 from cortexmlx.cli.doctor.checks import Check, Verdict
 from cortexmlx.cli.start import run
 from cortexmlx.metal.rules import Variant
-from support.broken_kernels import COMPILE_ERROR, copying, dropped, raising
+from support.kernels.broken_kernels import COMPILE_ERROR, copying, dropped, raising
 
 
 def test_doctor_finds_this_installation_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from markdown_it import MarkdownIt
 
 from cortexmlx.cli.markdown import stream as streaming
 from cortexmlx.cli.markdown.stream import MarkdownStream
-from support.answers import answer
-from support.terminal import pieces as cut_in_tokens
+from support.cli.answers import answer
+from support.cli.terminal import pieces as cut_in_tokens
 
 ANSWER = """\
 # Why the sky is blue

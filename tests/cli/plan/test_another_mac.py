@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.start import run
-from support.published import LFM2_1B, QWEN3_8B, QWEN3_30B_A3B
+from support.models.published import LFM2_1B, QWEN3_8B, QWEN3_30B_A3B
 
 GIB = 1 << 30
 ROWS, BLOCK, TAIL = 16, 32, 16

@@ -17,10 +17,10 @@ from cortexmlx.cli.start import run
 from cortexmlx.engine import Engine
 from cortexmlx.kv.sizing import Load, format_bytes
 from cortexmlx.machine import memory_bytes
-from support.adapters import write_adapter
 from support.folders import CONFIG, write_zeros
-from support.published import DEEPSEEK_V3, QWEN3_8B
-from support.tiny import write_tiny
+from support.models.adapters import write_adapter
+from support.models.published import DEEPSEEK_V3, QWEN3_8B
+from support.models.tiny import write_tiny
 
 SEVEN_B = "plan --layers 32 --kv-heads 32 --head-dim 128"
 QWEN3 = "plan --layers 36 --kv-heads 8 --head-dim 128"

@@ -14,7 +14,7 @@ from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.kv.sizing import Load
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+from support.models.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 
 MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
 

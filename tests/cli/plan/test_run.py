@@ -11,8 +11,8 @@ import pytest
 from cortexmlx.cli.start import run
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import paged
-from support.core_driver import Driver
-from support.tiny import write_tiny
+from support.engine.core_driver import Driver
+from support.models.tiny import write_tiny
 
 
 def runs_of(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:

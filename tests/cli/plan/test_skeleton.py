@@ -10,8 +10,8 @@ import pytest
 from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from support.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
-from support.tiny import CONFIGS
+from support.models.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
+from support.models.tiny import CONFIGS
 
 
 def test_a_model_of_published_size_is_counted_exactly_and_nothing_is_allocated() -> None:

@@ -11,10 +11,10 @@ from cortexmlx.cli.plan.source import PlanSource, find
 from cortexmlx.cli.start import run
 from cortexmlx.models import load_model
 from support.folders import write_zeros
-from support.gguf_export import export
-from support.gguf_export import tiny as gguf_models
-from support.gguf_models import write_model
-from support.published import QWEN3_8B
+from support.gguf.export import export
+from support.gguf.export import tiny as gguf_models
+from support.gguf.models import write_model
+from support.models.published import QWEN3_8B
 
 
 def test_of_a_hub_id_only_the_configuration_is_fetched(

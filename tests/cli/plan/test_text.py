@@ -12,8 +12,8 @@ from cortexmlx.cli.plan.skeleton import build
 from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.cli.plan.text import page
 from cortexmlx.kv.sizing import Load
-from support.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
-from support.tiny import CONFIGS
+from support.models.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
+from support.models.tiny import CONFIGS
 
 PLAMO3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2}
 MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)

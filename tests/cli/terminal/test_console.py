@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.terminal import console
-from support import cli_fakes
+from support.cli import cli_fakes
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 

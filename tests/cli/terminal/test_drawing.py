@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.cli.terminal.drawing import Drawing
-from support.emulator import Emulator
+from support.cli.emulator import Emulator
 from support.patience import PATIENCE
 
 

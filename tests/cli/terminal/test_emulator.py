@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyte
 
-from support.emulator import Emulator
+from support.cli.emulator import Emulator
 
 
 def shown(text: str, columns: int = 10, lines: int = 4, *, reflow: bool = True) -> Emulator:

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from cortexmlx.cli.start import run
-from support import cli_fakes
-from support.cli_fakes import Fakes
+from support.cli import cli_fakes
+from support.cli.cli_fakes import Fakes
 from support.patience import PATIENCE
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]

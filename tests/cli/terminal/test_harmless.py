@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.terminal.harmless import harmless, in_a_line
-from support.hostile import BIDI, HOSTILE, is_obeyed
+from support.cli.hostile import BIDI, HOSTILE, is_obeyed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cortexmlx.cli.terminal.harmless import prompt_output
-from support.hostile import HOSTILE, offences
+from support.cli.hostile import HOSTILE, offences
 
 
 def test_text_is_harmless_and_movements_are_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.cli.hostile import HOSTILE, offences
+from support.cli.terminal import Terminal, pieces
 from support.folders import CONFIG
-from support.hostile import HOSTILE, offences
-from support.terminal import Terminal, pieces
 
 ALL = " ".join(HOSTILE)
 NAME = "".join(HOSTILE[:12]).replace("/", "")[:80] + "\u202e[red]\nFORGED"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.hub import large_model, serving
-from support.terminal import Terminal
+from support.cli.terminal import Terminal
+from support.models.hub import large_model, serving
 
 PROGRAM = (sys.executable, "-m", "cortexmlx")
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cortexmlx.cli.terminal.region import BEGIN, END, Above, Region
-from support.emulator import Emulator
+from support.cli.emulator import Emulator
 
 
 class Window:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support import cli_fakes
-from support.terminal import STOP, Terminal, pieces
+from support.cli import cli_fakes
+from support.cli.terminal import STOP, Terminal, pieces
 
 CHAT = shlex.join([sys.executable, cli_fakes.__file__, "chat", "fake", "--no-save"])
 SHELLS = [("/bin/bash", "--norc", "-i"), pytest.param(("/bin/dash", "-i"), marks=pytest.mark.slow)]

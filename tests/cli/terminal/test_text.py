@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.cli.start import run
 from cortexmlx.cli.terminal.text import duration, to_json
-from support.cli_fakes import Fakes
+from support.cli.cli_fakes import Fakes
 
 
 class Pipe(io.TextIOWrapper):

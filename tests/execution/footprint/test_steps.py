@@ -18,8 +18,8 @@ from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from cortexmlx.scheduling.steps.plan import StepKind
-from support.core_driver import Driver
-from support.tiny import tokens_of, write_tiny
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of, write_tiny
 
 GROUPS = (LayerGroup(KVSpec(2, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", window=40), (1, 2)))
 

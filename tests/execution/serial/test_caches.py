@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.execution.serial.caches import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
-from support.tiny import CONFIGS, tokens_of
+from support.models.tiny import CONFIGS, tokens_of
 from tests.architectures.parity import subject
 
 WINDOW = CONFIGS["windowed llama"]["sliding_window"]

@@ -10,8 +10,8 @@ from mlx_lm.generate import generate_step
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.serial import runner
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 pytestmark = pytest.mark.usefixtures("unpaged")
 PROMPT = tokens_of(50, seed=4)

@@ -18,7 +18,7 @@ from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from support.requests import add
+from support.scheduling.requests import add
 
 VOCAB = 5
 THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)

@@ -1,5 +1,5 @@
 """The same kernel bodies as CUDA. No NVIDIA GPU runs them here: the text runs on the CPU, lane by lane, against float64
-(tests/support/cuda_host.py), and where there is a CUDA compiler it compiles, without spilling a register.
+(tests/support/kernels/cuda_host.py), and where there is a CUDA compiler it compiles, without spilling a register.
 """
 
 from __future__ import annotations
@@ -24,11 +24,20 @@ from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
-from support import prefill_problem
-from support.cuda_host import CudaOnHost
-from support.paged_problem import TOLERANCE, Options, answer, answers, attend, error, random_rows, several_queries
-from support.quantized_problem import attend_quantized, quantized_rows
-from support.quantized_problem import variant as quantized_variant
+from support.kernels import prefill_problem
+from support.kernels.cuda_host import CudaOnHost
+from support.kernels.paged_problem import (
+    TOLERANCE,
+    Options,
+    answer,
+    answers,
+    attend,
+    error,
+    random_rows,
+    several_queries,
+)
+from support.kernels.quantized_problem import attend_quantized, quantized_rows
+from support.kernels.quantized_problem import variant as quantized_variant
 
 NVCC = shutil.which("nvcc")
 BLOCK_REGISTERS = 65536

@@ -4,7 +4,7 @@ import pytest
 
 from cortexmlx.metal.legal import Language
 from cortexmlx.metal.legal.diagnostics import verdict
-from support.legal_tools import assert_told_apart, kernel, said
+from support.kernels.legal_tools import assert_told_apart, kernel, said
 
 PAIR = "struct Pair { float a; float b; };\ntemplate <typename T> struct Box { T v; Box(T t) : v(t) {} };\n"
 CPP17 = {

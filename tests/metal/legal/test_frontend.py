@@ -4,7 +4,7 @@ import pytest
 
 from cortexmlx.metal.legal import Language, complaints
 from cortexmlx.metal.legal.frontend import in_metal
-from support.legal_tools import assert_told_apart, kernel, said
+from support.kernels.legal_tools import assert_told_apart, kernel, said
 
 # name -> (what Metal takes, what it refuses, why)
 SPACES = {

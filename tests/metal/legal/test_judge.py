@@ -13,7 +13,7 @@ from cortexmlx.metal.agx.kernel_files import CHECKED, kernel_texts
 from cortexmlx.metal.legal import Complaint, Language, complaints
 from cortexmlx.metal.legal.__main__ import main
 from cortexmlx.metal.sim.toolchain import mlx_headers
-from support.legal_tools import kernel
+from support.kernels.legal_tools import kernel
 
 KERNELS = mlx_headers() / "mlx/backend/metal/kernels"
 

@@ -1,6 +1,6 @@
 """Member functions that give out parts of their object, which lies in thread memory."""
 
-from support.legal_tools import assert_told_apart, kernel, said
+from support.kernels.legal_tools import assert_told_apart, kernel, said
 
 TILE = """
 template <typename T>

@@ -4,7 +4,7 @@ from cortexmlx.metal.legal.diagnostics import Language
 from cortexmlx.metal.legal.frontend import parse
 from cortexmlx.metal.legal.tree import walk
 from cortexmlx.metal.sim.toolchain import mlx_headers
-from support.legal_tools import kernel
+from support.kernels.legal_tools import kernel
 
 TEMPLATES = """
 template <typename T> inline T inner(T v) { return v + v; }

@@ -11,11 +11,11 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from support.adapters import write_adapter, write_peft_adapter
-from support.core_driver import Driver
+from support.engine.core_driver import Driver
+from support.engine.judge import disagreement, greedy
 from support.folders import write_folder
-from support.judge import disagreement, greedy
-from support.tiny import tokens_of, write_tiny
+from support.models.adapters import write_adapter, write_peft_adapter
+from support.models.tiny import tokens_of, write_tiny
 from tests.architectures.weights import write_model
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")

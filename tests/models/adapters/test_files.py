@@ -10,8 +10,8 @@ import pytest
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.adapters.files import AdapterKind, read_adapter
-from support.adapters import write_adapter
-from support.tiny import write_tiny
+from support.models.adapters import write_adapter
+from support.models.tiny import write_tiny
 
 
 @pytest.fixture

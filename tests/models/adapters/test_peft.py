@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.adapters.files import read_adapter
-from support.adapters import write_peft_adapter
+from support.models.adapters import write_peft_adapter
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (32, 16)}
 

@@ -11,7 +11,7 @@ from cortexmlx.models import load_model
 from cortexmlx.models.gguf.architectures import ARCHITECTURES, MIXTRAL
 from cortexmlx.models.gguf.tensors import READ_TYPES
 from cortexmlx.models.tokenizers.bytelevel import PRE_TOKENIZERS
-from support.gguf_export import export, logits_of, tiny
+from support.gguf.export import export, logits_of, tiny
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
 

@@ -7,7 +7,7 @@ import pytest
 
 from cortexmlx.models.gguf.blocks import GROUP, PACKED, WIDENED
 from cortexmlx.models.gguf.file import TENSOR_TYPES
-from support.gguf_blocks import BLOCK_BYTES, HALVES, decode_blocks, random_blocks
+from support.gguf.blocks import BLOCK_BYTES, HALVES, decode_blocks, random_blocks
 
 HALF_BITS = (0x0000, 0x0001, 0x03FF, 0x8001, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF)
 """Zero, the smallest and the largest subnormal, ones, and the largest numbers of float16."""

@@ -12,9 +12,9 @@ from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.config import Description, activation_type, describe
 from cortexmlx.models.gguf.file import read_header
-from support.gguf_export import export, tiny
-from support.gguf_models import metadata, refused, tensors, write_model
-from support.gguf_writer import Uint32, write_gguf
+from support.gguf.export import export, tiny
+from support.gguf.models import metadata, refused, tensors, write_model
+from support.gguf.writer import Uint32, write_gguf
 
 
 def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:

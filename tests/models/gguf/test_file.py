@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.gguf.file import read_header
-from support.gguf_models import write_model
-from support.gguf_writer import Uint32, write_gguf
+from support.gguf.models import write_model
+from support.gguf.writer import Uint32, write_gguf
 
 
 def test_metadata_and_tensors_are_read_as_written(tmp_path: Path) -> None:

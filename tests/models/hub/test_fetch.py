@@ -11,7 +11,7 @@ from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.hub.fetch import fetch
 from support.folders import write_folder
-from support.hub import Hub
+from support.models.hub import Hub
 
 
 def test_a_hub_id_without_network_says_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

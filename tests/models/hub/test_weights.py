@@ -15,7 +15,7 @@ from cortexmlx.errors import DownloadFailed
 from cortexmlx.models.hub import weights
 from cortexmlx.models.hub.fetch import fetch
 from cortexmlx.progress import Progress
-from support.hub import Hub
+from support.models.hub import Hub
 from support.patience import PATIENCE, soon
 
 BIG, SMALL = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -7,7 +7,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer
-from support.byte_tokenizers import SMOLLM, TOKENS, build
+from support.models.byte_tokenizers import SMOLLM, TOKENS, build
 
 
 def test_prompts_begin_and_end_as_the_settings_say() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_with, pre_tokenizer
-from support.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
+from support.models.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
 
 # The rules as their models publish them.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -12,8 +12,8 @@ import pytest
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.folder import load_tokenizer
-from support.sentencepieces import trained
-from support.tiny import write_tiny
+from support.models.sentencepieces import trained
+from support.models.tiny import write_tiny
 
 CODE = {"auto_map": {"AutoTokenizer": ["own_code.OwnTokenizer", None]}, "tokenizer_class": "OwnTokenizer"}
 RANKS = b"IQ== 0\nIg== 1\n"

@@ -17,7 +17,7 @@ from cortexmlx.models.tokenizers import least_tokens
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.least_tokens import least_of_core
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
-from support.sentencepieces import CORPUS, KINDS, trained
+from support.models.sentencepieces import CORPUS, KINDS, trained
 
 _WORDS = r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

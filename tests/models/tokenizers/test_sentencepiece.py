@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
-from support.sentencepieces import KINDS, TEXTS, judge, trained
+from support.models.sentencepieces import KINDS, TEXTS, judge, trained
 
 
 @lru_cache

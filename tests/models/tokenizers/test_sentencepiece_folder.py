@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
-from support.sentencepieces import TEXTS, judge, trained
+from support.models.sentencepieces import TEXTS, judge, trained
 
 
 def folder(path: Path, kind: str, **config: Any) -> Path:

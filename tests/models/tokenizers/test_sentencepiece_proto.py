@@ -14,7 +14,7 @@ from cortexmlx.models.tokenizers.sentencepiece_proto import (
     leading_space_flags,
     without_dummy_prefix,
 )
-from support.sentencepieces import KINDS, judge, trained
+from support.models.sentencepieces import KINDS, judge, trained
 
 MEANT = ["<unk>", "<s>", "<turn>", *(f"<0x{byte:02X}>" for byte in range(256))]
 TYPES = [PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED, *[PieceType.BYTE] * 256]

@@ -13,10 +13,10 @@ import pytest
 
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from support.gguf_models import write_model
+from support.gguf.models import write_model
+from support.models.sentencepieces import CORPUS
+from support.models.tiny import write_tiny
 from support.patience import soon
-from support.sentencepieces import CORPUS
-from support.tiny import write_tiny
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "and the end"}]
 LONG = "".join(CORPUS) * 400

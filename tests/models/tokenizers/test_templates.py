@@ -22,9 +22,9 @@ from cortexmlx.models.tokenizers.templates import (
     variables_of,
 )
 from cortexmlx.serving.prompt import tokenize
-from support.byte_tokenizers import SMOLLM, build
-from support.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED, write_thinking
-from support.tiny import write_tiny
+from support.models.byte_tokenizers import SMOLLM, build
+from support.models.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED, write_thinking
+from support.models.tiny import write_tiny
 
 
 def test_a_template_that_refuses_is_an_invalid_request() -> None:

@@ -11,7 +11,7 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.builder import StepBuilder, logit_rows
 from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 
 def prefilled(prompts: list[list[int]], counts: list[int]) -> tuple[StepBuilder, list[Job], StepPlan]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.steps.builder import scoring_of
 from cortexmlx.scheduling.steps.plan import Segment
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 
 def job_with(number: int, length: int, top: int | None) -> Job:

@@ -18,7 +18,7 @@ from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.steps import placement
 from cortexmlx.scheduling.steps.placement import arena_writes, flush_of, group_steps
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, ArenaWrite
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 GROUPS = [LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 8, 8, "float32", window=5), (1,))]
 JUNK, ZERO = -1, -2

@@ -25,10 +25,10 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import StepPlan
-from support.requests import add
-from support.shadow import Shadow
-from support.shadow_below import ShadowBelow
-from support.stories import Story, number_after
+from support.scheduling.requests import add
+from support.scheduling.shadow import Shadow
+from support.scheduling.shadow_disk import ShadowBelow
+from support.scheduling.stories import Story, number_after
 
 VOCAB = 5
 ALL = AttentionWindow()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cortexmlx.scheduling.job import Job
-from support.desk import Desk
+from support.scheduling.desk import Desk
 
 CROWD = 2500
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job
-from support.desk import Desk
+from support.scheduling.desk import Desk
 
 CLIENTS = (None, "a", "b", "c")
 BLOCKS, ROWS, SIZE = 24, 4, 8

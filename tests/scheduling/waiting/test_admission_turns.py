@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.waiting.fair_share import ADVANCE, QUANTUM
-from support.desk import Desk
+from support.scheduling.desk import Desk
 
 MANY = 2000
 FIRST = 2**31 - 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.waiting.client_queues import ClientQueues
 from cortexmlx.scheduling.waiting.fair_share import FairShare
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
+from support.scheduling.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 PIECE: Any = SimpleNamespace(arrays=())

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.waiting.client_queues import ClientQueues
 from cortexmlx.scheduling.waiting.fair_share import ADVANCE, QUANTUM, FairShare
-from support.requests import job_of
+from support.scheduling.requests import job_of
 
 CLIENTS = (None, "a", "b", "c")
 LONGEST_PROMPT, LONGEST_ANSWER = 300, 400

@@ -7,8 +7,8 @@ import pytest
 from cortexmlx.kv.prefix import Match, Node
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.waiting.in_flight_prefixes import InFlightPrefixes
-from support.requests import job_of
-from support.stage import Stage
+from support.scheduling.requests import job_of
+from support.scheduling.stage import Stage
 
 
 @pytest.mark.parametrize("worth", [1, 32])

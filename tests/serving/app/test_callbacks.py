@@ -18,9 +18,9 @@ from cortexmlx import Completion, CortexError, Engine, FinishReason, Progress, T
 from cortexmlx.serving.app import callbacks
 from cortexmlx.serving.app.callbacks import CallbackThreads
 from cortexmlx.serving.handle import RequestHandle
-from support.asked import LONG, PROMPT, SHORT
-from support.core_driver import finally_nothing_lost
-from support.held import hold_long_answers
+from support.engine.asked import LONG, PROMPT, SHORT
+from support.engine.core_driver import finally_nothing_lost
+from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 from support.programs import outcome
 
@@ -63,7 +63,7 @@ def test_a_program_that_ends_tells_of_it(tiny: Any, how: str) -> None:
 def listen(event):
     if event.error or event.completion:
         print(type(event.error).__name__, event.finish_reason.value)
-from support.held import hold_long_answers
+from support.engine.held import hold_long_answers
 e = engine()
 hold_long_answers(e)
 h = e.submit([1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True), on_event=listen)

@@ -15,7 +15,7 @@ from cortexmlx.serving import handle as handles
 from cortexmlx.serving.app import callbacks
 from cortexmlx.serving.app.callbacks import CallbackThreads
 from cortexmlx.serving.handle import RequestHandle
-from support.interleaved import Interleaved
+from support.engine.interleaved import Interleaved
 
 END = TokenEvent("", completion=Completion("t", (1,), FinishReason.LENGTH, Usage(1, 1), Timings(0, 0, 0, 0, 0)))
 MOST = 3

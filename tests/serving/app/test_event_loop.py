@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx import Engine, EngineClosed, ModelNotFound
 from cortexmlx.serving.app.event_loop import Opening, on_a_thread
-from support.asked import PROMPT, SHORT
+from support.engine.asked import PROMPT, SHORT
 from support.patience import PATIENCE
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from cortexmlx import ChatPrompt, Engine, InvalidRequest, RequestTimeout, SamplingParams
 from cortexmlx.serving.app.interruptible import InterruptibleCall, read_within
-from support.asked import SHORT
-from support.core_driver import assert_nothing_lost
+from support.engine.asked import SHORT
+from support.engine.core_driver import assert_nothing_lost
 from support.patience import PATIENCE, soon
 
 LOOPS = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3

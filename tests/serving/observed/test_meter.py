@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from cortexmlx.serving.observed.meter import Meter, Timeline, UsageSample
-from support.core_driver import Driver
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
 
 
 def test_a_summary_tells_of_the_newest_and_counts_all() -> None:

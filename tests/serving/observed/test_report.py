@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cortexmlx.errors import CortexError
-from support.core_driver import Driver, assert_nothing_lost
-from support.refusals import Refusals
-from support.tiny import tokens_of
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.engine.refusals import Refusals
+from support.models.tiny import tokens_of
 
 
 def test_preemption_says_so_in_the_statistics(tiny: Any) -> None:

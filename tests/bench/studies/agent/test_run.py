@@ -22,7 +22,7 @@ from cortexmlx.bench.studies.agent.run import (
     run,
 )
 from cortexmlx.bench.studies.agent.script import Kind, make_script
-from support.tiny import tokens_of, write_tiny
+from support.models.tiny import tokens_of, write_tiny
 
 SMALL: dict[str, Any] = {"turns": 8, "output": (5, 60), "answer": 9}
 

@@ -12,8 +12,8 @@ from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
 from cortexmlx.cli.chats.saved_chats import Keeper
 from cortexmlx.serving.config import EngineConfig
-from support.chat_commands import printed, run_command
-from support.cli_fakes import FakeEngine
+from support.cli.chat_commands import printed, run_command
+from support.cli.cli_fakes import FakeEngine
 
 
 def test_help_names_every_command_and_alias(session: ChatSession, screen: Console) -> None:

@@ -18,8 +18,8 @@ from cortexmlx.cli.chat.view import RawView
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import BlockMap, GroupBlocks, StoreState, StoreStats
-from support.asked import SHORT
-from support.cli_fakes import FakeEngine
+from support.cli.cli_fakes import FakeEngine
+from support.engine.asked import SHORT
 
 
 @pytest.fixture

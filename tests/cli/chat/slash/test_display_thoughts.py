@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.errors import InvalidRequest
-from support.chat_commands import printed, run_command
+from support.cli.chat_commands import printed, run_command
 
 
 def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(session: ChatSession) -> None:

@@ -16,7 +16,7 @@ from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chats.saved_chats import Keeper
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
-from support.chat_commands import printed, run_command
+from support.cli.chat_commands import printed, run_command
 
 
 @pytest.mark.parametrize("name", ["talk.json", "talk.md", "a talk.md"])

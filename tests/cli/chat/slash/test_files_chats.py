@@ -8,7 +8,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chats.saved_chats import Keeper, chats_folder
 from cortexmlx.errors import InvalidRequest
-from support.chat_commands import printed, run_command
+from support.cli.chat_commands import printed, run_command
 
 
 def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:

@@ -16,8 +16,8 @@ from cortexmlx.errors import InvalidRequest, ModelNotFound
 from cortexmlx.models.inventory import LocalModel
 from cortexmlx.models.resolve import SourceKind
 from cortexmlx.serving.config import EngineConfig
-from support.chat_commands import TerminalText, printed, run_command
-from support.cli_fakes import Fakes
+from support.cli.chat_commands import TerminalText, printed, run_command
+from support.cli.cli_fakes import Fakes
 
 
 @pytest.fixture

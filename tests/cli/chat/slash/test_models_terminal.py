@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.terminal import Terminal
+from support.cli.terminal import Terminal
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from cortexmlx.cli.engine import OpenEngine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.chat_commands import printed, run_command
-from support.cli_fakes import Fakes
+from support.cli.chat_commands import printed, run_command
+from support.cli.cli_fakes import Fakes
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.errors import InvalidRequest
-from support.chat_commands import run_command
+from support.cli.chat_commands import run_command
 
 
 def test_set_think_and_any_variable_of_the_template(session: ChatSession) -> None:

@@ -12,7 +12,7 @@ from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide, choose
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Completion
-from support.chat_commands import TerminalText, printed, run_command
+from support.cli.chat_commands import TerminalText, printed, run_command
 
 
 def asked(session: ChatSession, screen: Console, count: int) -> Completion:

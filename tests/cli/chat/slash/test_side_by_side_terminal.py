@@ -12,9 +12,9 @@ from rich.console import Console
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
-from support.chat_commands import TerminalText
-from support.emulator import Emulator
-from support.terminal import STOP, Terminal
+from support.cli.chat_commands import TerminalText
+from support.cli.emulator import Emulator
+from support.cli.terminal import STOP, Terminal
 
 EMOJI = ("👩‍💻", "👨‍👩‍👧‍👦", "🏳️‍🌈", "❤️", "🇩🇪", "👍🏽", "1️⃣", "☺️", "天", "é", "e\u0301", "؀", "\u200b", "🎉")
 
@@ -45,7 +45,7 @@ def test_no_row_that_grew_is_left(wide: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(drawing, "SOONEST_SECONDS", 0.0)
     monkeypatch.setattr(drawing, "SHARE", 0)
     if not wide:
-        monkeypatch.setattr("support.emulator.wcwidth", _Joined())
+        monkeypatch.setattr("support.cli.emulator.wcwidth", _Joined())
         monkeypatch.setattr("pyte.screens.wcwidth", _Joined())
     for seed in range(3):
         chance = random.Random(seed)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 from cortexmlx.errors import InvalidRequest
-from support.chat_commands import printed, run_command
+from support.cli.chat_commands import printed, run_command
 
 
 def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: Console) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.legal_tools import assert_told_apart, kernel, said
+from support.kernels.legal_tools import assert_told_apart, kernel, said
 
 TO_BFLOAT = {
     "initialization": ("bfloat v = bfloat(x[0]);", "bfloat v = x[0]; //!"),

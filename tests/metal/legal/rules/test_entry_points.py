@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.legal_tools import assert_told_apart, said
+from support.kernels.legal_tools import assert_told_apart, said
 
 RIGHT = "[[kernel]] void k(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1; }\n"
 WRONG = {

@@ -3,7 +3,7 @@
 import pytest
 
 from cortexmlx.metal.legal import Language
-from support.legal_tools import assert_told_apart, kernel, said
+from support.kernels.legal_tools import assert_told_apart, kernel, said
 
 PAIRS = {
     "goto": ("for (;;) break;", "goto end; //!\nend:;", "no goto"),

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from support.tiny import write_tiny
+from support.models.tiny import write_tiny
 
 TOP = 5
 """Likeliest tokens of each place whose log-probabilities are compared."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from support.gguf_blocks import BLOCK_BYTES, decode_blocks, random_blocks
-from support.gguf_models import MERGES, byte_vocabulary
-from support.gguf_writer import Uint32, decode, encode, write_gguf
+from support.gguf.blocks import BLOCK_BYTES, decode_blocks, random_blocks
+from support.gguf.models import MERGES, byte_vocabulary
+from support.gguf.writer import Uint32, decode, encode, write_gguf
 
 VOCABULARY = len(byte_vocabulary()[0])
 EPS = 1e-5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx import SamplingParams
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 
 PROMPT = tokens_of(20, seed=1)
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)

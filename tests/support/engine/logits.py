@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from support.core_driver import Driver
+from support.engine.core_driver import Driver
 
 
 class Recorder:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.rules import Variant
-from support.paged_problem import NONE, Layout, Options, Row, lay_out, problem, random_rows, to_mlx
+from support.kernels.paged_problem import NONE, Layout, Options, Row, lay_out, problem, random_rows, to_mlx
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Codes `[kv_heads, tokens, words]` uint32, scales and biases `[kv_heads, tokens, groups]` float32."""

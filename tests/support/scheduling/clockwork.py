@@ -9,7 +9,7 @@ from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
-from support.requests import add
+from support.scheduling.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.tiny import EOS, write_tiny
+from support.models.tiny import EOS, write_tiny
 
 _TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.execution.logits import _SUM_GROUP, uniforms
-from support.tiny import tokens_of
+from support.models.tiny import tokens_of
 
 TEMPERATURE = 0.8
 """Of seeded answers whose luck is looked at."""

@@ -22,8 +22,8 @@ from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
-from support.shadow_states import ShadowStates
-from support.stories import Story
+from support.scheduling.shadow_states import ShadowStates
+from support.scheduling.stories import Story
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""

@@ -13,9 +13,9 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from support.requests import add
-from support.shadow import Shadow
-from support.stories import KeptStory, Story
+from support.scheduling.requests import add
+from support.scheduling.shadow import Shadow
+from support.scheduling.stories import KeptStory, Story
 
 VOCAB = 11
 

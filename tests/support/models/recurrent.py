@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny import BASE, EOS, VOCAB
+from support.models.tiny import BASE, EOS, VOCAB
 
 _BASE = BASE | {"num_hidden_layers": 4, "attention_bias": False}
 _DELTA = {

@@ -18,7 +18,7 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import prefill_list
-from support.paged_problem import NO_BLOCK, NONE, Options, rounded, to_mlx
+from support.kernels.paged_problem import NO_BLOCK, NONE, Options, rounded, to_mlx
 
 KV_HEADS = 2
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from support.gguf_writer import Uint32, decode, encode, write_gguf
+from support.gguf.writer import Uint32, decode, encode, write_gguf
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 2, 4, 2, 16, 96
 HIDDEN = HEADS * HEAD_DIM

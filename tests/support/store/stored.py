@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.stats import StoreStats
-from support.core_driver import Driver
+from support.engine.core_driver import Driver
 from support.patience import PATIENCE
 
 

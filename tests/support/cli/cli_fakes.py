@@ -4,7 +4,7 @@ What it says depends only on the prompt: `hello there` is answered by `You said:
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
 words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
 appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
-null it waits (`support/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters. With FAKE_MACHINE it
+null it waits (`support/cli/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters. With FAKE_MACHINE it
 says nothing of the machine.
 """
 

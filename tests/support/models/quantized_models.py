@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from support.recurrent import RECURRENT
-from support.tiny import CONFIGS, write_tiny
+from support.models.recurrent import RECURRENT
+from support.models.tiny import CONFIGS, write_tiny
 
 _WIDE: dict[str, Any] = {"head_dim": 32}
 _TEXT = {name: {"text_config": CONFIGS[name]["text_config"] | _WIDE} for name in ("llama4", "gemma3n")}

@@ -34,8 +34,8 @@ from types import TracebackType
 
 import pyte
 
-from support import cli_fakes
-from support.emulator import Emulator
+from support.cli import cli_fakes
+from support.cli.emulator import Emulator
 from support.patience import PATIENCE
 
 STOP = None

@@ -191,7 +191,7 @@ def write_tiny(folder: Path, name: str = "llama", seed: int = 0, **changes: Any)
     from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
-    from support.recurrent import RECURRENT
+    from support.models.recurrent import RECURRENT
 
     config = (CONFIGS | RECURRENT)[name] | changes
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""What tests of the command line share: terminals, a fake engine, reports, and hostile text."""

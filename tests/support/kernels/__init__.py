@@ -1,0 +1,1 @@
+"""What tests of kernels share: problems with a float64 answer, emulators, and kernels that are broken on purpose."""

@@ -1,0 +1,1 @@
+"""Models, tokenizers and checkpoints that tests make for themselves."""
