@@ -2,10 +2,11 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
-words, `!say X` says X, `!read N` computes its prompt in N pieces first. A file that FAKE_BEGUN in the environment names
-appears with the fourth word. `!script` says the pieces of a list, in the JSON file that FAKE_SCRIPT names; where one is
-null it waits (`support/cli/terminal.py`). Its context has FAKE_CONTEXT tokens, which are characters. With FAKE_MACHINE it
-says nothing of the machine.
+words, `!say X` says X, `!read N` computes its prompt in N pieces first. `!script` says the pieces of a list in a JSON
+file; a null makes it wait (`support/cli/terminal.py`).
+
+Environment: FAKE_SCRIPT names that JSON file. FAKE_BEGUN names a file that appears with the fourth word. FAKE_CONTEXT
+is the number of tokens of its context; a token is a character. With FAKE_MACHINE it says nothing of the machine.
 """
 
 from __future__ import annotations
